@@ -1,0 +1,42 @@
+"""Ways to compute the energy of a field. All have one signature and the same numerics.
+
+    backend(samples, proxies, field, weights) -> energy, a scalar tensor that can be differentiated once
+
+A GPU kernel is one more row of `BACKENDS` and one more line of `choose_backend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from pfml.backends.dense import dense
+from pfml.backends.tiled import tiled
+from pfml.superposition import Charges, Field, PairWeights
+
+__all__ = ["BACKENDS", "choose_backend", "resolve_backend"]
+
+Backend = Callable[[Charges, Charges, Field, PairWeights], Tensor]
+
+BACKENDS: dict[str, Backend] = {
+    "dense": dense,
+    "tiled": tiled,
+}
+
+#: Up to here the dense reference is as fast as the tiled backend, whose cost is then all overhead (`make bench`).
+DENSE_UP_TO = 64
+
+
+def choose_backend(num_points: int) -> str:
+    """The name of the backend that "auto" takes for a field of `num_points` charges."""
+    return "dense" if num_points <= DENSE_UP_TO else "tiled"
+
+
+def resolve_backend(name: str, num_points: int) -> str:
+    """The name of a backend that exists: `name` itself, or the choice of "auto"."""
+    if name == "auto":
+        return choose_backend(num_points)
+    if name not in BACKENDS:
+        raise ValueError(f"backend must be 'auto' or one of {sorted(BACKENDS)}, got {name!r}")
+    return name

@@ -1,0 +1,210 @@
+"""From the potentials of pairs to the energy of a set of charges (Eqs. 3 to 6), and its normalised forms.
+
+Every charge a (an "anchor") sums two things over the other charges:
+
+    own[a]   = sum over charges of its class      of own_pair(r)
+    other[a] = sum over charges of other classes  of other_pair(r)
+
+and the energy is a sum over anchors of a function of these two numbers. Superposition is all that the backends do;
+what follows from it is written here, once:
+
+    none     own + other                                   Eq. 6 without its constants (the gradients are Eq. 6's)
+    log      log(1 + R / c) - log A                        A = strength of attraction, R = shifted repulsion
+    anchor   log(A + B) - log A                            B = strength of attraction by other classes
+
+with strength = -psi_att, c = -psi_att(0) = delta^-alpha. "log" and "anchor" are not in the paper. Their forces are
+relative: a charge counts by its share of the field at the anchor, so no pair dominates by being close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pfml.field import DecayLaw, Interaction, attraction, repulsion
+
+__all__ = ["NORMALIZATIONS", "Charges", "Field", "Normalization", "PairWeights", "field_of"]
+
+
+class Charges(NamedTuple):
+    """Points of one kind (samples, or proxies) with their classes.
+
+    If `on_sphere`, the charges sit at points / |points|, and gradients are those of the points as given.
+    """
+
+    points: Tensor  # (n, D), float32 or float64
+    labels: Tensor  # (n,), int64
+    on_sphere: bool = False
+
+
+@dataclass(frozen=True)
+class PairWeights:
+    """How much each kind of pair counts; Eq. 6 has 1 everywhere, 0 switches a kind off."""
+
+    sample_sample: float = 1.0
+    sample_proxy: float = 1.0
+    proxy_attraction: float = 1.0
+    proxy_repulsion: float = 1.0
+
+    def of_samples(self) -> tuple[float, float]:
+        """(own, other) weight of a pair of samples."""
+        return self.sample_sample, self.sample_sample
+
+    def of_mixed(self) -> tuple[float, float]:
+        """(own, other) weight of a sample and a proxy."""
+        return self.sample_proxy, self.sample_proxy
+
+    def of_proxies(self) -> tuple[float, float]:
+        """(own, other) weight of a pair of proxies."""
+        return self.proxy_attraction, self.proxy_repulsion
+
+
+class Normalization(NamedTuple):
+    """One row of `NORMALIZATIONS`."""
+
+    own_pair: Callable[[DecayLaw], Interaction]
+    other_pair: Callable[[DecayLaw], Interaction]
+    #: (own, other, depth) -> energy of each anchor
+    energy: Callable[[Tensor, Tensor, float], Tensor]
+    #: (own, other, depth) -> its derivatives with respect to own and other
+    slopes: Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    proxies_are_anchors: bool
+    #: energy = own + other: forces are known before the sums are, so one pass gives both
+    linear: bool
+
+
+def _sum_energy(own: Tensor, other: Tensor, depth: float) -> Tensor:
+    return own + other
+
+
+def _sum_slopes(own: Tensor, other: Tensor, depth: float) -> tuple[Tensor, Tensor]:
+    return torch.ones_like(own), torch.ones_like(other)
+
+
+def _log_energy(own: Tensor, other: Tensor, depth: float) -> Tensor:
+    strength = torch.where(own < 0, -own, 1.0)  # an anchor without any mate is not attracted
+    return torch.log1p(other / depth) - strength.log()
+
+
+def _log_slopes(own: Tensor, other: Tensor, depth: float) -> tuple[Tensor, Tensor]:
+    return torch.where(own < 0, -1 / own, 0.0), 1 / (depth + other)
+
+
+def _share_energy(own: Tensor, other: Tensor, depth: float) -> Tensor:
+    has_mate = own < 0  # without a mate there is no share to raise
+    strength = torch.where(has_mate, -own, 1.0)
+    total = torch.where(has_mate, -(own + other), 1.0)
+    return total.log() - strength.log()
+
+
+def _share_slopes(own: Tensor, other: Tensor, depth: float) -> tuple[Tensor, Tensor]:
+    has_mate = own < 0
+    inverse_total = torch.where(has_mate, 1 / (own + other), 0.0)
+    return torch.where(has_mate, inverse_total - 1 / own, 0.0), inverse_total
+
+
+NORMALIZATIONS: dict[str, Normalization] = {
+    "none": Normalization(
+        own_pair=partial(attraction, shifted=True),
+        other_pair=partial(repulsion, shifted=True),
+        energy=_sum_energy,
+        slopes=_sum_slopes,
+        proxies_are_anchors=True,
+        linear=True,
+    ),
+    "log": Normalization(
+        own_pair=partial(attraction, shifted=False),
+        other_pair=partial(repulsion, shifted=True),
+        energy=_log_energy,
+        slopes=_log_slopes,
+        proxies_are_anchors=True,
+        linear=False,
+    ),
+    "anchor": Normalization(
+        own_pair=partial(attraction, shifted=False),
+        other_pair=partial(attraction, shifted=False),
+        energy=_share_energy,
+        slopes=_share_slopes,
+        proxies_are_anchors=False,
+        linear=False,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """A decay law and what is made of its superposed potentials; all that a backend needs to know.
+
+    Attributes:
+        own_pair: What two charges of one class do to each other.
+        other_pair: What two charges of different classes do to each other.
+        depth: -psi_att(0), how deep the well of one charge is (delta^-alpha).
+        handle: The number under which custom operators find this field, see `field_of`.
+    """
+
+    law: DecayLaw
+    normalization: str = "none"
+
+    own_pair: Interaction = field(init=False, repr=False, compare=False)
+    other_pair: Interaction = field(init=False, repr=False, compare=False)
+    depth: float = field(init=False, repr=False, compare=False)
+    handle: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.normalization not in NORMALIZATIONS:
+            raise ValueError(f"normalization must be one of {sorted(NORMALIZATIONS)}, got {self.normalization!r}")
+        if self.normalization != "none" and not self.law.decays:
+            raise ValueError(
+                f"normalization={self.normalization!r} needs an attraction that is negative everywhere and decays; "
+                f"{type(self.law).__name__} has none"
+            )
+        well = self.law.attraction(torch.tensor(self.law.core, dtype=torch.float64)).item()
+        derived = {
+            "own_pair": self.rule.own_pair(self.law),
+            "other_pair": self.rule.other_pair(self.law),
+            "depth": -well,
+            "handle": _handles.setdefault(self, len(_handles)),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)  # the way to fill a frozen dataclass
+        self._check_float32_range()
+
+    def __reduce__(self) -> tuple[type[Field], tuple[DecayLaw, str]]:
+        return Field, (self.law, self.normalization)  # a handle means nothing in another process
+
+    @property
+    def rule(self) -> Normalization:
+        """This field's row of `NORMALIZATIONS`."""
+        return NORMALIZATIONS[self.normalization]
+
+    def anchor_energies(self, own: Tensor, other: Tensor) -> Tensor:
+        """The energy of each anchor, from its two sums."""
+        return self.rule.energy(own, other, self.depth)
+
+    def anchor_slopes(self, own: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        """d energy / d own and d energy / d other of each anchor."""
+        return self.rule.slopes(own, other, self.depth)
+
+    def _check_float32_range(self) -> None:
+        """Refuse laws that leave the range of float32 between r = 0 and r = 2, the diameter of the sphere."""
+        r = torch.tensor([0.0, self.law.core, 2.0], dtype=torch.float64)
+        for pair in (self.own_pair, self.other_pair):
+            largest = max(pair.potential(r).abs().max().item(), pair.slope(r).abs().max().item())
+            if not largest < 1e30:
+                raise ValueError(f"{self.law} reaches {largest:.3g} near r = 0, beyond float32: lower its decay rate")
+        if self.normalization != "none" and not self.own_pair.potential(r).abs().min().item() > 1e-30:
+            raise ValueError(f"{self.law} vanishes in float32 at r = 2, so it cannot be normalised: lower its decay rate")
+
+
+# Torch's dispatcher passes numbers and tensors to a custom operator, but no Python objects: a field travels as a handle.
+_handles: dict[Field, int] = {}
+
+
+def field_of(handle: int) -> Field:
+    """The field with that handle in this process."""
+    return list(_handles)[handle]
