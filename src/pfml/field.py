@@ -224,13 +224,18 @@ class Interaction:
 
     def potential(self, r: Tensor) -> Tensor:
         """The energy of a pair at each distance r, inside [start, stop)."""
-        outside_core = r.clamp_min(self.core)
-        straight_line = self.pair_slope(outside_core) * (r - outside_core)
-        return self.pair_potential(outside_core) + straight_line - self.offset
+        return self.potential_and_slope(r)[0]
 
     def slope(self, r: Tensor) -> Tensor:
         """d potential / dr at each distance r: the size of the force, positive where the pair attracts."""
         return self.pair_slope(r.clamp_min(self.core))
+
+    def potential_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        """Both at once."""
+        outside_core = r.clamp_min(self.core)
+        slope = self.pair_slope(outside_core)
+        straight_line = slope * (r - outside_core)  # zero outside the core
+        return self.pair_potential(outside_core) + straight_line - self.offset, slope
 
 
 def _limit(potential: Callable[[Tensor], Tensor], r: float) -> float:

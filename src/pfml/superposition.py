@@ -198,7 +198,9 @@ class Field:
             if not largest < 1e30:
                 raise ValueError(f"{self.law} reaches {largest:.3g} near r = 0, beyond float32: lower its decay rate")
         if self.normalization != "none" and not self.own_pair.potential(r).abs().min().item() > 1e-30:
-            raise ValueError(f"{self.law} vanishes in float32 at r = 2, so it cannot be normalised: lower its decay rate")
+            raise ValueError(
+                f"{self.law} vanishes in float32 at r = 2, so it cannot be normalised: lower its decay rate"
+            )
 
 
 # Torch's dispatcher passes numbers and tensors to a custom operator, but no Python objects: a field travels as a handle.

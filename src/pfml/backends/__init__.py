@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from pfml.backends.dense import dense
-from pfml.backends.tiled import tiled
+from pfml.backends.dense import dense_energy
+from pfml.backends.tiled import tiled_energy
 from pfml.superposition import Charges, Field, PairWeights
 
 __all__ = ["BACKENDS", "choose_backend", "resolve_backend"]
@@ -20,8 +20,8 @@ __all__ = ["BACKENDS", "choose_backend", "resolve_backend"]
 Backend = Callable[[Charges, Charges, Field, PairWeights], Tensor]
 
 BACKENDS: dict[str, Backend] = {
-    "dense": dense,
-    "tiled": tiled,
+    "dense": dense_energy,
+    "tiled": tiled_energy,
 }
 
 #: Up to here the dense reference is as fast as the tiled backend, whose cost is then all overhead (`make bench`).

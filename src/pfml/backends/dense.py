@@ -11,10 +11,10 @@ from torch import Tensor
 from pfml.sphere import unit
 from pfml.superposition import Charges, Field, PairWeights
 
-__all__ = ["dense"]
+__all__ = ["dense_energy"]
 
 
-def dense(samples: Charges, proxies: Charges, field: Field, weights: PairWeights) -> Tensor:
+def dense_energy(samples: Charges, proxies: Charges, field: Field, weights: PairWeights) -> Tensor:
     """The total energy of samples and proxies under `field`, a scalar."""
     points = torch.cat([unit(group.points) if group.on_sphere else group.points for group in (samples, proxies)])
     labels = torch.cat([samples.labels, proxies.labels])

@@ -26,7 +26,7 @@ from torch import Tensor
 from pfml.field import Interaction
 from pfml.superposition import Field, PairWeights
 
-__all__ = ["Group", "sweep"]
+__all__ = ["CHUNK", "Group", "slices", "sweep"]
 
 OWN, OTHER = 0, 1  # rows of `Group.sums` and `Group.slopes`
 
@@ -40,8 +40,8 @@ PREPARED_BYTES = 2**27
 FEW = 1 / 1024
 #: Up to this share of a tile's pairs a list of pairs beats a matrix of them.
 SPARSE = 1 / 12
-#: Pairs whose differences are taken at once.
-CHUNK = 2048
+#: Points or pairs that are handled at once in float64, so that they stay in a CPU's caches.
+CHUNK = 512
 
 #: Errors of r^2 from a product, relative to |a|^2 + |b|^2: bound, and where they reach 1e-4 of a steep force.
 EDGE = {torch.float32: 2e-6, torch.float64: 4e-15}
@@ -58,47 +58,51 @@ class Group:
     labels: Tensor  # (n,)
     inverse_norms: Tensor | None  # (n, 1) float64, for charges on the sphere
     centre: Tensor  # (D,) float64, subtracted before products: the closer the points, the smaller the rounding
+    squared_norms: Tensor  # (n,) float64: |point - centre|^2
     sums: Tensor  # (2, n) float64: own and other
     slopes: Tensor  # (2, n): d energy / d sums; used where there is a gradient
     gradient: Tensor | None = None  # (n, D)
     prepared: Tensor | None = None  # (n, D)
-    largest_square: float = 0.0  # max |point - centre|^2
+    largest_square: float = 0.0
 
     def __len__(self) -> int:
         return len(self.points)
 
     def exact(self, where: Tensor | slice) -> Tensor:
         """The charges' positions in float64, (k, D)."""
-        rows = self.points[where].double()
-        return rows if self.inverse_norms is None else rows * self.inverse_norms[where]
+        rows = self.points[where] if isinstance(where, slice) else self.points.index_select(0, where)
+        rows = rows.to(torch.float64, copy=True)
+        return rows if self.inverse_norms is None else rows.mul_(self.inverse_norms[where])
 
     def centred(self, rows: slice, dtype: torch.dtype) -> Tensor:
         """Positions relative to the centre, (k, D)."""
         if self.prepared is not None and dtype == self.prepared.dtype:
             return self.prepared[rows]
-        return (self.exact(rows) - self.centre).to(dtype)
+        return self.exact(rows).sub_(self.centre).to(dtype)
 
     def prepare(self) -> None:
         """Measure the spread, and keep a centred copy if it is small."""
         fits = self.points.nbytes <= PREPARED_BYTES
         self.prepared = torch.empty_like(self.points) if fits else None
-        for rows in _slices(len(self), CHUNK):
-            centred = (self.exact(rows) - self.centre).to(self.points.dtype)
-            self.largest_square = max(self.largest_square, centred.square().sum(dim=1).max().item())
+        for rows in slices(len(self), CHUNK):
+            centred = self.exact(rows).sub_(self.centre)
             if self.prepared is not None:
                 self.prepared[rows] = centred
+            self.squared_norms[rows] = centred.square_().sum(dim=1)
+        self.largest_square = self.squared_norms.max().item() if len(self) else 0.0
 
     def project_gradient(self) -> None:
         """Turn the gradient at points / |points| into the gradient at points, in place."""
         if self.inverse_norms is None or self.gradient is None:
             return
-        for rows in _slices(len(self), CHUNK):
+        for rows in slices(len(self), CHUNK):
             position, gradient = self.exact(rows), self.gradient[rows].double()
             radial = (gradient * position).sum(dim=1, keepdim=True)
-            self.gradient[rows] = ((gradient - radial * position) * self.inverse_norms[rows]).to(self.gradient.dtype)
+            self.gradient[rows] = gradient.addcmul_(radial, position, value=-1).mul_(self.inverse_norms[rows])
 
 
-def _slices(length: int, size: int) -> Iterator[slice]:
+def slices(length: int, size: int) -> Iterator[slice]:
+    """Consecutive slices of at most `size` that cover range(length)."""
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
 
 
@@ -118,12 +122,25 @@ class Tile:
         return self.left.largest_square + self.right.largest_square
 
     def squared_distances(self, dtype: torch.dtype) -> Tensor:
-        """r^2 from one product, (rows, columns); NaN where a pair does not count."""
+        """r^2 from one product, (rows, columns)."""
         a, b = self.left.centred(self.rows, dtype), self.right.centred(self.columns, dtype)
-        squares = torch.addmm(b.square().sum(dim=1), a, b.T, alpha=-2).add_(a.square().sum(dim=1)[:, None])
-        if self.on_diagonal:
-            squares.masked_fill_(torch.ones_like(squares, dtype=torch.bool).tril_(), math.nan)
-        return squares
+        a_squares = self.left.squared_norms[self.rows, None].to(dtype)
+        b_squares = self.right.squared_norms[None, self.columns].to(dtype)
+        return torch.addmm(b_squares, a, b.T, alpha=-2).add_(a_squares)
+
+    def same_class(self) -> Tensor:
+        """Which pairs share a class, (rows, columns)."""
+        return self.left.labels[self.rows, None] == self.right.labels[None, self.columns]
+
+    def once(self, pairs: Tensor) -> Tensor:
+        """`pairs` with each pair counted once, and no charge paired with itself; in place."""
+        return pairs.triu_(diagonal=1) if self.on_diagonal else pairs
+
+    def ends(self, listed: Tensor) -> tuple[Tensor, Tensor]:
+        """Row and column, within the tile, of pairs that are listed as positions in the flattened tile."""
+        width = self.columns.stop - self.columns.start
+        i = listed // width
+        return i, listed - i * width
 
 
 def sweep(samples: Group, proxies: Group, field: Field, weights: PairWeights) -> None:
@@ -147,8 +164,8 @@ def _tiles(left: Group, right: Group) -> Iterator[tuple[Tile, bool]]:
     side = math.isqrt(pairs if len(right) > SMALL_SET else pairs // 4)
     height = _even_split(len(left), side)
     width = height if left is right else _even_split(len(right), max(pairs // height, 1))
-    bands = [(rows, *_label_range(left, rows)) for rows in _slices(len(left), height)]
-    stacks = bands if left is right else [(cols, *_label_range(right, cols)) for cols in _slices(len(right), width)]
+    bands = [(rows, *_label_range(left, rows)) for rows in slices(len(left), height)]
+    stacks = bands if left is right else [(cols, *_label_range(right, cols)) for cols in slices(len(right), width)]
     for i, (rows, low, high) in enumerate(bands):
         for columns, right_low, right_high in stacks[i:] if left is right else stacks:
             on_diagonal = left is right and rows == columns
@@ -166,56 +183,63 @@ def _label_range(group: Group, rows: slice) -> tuple[int, int]:
 
 
 def _superpose(tile: Tile, field: Field, own_weight: float, other_weight: float, may_share_class: bool) -> None:
+    """Add what the pairs of a tile do to each other."""
     squares = tile.squared_distances(tile.left.points.dtype)
-    own_pairs = other_pairs = None
-    if may_share_class:
-        own_pairs = tile.left.labels[tile.rows, None] == tile.right.labels[None, tile.columns]
-        other_pairs = ~own_pairs
-        if tile.on_diagonal:
-            counted = squares == squares  # not NaN
-            own_pairs, other_pairs = own_pairs & counted, other_pairs & counted
-    elif squares.amin().item() >= field.other_pair.stop**2 + EDGE[squares.dtype] * tile.scale:
+    if not may_share_class:
+        out_of_reach = field.other_pair.stop**2 + EDGE[squares.dtype] * tile.scale
+        if squares.amin().item() < out_of_reach:  # most tiles end here
+            _interact(tile, squares, None, field.other_pair, OTHER, other_weight)
         return
-    if own_pairs is not None and own_weight != 0:
-        _interact(tile, squares, own_pairs, field.own_pair, OWN, own_weight)
+    same_class = tile.same_class()
+    different_class = ~same_class
+    if own_weight != 0:
+        _interact(tile, squares, tile.once(same_class), field.own_pair, OWN, own_weight)
     if other_weight != 0:
-        _interact(tile, squares, other_pairs, field.other_pair, OTHER, other_weight)
+        _interact(tile, squares, tile.once(different_class), field.other_pair, OTHER, other_weight)
 
 
 def _interact(
     tile: Tile, squares: Tensor, candidates: Tensor | None, pair: Interaction, channel: int, weight: float
 ) -> None:
     """Add one interaction of the candidate pairs (None: all pairs of the tile)."""
-    few = max(squares.numel() * FEW, 64)
-    if candidates is not None and candidates.count_nonzero().item() <= few:
-        return _add_from_differences(tile, candidates, pair, channel, weight)
+    few = int(squares.numel() * FEW) + 1
     while True:
         margin = EDGE[squares.dtype] * tile.scale
-        active = _between(squares, pair.start, pair.stop, margin)
-        if candidates is not None:
-            active &= candidates
-        count = int(active.count_nonzero())
-        if count <= few:
-            return _add_from_differences(tile, active, pair, channel, weight)
-        delicate = active & _delicate(squares, pair, margin, NEAR[squares.dtype] * tile.scale)
-        num_delicate = int(delicate.count_nonzero())
+        listed = _within_reach(squares, candidates, pair.stop**2 + margin)  # (k,)
+        if not len(listed):
+            return
+        picked = squares.view(-1).index_select(0, listed)  # (k,)
+        delicate = _delicate(picked, pair, margin, NEAR[squares.dtype] * tile.scale)
+        num_delicate = len(listed) if len(listed) <= few else int(delicate.count_nonzero())
         if num_delicate <= few or squares.dtype == torch.float64:
             break
         squares = tile.squared_distances(torch.float64)
-    if num_delicate <= few:
-        _add_from_differences(tile, delicate, pair, channel, weight)
-        active ^= delicate
-    r = squares.clamp_min(SMALLEST * tile.scale).sqrt_()
-    add = _add_from_list if count < squares.numel() * SPARSE else _add_from_matrix
-    add(tile, r, active, pair, channel, weight)
+    if num_delicate == len(listed) <= few:
+        return _add_from_differences(tile, listed, pair, channel, weight)
+    if 0 < num_delicate <= few:
+        _add_from_differences(tile, listed[delicate], pair, channel, weight)
+    r = picked.clamp_min(SMALLEST * tile.scale).sqrt_()
+    energy, slope = pair.potential_and_slope(r)
+    slope = slope / r
+    done_or_inert = delicate if num_delicate <= few else torch.zeros_like(delicate)
+    if pair.start > 0:
+        done_or_inert |= r < pair.start
+    energy.masked_fill_(done_or_inert, 0.0)
+    slope.masked_fill_(done_or_inert, 0.0)
+    add = _add_as_list if len(listed) < squares.numel() * SPARSE else _add_as_matrix
+    add(tile, listed, energy.mul_(weight), slope.mul_(weight), channel)
 
 
-def _between(squares: Tensor, start: float, stop: float, margin: float) -> Tensor:
-    """Where start <= r < stop, give or take the margin of r^2."""
-    inside = squares < (stop**2 + margin) if math.isfinite(stop) else squares == squares  # not NaN
-    if start > 0:
-        inside &= squares >= start**2 - margin
-    return inside
+def _within_reach(squares: Tensor, candidates: Tensor | None, limit: float) -> Tensor:
+    """The candidate pairs with r^2 < limit, as positions in the flattened tile."""
+    if limit == math.inf:
+        if candidates is None:
+            return torch.arange(squares.numel(), device=squares.device)
+        return candidates.view(-1).nonzero().squeeze(1)
+    inside = squares < limit
+    if candidates is not None:
+        inside &= candidates
+    return inside.view(-1).nonzero().squeeze(1)
 
 
 def _delicate(squares: Tensor, pair: Interaction, margin: float, near: float) -> Tensor:
@@ -227,39 +251,37 @@ def _delicate(squares: Tensor, pair: Interaction, margin: float, near: float) ->
     return delicate
 
 
-def _add_from_differences(tile: Tile, mask: Tensor, pair: Interaction, channel: int, weight: float) -> None:
-    """Add the pairs in `mask` from explicit differences in float64; exact at every distance."""
+def _add_from_differences(tile: Tile, listed: Tensor, pair: Interaction, channel: int, weight: float) -> None:
+    """Add the listed pairs from explicit differences in float64; exact at every distance."""
     left, right = tile.left, tile.right
-    for i, j in (chunk.T for chunk in mask.nonzero().split(CHUNK)):
+    for chunk in listed.split(CHUNK):
+        i, j = tile.ends(chunk)
         i, j = i + tile.rows.start, j + tile.columns.start
-        difference = left.exact(i) - right.exact(j)  # (k, D)
+        difference = left.exact(i).sub_(right.exact(j))  # (k, D)
         r = torch.linalg.vector_norm(difference, dim=1)  # (k,)
         acts = (r >= pair.start) & (r < pair.stop)
-        energy = torch.where(acts, pair.potential(r), 0.0) * weight
+        energy, slope = (torch.where(acts, value, 0.0) * weight for value in pair.potential_and_slope(r))
         left.sums[channel].index_add_(0, i, energy)
         right.sums[channel].index_add_(0, j, energy)
         if left.gradient is None or right.gradient is None:
             continue
-        slope = torch.where(acts & (r > 0), pair.slope(r) / r, 0.0) * weight
+        slope = torch.where(r > 0, slope / r, 0.0)
         slope *= left.slopes[channel, i] + right.slopes[channel, j]
         pull = difference.mul_(slope[:, None]).to(left.gradient.dtype)
         left.gradient.index_add_(0, i, pull)
         right.gradient.index_add_(0, j, pull, alpha=-1)
 
 
-def _add_from_list(tile: Tile, r: Tensor, active: Tensor, pair: Interaction, channel: int, weight: float) -> None:
-    """Add the active pairs, a small share of the tile, as a list sorted by rows."""
+def _add_as_list(tile: Tile, listed: Tensor, energy: Tensor, slope: Tensor, channel: int) -> None:
+    """Add the listed pairs, a small share of the tile: the gradient is a weighted sum of a few rows."""
     left, right, rows, columns = tile.left, tile.right, tile.rows, tile.columns
-    i, j = active.nonzero(as_tuple=True)
-    r = r[i, j]  # (k,)
-    energy = pair.potential(r).double() * weight
-    left.sums[channel, rows].index_add_(0, i, energy)
-    right.sums[channel, columns].index_add_(0, j, energy)
+    i, j = tile.ends(listed)
+    left.sums[channel, rows].index_add_(0, i, energy.double())
+    right.sums[channel, columns].index_add_(0, j, energy.double())
     if left.gradient is None or right.gradient is None:
         return
-    slope = pair.slope(r).div_(r) * weight
-    slope *= left.slopes[channel, rows][i] + right.slopes[channel, columns][j]
-    a, b = left.centred(rows, r.dtype), right.centred(columns, r.dtype)
+    slope = slope * (left.slopes[channel, rows][i] + right.slopes[channel, columns][j])
+    a, b = left.centred(rows, slope.dtype), right.centred(columns, slope.dtype)
     _add_pulls(left.gradient[rows], a, b, i, j, slope)
     order = torch.argsort(j, stable=True)
     _add_pulls(right.gradient[columns], b, a, j[order], i[order], slope[order])
@@ -270,20 +292,23 @@ def _add_pulls(gradient: Tensor, at: Tensor, source: Tensor, i: Tensor, j: Tenso
     first = torch.searchsorted(i, torch.arange(len(at), device=i.device))
     pulled = F.embedding_bag(j, source, first, mode="sum", per_sample_weights=slope)  # (rows, D)
     total = torch.zeros_like(at[:, 0]).index_add_(0, i, slope)
-    gradient += total[:, None] * at - pulled
+    if gradient.dtype == pulled.dtype:
+        gradient.sub_(pulled).addcmul_(total[:, None], at)
+    else:
+        gradient += pulled.neg_().addcmul_(total[:, None], at)  # close pairs: cancel before rounding
 
 
-def _add_from_matrix(tile: Tile, r: Tensor, active: Tensor, pair: Interaction, channel: int, weight: float) -> None:
-    """Add the active pairs, a large share of the tile, as a matrix: the gradient is two products."""
+def _add_as_matrix(tile: Tile, listed: Tensor, energy: Tensor, slope: Tensor, channel: int) -> None:
+    """Add the listed pairs, a large share of the tile, as a matrix: the gradient is two products."""
     left, right, rows, columns = tile.left, tile.right, tile.rows, tile.columns
-    passive = ~active
-    energy = pair.potential(r).masked_fill_(passive, 0.0)
-    left.sums[channel, rows].add_(energy.sum(dim=1), alpha=weight)
-    right.sums[channel, columns].add_(energy.sum(dim=0), alpha=weight)
+    matrix = slope.new_zeros(rows.stop - rows.start, columns.stop - columns.start)
+    matrix.view(-1).index_copy_(0, listed, energy)
+    left.sums[channel, rows] += matrix.sum(dim=1)
+    right.sums[channel, columns] += matrix.sum(dim=0)
     if left.gradient is None or right.gradient is None:
         return
-    slope = pair.slope(r).div_(r).masked_fill_(passive, 0.0)
-    slope *= weight * (left.slopes[channel, rows, None] + right.slopes[channel, None, columns])
-    a, b = left.centred(rows, r.dtype), right.centred(columns, r.dtype)
-    left.gradient[rows] += slope.sum(dim=1)[:, None] * a - slope @ b
-    right.gradient[columns] += slope.sum(dim=0)[:, None] * b - slope.T @ a
+    matrix.view(-1).index_copy_(0, listed, slope)
+    matrix *= left.slopes[channel, rows, None] + right.slopes[channel, None, columns]
+    a, b = left.centred(rows, slope.dtype), right.centred(columns, slope.dtype)
+    left.gradient[rows] += torch.addmm(matrix.sum(dim=1)[:, None] * a, matrix, b, alpha=-1)
+    right.gradient[columns] += torch.addmm(matrix.sum(dim=0)[:, None] * b, matrix.T, a, alpha=-1)

@@ -9,37 +9,48 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pfml.backends.sweep import Group, sweep
+from pfml.backends.sweep import CHUNK, Group, sweep
 from pfml.sphere import inverse_norms
 from pfml.superposition import Charges, Field, PairWeights, field_of
 
-__all__ = ["tiled"]
+__all__ = ["pair_sums", "tiled_energy"]
 
 #: Gradients larger than this are not kept between forward and backward.
 KEPT_GRADIENT_BYTES = 2**28
 
 
-def tiled(samples: Charges, proxies: Charges, field: Field, weights: PairWeights) -> Tensor:
+def tiled_energy(samples: Charges, proxies: Charges, field: Field, weights: PairWeights) -> Tensor:
     """The total energy of samples and proxies under `field`, a scalar."""
     wants_gradient = torch.is_grad_enabled() and (samples.points.requires_grad or proxies.points.requires_grad)
-    fits = samples.points.nbytes + proxies.points.nbytes <= KEPT_GRADIENT_BYTES
-    energy, *_ = torch.ops.pfml.tiled_energy(
+    size = (samples.points.numel() + proxies.points.numel()) * samples.points.element_size()
+    with_gradient = wants_gradient and field.rule.linear and size <= KEPT_GRADIENT_BYTES
+    energy, *_ = _call(samples, proxies, field, weights, with_gradient)
+    return energy.to(samples.points.dtype)
+
+
+def pair_sums(samples: Charges, proxies: Charges, field: Field, weights: PairWeights) -> Tensor:
+    """What each charge sums over its own class and over the others, (2, n) in float64, samples first."""
+    return _call(samples, proxies, field, weights, with_gradient=False)[1]
+
+
+def _call(
+    samples: Charges, proxies: Charges, field: Field, weights: PairWeights, with_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return torch.ops.pfml.tiled_energy(
         samples.points,
         samples.labels,
         proxies.points,
         proxies.labels,
         [samples.on_sphere, proxies.on_sphere],
         field.handle,
-        list(astuple(weights)),
-        wants_gradient and fits and field.rule.linear,
+        [weights.sample_sample, weights.sample_proxy, weights.proxy_attraction, weights.proxy_repulsion],
+        with_gradient,
     )
-    return energy.to(samples.points.dtype)
 
 
 @torch.library.custom_op("pfml::tiled_energy", mutates_args=())
@@ -104,14 +115,15 @@ def _groups(
         group = Group(
             points=group_points,
             labels=group_labels,
-            inverse_norms=torch.cat([inverse_norms(part) for part in group_points.split(4096)]) if sphere else None,
+            inverse_norms=torch.cat([inverse_norms(part) for part in group_points.split(CHUNK)]) if sphere else None,
             centre=group_points.new_zeros(group_points.shape[1], dtype=torch.float64),
+            squared_norms=group_points.new_zeros(len(group_points), dtype=torch.float64),
             sums=group_points.new_zeros(2, len(group_points), dtype=torch.float64),
             slopes=group_points.new_ones(2, len(group_points)),
             gradient=torch.zeros_like(group_points) if gradients else None,
         )
         made.append(group)
-    few = torch.cat([group.exact(slice(0, 1024)) for group in made])
+    few = torch.cat([group.exact(slice(0, CHUNK)) for group in made])
     for group in made:
         if len(few):
             group.centre = few.mean(dim=0)

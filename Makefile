@@ -1,0 +1,47 @@
+# make demo and make test set up everything they need in .venv; the second time they start at once.
+.PHONY: help demo test test-slow lint format bench clean
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+help:
+	@echo "make demo       draw the field of the paper's Figure 2 and check Prop. 1 and Corollary 1 (out/)"
+	@echo "make test       run the test suite"
+	@echo "make test-slow  run the tests that take minutes"
+	@echo "make lint       check style and types"
+	@echo "make bench      time the field on this CPU (out/bench/)"
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "pfml needs Python >= 3.11: make PYTHON=/path/to/python $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -m venv .venv || { \
+		echo "python's venv module is missing, installing it"; \
+		apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv .venv; }
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)
+	$(BIN)/pfml demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python benchmarks/field.py
+
+clean:
+	rm -rf .venv out dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,75 @@
+"""Exact forces on a few charges, in float64 and from explicit differences, for sets too large for the dense backend."""
+
+from __future__ import annotations
+
+import torch
+from states import ChargeSet
+from torch import Tensor
+
+from pfml.field import Interaction
+from pfml.superposition import Field
+
+__all__ = ["exact_gradient_rows", "gradient_rows"]
+
+#: Other charges that are handled at once.
+CHUNK = 256
+
+
+def gradient_rows(charges: ChargeSet, rows: Tensor) -> Tensor:
+    """What backward() left in `points.grad` of the given charges (samples first, then proxies), float64 (k, D)."""
+    gradients = [group.points.grad for group in (charges.samples, charges.proxies)]
+    assert gradients[0] is not None and gradients[1] is not None
+    return torch.cat(gradients)[rows].double()
+
+
+@torch.no_grad()
+def exact_gradient_rows(charges: ChargeSet, field: Field, rows: Tensor) -> Tensor:
+    """d energy / d points of the given charges (samples first, then proxies), with all pair weights 1, float64 (k, D).
+
+    A pair acts through both of its ends: the force on charge i from charge j is (s_i + s_j) slope(r), where s is
+    d energy / d sum of each anchor. Where s is not constant, the sums it needs come from float64 products.
+    """
+    points = torch.cat([charges.samples.points, charges.proxies.points]).double()  # (n, D)
+    labels = torch.cat([charges.samples.labels, charges.proxies.labels])
+    lengths = torch.linalg.vector_norm(points, dim=1, keepdim=True)
+    lengths[: len(charges.samples.points)] = 1.0
+    positions = points / lengths  # (n, D)
+    slopes = _anchor_slopes(positions, labels, field, len(charges.samples.points))  # (2, n)
+
+    gradient = torch.zeros(len(rows), points.shape[1], dtype=torch.float64)
+    for columns in torch.arange(len(points)).split(CHUNK):
+        difference = positions[rows, None] - positions[None, columns]  # (k, chunk, D)
+        r = torch.linalg.vector_norm(difference, dim=2)  # (k, chunk)
+        same_class = labels[rows, None] == labels[None, columns]
+        other_charge = rows[:, None] != columns[None, :]
+        force = torch.zeros_like(r)
+        for pair, relation, slope in zip((field.own_pair, field.other_pair), (same_class, ~same_class), slopes, strict=True):
+            acts = relation & other_charge & (r >= pair.start) & (r < pair.stop) & (r > 0)
+            force += torch.where(acts, pair.slope(r) / r, 0.0) * (slope[rows, None] + slope[None, columns])
+        gradient += torch.einsum("kc,kcd->kd", force, difference)
+
+    on_proxies = rows >= len(charges.samples.points)  # these move on the sphere: no radial part
+    radial = (gradient * positions[rows]).sum(dim=1, keepdim=True) * positions[rows]
+    return torch.where(on_proxies[:, None], (gradient - radial) / lengths[rows], gradient)
+
+
+def _anchor_slopes(positions: Tensor, labels: Tensor, field: Field, num_samples: int) -> Tensor:
+    """d energy / d own and d energy / d other of every charge, (2, n); zero for charges that are no anchors."""
+    num_anchors = len(positions) if field.rule.proxies_are_anchors else num_samples
+    slopes = torch.zeros(2, len(positions), dtype=torch.float64)
+    if field.rule.linear:
+        slopes[:, :num_anchors] = 1.0
+        return slopes
+    for anchors in torch.arange(num_anchors).split(CHUNK):
+        r = torch.cdist(positions[anchors], positions, compute_mode="use_mm_for_euclid_dist")  # (chunk, n)
+        same_class = labels[anchors, None] == labels[None, :]
+        other_charge = anchors[:, None] != torch.arange(len(positions))[None, :]
+        own = _pair_sums(field.own_pair, r, same_class & other_charge)
+        other = _pair_sums(field.other_pair, r, ~same_class)
+        slopes[:, anchors] = torch.stack(field.anchor_slopes(own, other))
+    return slopes
+
+
+def _pair_sums(pair: Interaction, r: Tensor, counts: Tensor) -> Tensor:
+    counts = counts & (r >= pair.start) & (r < pair.stop)
+    return torch.where(counts, pair.potential(r), 0.0).sum(dim=1)

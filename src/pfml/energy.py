@@ -1,0 +1,123 @@
+"""The class potential at any location (Eqs. 3 to 5), the total potential energy (Eq. 6), and the forces.
+
+All functions take tensors of points (n, D) and their labels (n,); whether a point is a sample or a proxy makes no
+difference to its field. `pfml.PotentialFieldLoss` is the same energy as a module with proxies of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pfml.backends import BACKENDS, resolve_backend
+from pfml.field import DecayLaw, PowerLaw, attraction, repulsion
+from pfml.superposition import Charges, Field, PairWeights
+
+__all__ = ["class_potential", "class_potentials", "forces", "potential_energy"]
+
+#: Distances that are held at once by `class_potentials`.
+DISTANCES_AT_ONCE = 2**22
+
+
+def potential_energy(
+    points: Tensor,
+    labels: Tensor,
+    *,
+    law: DecayLaw | None = None,
+    form: str = "literal",
+    normalization: str = "none",
+    backend: str = "auto",
+) -> Tensor:
+    """Eq. 6: the total energy U of `points`, a scalar.
+
+    Args:
+        points: Positions, (n, D), used as they are (not normalised).
+        labels: Classes, (n,), any integers.
+        law: The decay law; the paper's `PowerLaw()` if None.
+        form: "literal": U as Eq. 6 has it, with every constant and every point's potential on itself, in float64.
+            "shifted": the same without constants and self terms, so with the same gradients, for training.
+        normalization: A key of `pfml.superposition.NORMALIZATIONS`; other than "none" only in the shifted form.
+        backend: "auto" or a key of `pfml.backends.BACKENDS`.
+    """
+    law = PowerLaw() if law is None else law
+    _check_points(points, labels)
+    if form not in ("literal", "shifted"):
+        raise ValueError(f"form must be 'literal' or 'shifted', got {form!r}")
+    if form == "literal" and normalization != "none":
+        raise ValueError(f"the literal form is Eq. 6 itself and takes no normalization, got {normalization!r}")
+    if form == "literal" or not points.is_floating_point() or points.element_size() < 4:
+        points = points.to(torch.float64 if form == "literal" else torch.float32)
+    no_proxies = Charges(points[:0].detach(), labels[:0])
+    compute = BACKENDS[resolve_backend(backend, len(points))]
+    energy = compute(Charges(points, labels), no_proxies, Field(law, normalization), PairWeights())
+    return energy + _constants(labels, law) if form == "literal" else energy
+
+
+def _constants(labels: Tensor, law: DecayLaw) -> float:
+    """What the shifted form leaves out: each same-class pair's psi_att(0), each other pair's psi_rep out of reach."""
+    sizes = labels.unique(return_counts=True)[1].double()
+    same = sizes.square().sum().item()  # ordered pairs, every point with itself included
+    different = float(len(labels)) ** 2 - same
+    return same * attraction(law, shifted=True).offset + different * repulsion(law, shifted=True).offset
+
+
+def forces(points: Tensor, labels: Tensor, *, law: DecayLaw | None = None, backend: str = "auto") -> Tensor:
+    """-dU / dpoints, (n, D): twice the field -grad Psi_y(z) at each point, since Eq. 6 counts each pair twice."""
+    moving = points.detach().requires_grad_()
+    with torch.enable_grad():
+        energy = potential_energy(moving, labels, law=law, form="shifted", backend=backend)
+    (gradient,) = torch.autograd.grad(energy, moving)
+    return -gradient
+
+
+def class_potential(
+    locations: Tensor, classes: Tensor | int, points: Tensor, labels: Tensor, *, law: DecayLaw | None = None
+) -> Tensor:
+    """Eq. 3: Psi_j(r) = Psi_j,att(r) + Psi_j,rep(r), (n,), at each location r for its own class j; differentiable.
+
+    Args:
+        locations: Where to measure, (n, D).
+        classes: The class j of each location, (n,), or one class for all.
+        points: The charges that create the field (samples and proxies), (m, D).
+        labels: Their classes, (m,).
+        law: The decay law; the paper's `PowerLaw()` if None.
+    """
+    law = PowerLaw() if law is None else law
+    _check_points(points, labels)
+    classes = torch.as_tensor(classes, device=points.device).expand(len(locations))
+    r = torch.cdist(locations, points.to(locations.dtype), compute_mode="donot_use_mm_for_euclid_dist")  # (n, m)
+    same_class = classes[:, None] == labels[None, :]  # (n, m)
+    attracting = attraction(law, shifted=False).potential(r)  # Eq. 4, a term per charge
+    repelling = repulsion(law, shifted=False).potential(r)  # Eq. 5
+    return torch.where(same_class, attracting, repelling).sum(dim=1)
+
+
+def class_potentials(
+    locations: Tensor, points: Tensor, labels: Tensor, num_classes: int, *, law: DecayLaw | None = None
+) -> Tensor:
+    """Eqs. 3 to 5 for every class at once: Psi_j(r), (n, C) in float64, in bounded memory.
+
+    Psi_j = sum over all charges of psi_rep + sum over the charges of class j of (psi_att - psi_rep).
+    The class of lowest potential is the one that the field would pull a charge at r into.
+    """
+    law = PowerLaw() if law is None else law
+    _check_points(points, labels)
+    attract, repel = attraction(law, shifted=False), repulsion(law, shifted=False)
+    points = points.double()
+    rows = max(DISTANCES_AT_ONCE // max(len(points), num_classes, 1), 1)
+    parts = []
+    for part in locations.double().split(rows):
+        r = torch.cdist(part, points)  # (k, m); products in float64 are exact enough here
+        repelling = repel.potential(r)
+        own = part.new_zeros(len(part), num_classes).index_add(1, labels, attract.potential(r) - repelling)
+        parts.append(own + repelling.sum(dim=1, keepdim=True))
+    return torch.cat(parts) if parts else locations.new_zeros(0, num_classes, dtype=torch.float64)
+
+
+def _check_points(points: Tensor, labels: Tensor) -> None:
+    if points.dim() != 2:
+        raise ValueError(f"points must be (n, D), got shape {tuple(points.shape)}")
+    if labels.shape != points.shape[:1]:
+        raise ValueError(f"labels must be ({len(points)},) like the points, got shape {tuple(labels.shape)}")
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise TypeError(f"labels must be integers, got {labels.dtype}")

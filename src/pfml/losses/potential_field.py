@@ -1,0 +1,314 @@
+"""The potential field loss: Eq. 6 over a batch of embeddings and learned proxies, as an nn.Module."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pfml.backends import BACKENDS, resolve_backend
+from pfml.energy import class_potentials, potential_energy
+from pfml.field import ContrastiveLaw, DecayLaw, check_law, power_law
+from pfml.losses.checks import check_batch
+from pfml.losses.diagnostics import FieldDiagnostics, diagnose
+from pfml.losses.proxies import PROXY_INITS, normal_proxies
+from pfml.sphere import unit
+from pfml.superposition import Charges, Field, PairWeights
+
+__all__ = ["PotentialFieldLoss"]
+
+#: reduction -> what the sum over anchors is divided by, for n points
+REDUCTIONS: dict[str, Callable[[int], int]] = {
+    "sum": lambda n: 1,
+    "pairs": lambda n: max(n * (n - 1), 1),
+    "points": lambda n: max(n, 1),
+}
+PROXY_SPACES = ("normalized", "projected", "free")
+
+
+class PotentialFieldLoss(nn.Module):
+    """Total potential energy (Eq. 6) of a batch and of `proxies_per_class` learned proxies per class.
+
+    Every embedding and every proxy attracts its own class and repels the others, with a force that decays with
+    distance. The defaults are the paper's text; constants that exert no force are left out of the value (they are in
+    `literal_energy`). The loss computes in float32 (float64 if given float64), also under autocast.
+
+    Args:
+        num_classes: C; labels are 0 to C - 1 (`pfml.LabelMap` makes such labels of any values).
+        embedding_dim: D.
+        proxies_per_class: M; 0 for a field of samples alone.
+        delta: Radius inside which attraction stops, and outside which repulsion stops.
+        alpha: Rate of decay of the field; 0 stands for its logarithmic limit.
+        delta_rep: Another radius for repulsion.
+        potential: "pfml" (Eqs. 1, 2), "cpml" (the paper's contrast, whose force grows with distance), or a `DecayLaw`
+            of your own, which then has its own parameters in place of delta, alpha and delta_rep.
+        normalization: "none" (Eq. 6), or forces relative to the field at each anchor: "log", "anchor"
+            (see `pfml.superposition`).
+        reduction: "sum" (Eq. 6), "pairs" (mean over ordered pairs) or "points" (per point).
+        proxy_init: "normal", or "samples" / "kmeans", which wait for `initialize_proxies`.
+        proxy_init_norm: Length of a new proxy parameter in the space "normalized". With Adam, lr / length is the
+            angle that a step turns a proxy by, so it should not depend on the number of proxies.
+        proxy_space: "normalized" (free parameters, normalised in forward), "projected" (parameters put back on the
+            sphere before each training step) or "free" (used as they are).
+        proxy_attraction: Whether proxies of one class attract each other, as Eq. 6 says.
+        proxy_repulsion: Whether proxies of different classes repel each other, as Eq. 6 says.
+        sample_sample: Whether samples act on samples, as Eq. 6 says.
+        normalize_embeddings: Whether to put embeddings on the unit sphere first (it does no harm to do so twice).
+        backend: "auto" or a key of `pfml.backends.BACKENDS`; `backend_for` tells the choice of "auto".
+
+    Example:
+        >>> loss = PotentialFieldLoss(num_classes=100, embedding_dim=512)
+        >>> optimizer = torch.optim.AdamW([{"params": model.parameters(), "lr": 1e-4}, *loss.param_groups(lr=1e-2)])
+        >>> loss(model(images), labels).backward()
+    """
+
+    proxies: nn.Parameter  # (C, M, D)
+    proxy_labels: Tensor  # (C * M,)
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_dim: int,
+        *,
+        proxies_per_class: int = 15,
+        delta: float = 0.2,
+        alpha: float = 3.0,
+        delta_rep: float | None = None,
+        potential: str | DecayLaw = "pfml",
+        normalization: str = "none",
+        reduction: str = "sum",
+        proxy_init: str = "normal",
+        proxy_init_norm: float = 3.0,
+        proxy_space: str = "normalized",
+        proxy_attraction: bool = True,
+        proxy_repulsion: bool = True,
+        sample_sample: bool = True,
+        normalize_embeddings: bool = True,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        for name, value, least in (
+            ("num_classes", num_classes, 1),
+            ("embedding_dim", embedding_dim, 1),
+            ("proxies_per_class", proxies_per_class, 0),
+        ):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
+        if not proxy_init_norm > 0:
+            raise ValueError(f"proxy_init_norm must be positive, got {proxy_init_norm}")
+        for name, choice, choices in (
+            ("reduction", reduction, tuple(REDUCTIONS)),
+            ("proxy_space", proxy_space, PROXY_SPACES),
+            ("proxy_init", proxy_init, ("normal", *PROXY_INITS)),
+        ):
+            if choice not in choices:
+                raise ValueError(f"{name} must be one of {choices}, got {choice!r}")
+        resolve_backend(backend, 0)
+
+        self.num_classes = num_classes
+        self.embedding_dim = embedding_dim
+        self.proxies_per_class = proxies_per_class
+        self.field = Field(_law(potential, delta, alpha, delta_rep), normalization)
+        self.reduction = reduction
+        self.proxy_init = proxy_init
+        self.proxy_init_norm = proxy_init_norm
+        self.proxy_space = proxy_space
+        self.weights = PairWeights(
+            sample_sample=float(sample_sample),
+            proxy_attraction=float(proxy_attraction),
+            proxy_repulsion=float(proxy_repulsion),
+        )
+        self.normalize_embeddings = normalize_embeddings
+        self.backend = backend
+
+        self.proxies = nn.Parameter(torch.empty(num_classes, proxies_per_class, embedding_dim))
+        labels = torch.arange(num_classes).repeat_interleave(proxies_per_class)
+        self.register_buffer("proxy_labels", labels, persistent=False)
+        self.proxies_ready = proxy_init == "normal" or proxies_per_class == 0
+        self._set_proxies(normal_proxies(num_classes, proxies_per_class, embedding_dim))
+        self.register_load_state_dict_pre_hook(_check_hyperparameters)
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        indices_tuple: None = None,
+        ref_emb: None = None,
+        ref_labels: None = None,
+    ) -> Tensor:
+        """The energy of the batch and the proxies, a scalar.
+
+        Args:
+            embeddings: (batch, D), any floating-point type.
+            labels: (batch,), integers in [0, C).
+            indices_tuple, ref_emb, ref_labels: Only there so that this loss fits where one of
+                pytorch-metric-learning's is called; must be None, since a field needs no chosen pairs.
+        """
+        if indices_tuple is not None or ref_emb is not None or ref_labels is not None:
+            raise ValueError("indices_tuple, ref_emb and ref_labels must be None: the field is made of all pairs")
+        samples, proxies = self._charges(embeddings, labels)
+        with torch.autocast(samples.points.device.type, enabled=False):
+            energy = BACKENDS[self.backend_for(len(embeddings))](samples, proxies, self.field, self.weights)
+            return energy / REDUCTIONS[self.reduction](len(samples.points) + len(proxies.points))
+
+    def backend_for(self, batch_size: int) -> str:
+        """The backend that computes a batch of this size: what "auto" chooses, or the one asked for."""
+        return resolve_backend(self.backend, batch_size + self.num_classes * self.proxies_per_class)
+
+    def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+        """The proxies as an optimiser's parameter group; an empty list if there are none.
+
+        The paper trains proxies 100 times faster than the backbone. Weight decay is off for them by default: at rest
+        the field exerts no force at all, and an adaptive optimiser would let the decay alone move the proxies.
+        """
+        if self.proxies_per_class == 0:
+            return []
+        return [{"params": [self.proxies], "lr": lr, "weight_decay": weight_decay}]
+
+    def proxy_points(self) -> Tensor:
+        """Where the proxies are, (C, M, D), detached; on the unit sphere unless proxy_space is "free"."""
+        points = self.proxies.detach()
+        return points.clone() if self.proxy_space == "free" else unit(points)
+
+    @torch.no_grad()
+    def initialize_proxies(
+        self, embeddings: Tensor, labels: Tensor, *, generator: torch.Generator | None = None
+    ) -> None:
+        """Put the proxies where proxy_init says, given embeddings of the training set; every class needs one."""
+        labels = check_batch(embeddings, labels, num_classes=self.num_classes, embedding_dim=self.embedding_dim)
+        if self.proxy_init == "normal":
+            shape = (self.num_classes, self.proxies_per_class, self.embedding_dim)
+            self._set_proxies(normal_proxies(*shape, generator=generator))
+            return
+        missing = sorted(set(range(self.num_classes)) - set(labels.tolist()))
+        if missing:
+            raise ValueError(f"proxy_init={self.proxy_init!r} needs samples of every class, got none of {missing[:10]}")
+        points = unit(embeddings.to(self.proxies.dtype)) if self.normalize_embeddings else embeddings
+        place = PROXY_INITS[self.proxy_init]
+        by_class = [points[labels == c] for c in range(self.num_classes)]
+        self._set_proxies(torch.stack([place(one, self.proxies_per_class, generator=generator) for one in by_class]))
+        self.proxies_ready = True
+
+    def class_potentials(self, points: Tensor) -> Tensor:
+        """Psi_j of the proxies at each point for each class j (Eqs. 3 to 5), (n, C) in float64: low is a good fit."""
+        if self.proxies_per_class == 0:
+            raise ValueError("class_potentials needs proxies, and this loss has proxies_per_class=0")
+        points = unit(points.detach()) if self.normalize_embeddings else points.detach()
+        sources = self.proxy_points().flatten(0, 1)
+        return class_potentials(points, sources, self.proxy_labels, self.num_classes, law=self.field.law)
+
+    @torch.no_grad()
+    def literal_energy(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Eq. 6 to the letter, in float64: every constant and self term included, whatever the loss's options."""
+        samples, _ = self._charges(embeddings, labels)
+        points = torch.cat([samples.points, self.proxy_points().flatten(0, 1).to(samples.points.dtype)])
+        labels = torch.cat([samples.labels, self.proxy_labels])
+        return potential_energy(points, labels, law=self.field.law, form="literal", backend=self.backend)
+
+    @torch.no_grad()
+    def diagnostics(self, embeddings: Tensor | None = None, labels: Tensor | None = None) -> FieldDiagnostics:
+        """What the field does to a batch and the proxies, or to the proxies alone; warns of a collapse."""
+        if embeddings is None or labels is None:
+            embeddings, labels = self.proxies.new_empty(0, self.embedding_dim), self.proxy_labels[:0]
+        samples, _ = self._charges(embeddings, labels)
+        return diagnose(samples, self.proxy_points().to(samples.points.dtype), self.field, self.weights)
+
+    def get_extra_state(self) -> Tensor:
+        """The hyper-parameters as JSON in a byte tensor, so that a state_dict holds tensors only."""
+        state = {"hyperparameters": self.hyperparameters(), "proxies_ready": self.proxies_ready}
+        return torch.frombuffer(bytearray(json.dumps(state, sort_keys=True).encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take over what `get_extra_state` of an equal loss gave (the hyper-parameters were compared before)."""
+        self.proxies_ready = _extra_state(state)["proxies_ready"]
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Everything that a stored loss must have in common with the one that loads it."""
+        law = self.field.law
+        return {
+            "num_classes": self.num_classes,
+            "embedding_dim": self.embedding_dim,
+            "proxies_per_class": self.proxies_per_class,
+            "law": type(law).__name__,
+            **(asdict(law) if is_dataclass(law) else {}),
+            "normalization": self.field.normalization,
+            "reduction": self.reduction,
+            "proxy_space": self.proxy_space,
+            **asdict(self.weights),
+            "normalize_embeddings": self.normalize_embeddings,
+        }
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.hyperparameters().items())
+
+    def _charges(self, embeddings: Tensor, labels: Tensor) -> tuple[Charges, Charges]:
+        """The batch and the proxies as charges of one floating-point type, after all checks."""
+        labels = check_batch(embeddings, labels, num_classes=self.num_classes, embedding_dim=self.embedding_dim)
+        if self.proxies.device != embeddings.device:
+            raise ValueError(
+                f"embeddings are on {embeddings.device} but the proxies on {self.proxies.device}: "
+                f"move the loss with loss.to({str(embeddings.device)!r})"
+            )
+        if not self.proxies_ready:
+            raise RuntimeError(
+                f"proxy_init={self.proxy_init!r} needs loss.initialize_proxies(embeddings, labels) before the first use"
+            )
+        if self.training and self.proxy_space == "projected":
+            self._project_proxies()
+        wide = torch.promote_types(torch.promote_types(embeddings.dtype, self.proxies.dtype), torch.float32)
+        points = embeddings.to(wide)
+        if self.normalize_embeddings:
+            points = unit(points)
+        proxies = self.proxies.flatten(0, 1).to(wide)
+        on_sphere = self.proxy_space == "normalized"
+        return Charges(points, labels), Charges(proxies, self.proxy_labels, on_sphere)
+
+    @torch.no_grad()
+    def _set_proxies(self, directions: Tensor) -> None:
+        length = self.proxy_init_norm if self.proxy_space == "normalized" else 1.0
+        self.proxies.copy_(directions * length)
+
+    @torch.no_grad()
+    def _project_proxies(self) -> None:
+        # .data: a point that lies on the sphere stays there, so a graph that saved it may go on using it
+        self.proxies.data.copy_(unit(self.proxies.data))
+
+
+def _law(potential: str | DecayLaw, delta: float, alpha: float, delta_rep: float | None) -> DecayLaw:
+    if isinstance(potential, str):
+        if potential == "pfml":
+            return power_law(delta=delta, alpha=alpha, delta_rep=delta_rep)
+        if potential == "cpml":
+            return ContrastiveLaw(delta=delta, delta_rep=delta_rep)
+        raise ValueError(f"potential must be 'pfml', 'cpml' or a DecayLaw, got {potential!r}")
+    if (delta, alpha, delta_rep) != (0.2, 3.0, None):
+        raise ValueError("delta, alpha and delta_rep belong to 'pfml' and 'cpml'; set them in your own law instead")
+    check_law(potential)
+    return potential
+
+
+def _extra_state(state: Any) -> dict[str, Any]:
+    try:
+        return json.loads(bytes(state.cpu().numpy().tobytes()))
+    except (AttributeError, ValueError):
+        raise ValueError("the stored hyper-parameters of the potential field loss cannot be read") from None
+
+
+def _check_hyperparameters(loss: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Refuse a state_dict of a different loss before anything of it is loaded."""
+    assert isinstance(loss, PotentialFieldLoss)
+    state = state_dict.get(prefix + "_extra_state")
+    if state is None:
+        return  # torch reports the missing key itself
+    stored, mine = _extra_state(state)["hyperparameters"], loss.hyperparameters()
+    differing = [
+        f"{name}: stored {stored.get(name)!r}, here {mine.get(name)!r}"
+        for name in sorted(stored.keys() | mine.keys())
+        if stored.get(name) != mine.get(name)
+    ]
+    if differing:
+        raise ValueError("the stored loss has other hyper-parameters: " + "; ".join(differing))

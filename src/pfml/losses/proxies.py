@@ -1,0 +1,62 @@
+"""Where proxies start: (C, M, D) unit vectors, at random or from embeddings of their class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Generator, Tensor
+
+from pfml.sphere import unit
+
+__all__ = ["PROXY_INITS", "class_sample_proxies", "kmeans_proxies", "normal_proxies"]
+
+
+def normal_proxies(num_classes: int, per_class: int, dim: int, *, generator: Generator | None = None) -> Tensor:
+    """Directions of a normal distribution: uniform on the sphere."""
+    return unit(torch.randn(num_classes, per_class, dim, generator=generator))
+
+
+def class_sample_proxies(samples: Tensor, per_class: int, *, generator: Generator | None = None) -> Tensor:
+    """`per_class` different samples of one class, (M, D); some of them twice if there are too few."""
+    rounds = -(-per_class // len(samples))
+    order = torch.cat([torch.randperm(len(samples), generator=generator) for _ in range(rounds)])
+    return samples[order[:per_class].to(samples.device)]
+
+
+def kmeans_proxies(
+    samples: Tensor, per_class: int, *, generator: Generator | None = None, iterations: int = 20
+) -> Tensor:
+    """The centres of k-means over the samples of one class, on the sphere, (M, D); started by k-means++."""
+    if len(samples) <= per_class:
+        return class_sample_proxies(samples, per_class, generator=generator)
+    centres = _spread_seeds(samples, per_class, generator)
+    for _ in range(iterations):
+        nearest = torch.cdist(samples, centres).argmin(dim=1)
+        sums = torch.zeros_like(centres).index_add_(0, nearest, samples)
+        occupied = torch.bincount(nearest, minlength=per_class) > 0
+        moved = torch.where(occupied[:, None], unit(sums), centres)  # an empty cluster waits where it is
+        if torch.equal(moved, centres):
+            break
+        centres = moved
+    return centres
+
+
+def _spread_seeds(samples: Tensor, count: int, generator: Generator | None) -> Tensor:
+    """k-means++: each further seed is drawn with probability proportional to its squared distance to the others."""
+    chosen = [int(torch.randint(len(samples), (), generator=generator))]
+    distances = torch.full((len(samples),), torch.inf, device=samples.device)
+    for _ in range(count - 1):
+        distances = torch.minimum(distances, (samples - samples[chosen[-1]]).square().sum(dim=1))
+        weights = distances.double().cpu()
+        if not weights.sum() > 0:  # fewer distinct samples than seeds
+            weights = torch.ones_like(weights)
+        chosen.append(int(torch.multinomial(weights, 1, generator=generator)))
+    return samples[chosen]
+
+
+#: Initialisations that need embeddings: name -> function of one class's samples.
+PROXY_INITS: dict[str, Callable[..., Tensor]] = {
+    "samples": class_sample_proxies,
+    "kmeans": kmeans_proxies,
+}
