@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from states import ChargeSet
 from torch import Tensor
 
+from charge_sets import ChargeSet
 from pfml.field import Interaction
 from pfml.superposition import Field
 
@@ -18,8 +18,7 @@ CHUNK = 256
 def gradient_rows(charges: ChargeSet, rows: Tensor) -> Tensor:
     """What backward() left in `points.grad` of the given charges (samples first, then proxies), float64 (k, D)."""
     gradients = [group.points.grad for group in (charges.samples, charges.proxies)]
-    assert gradients[0] is not None and gradients[1] is not None
-    return torch.cat(gradients)[rows].double()
+    return torch.cat([gradient for gradient in gradients if gradient is not None])[rows].double()
 
 
 @torch.no_grad()
@@ -43,7 +42,8 @@ def exact_gradient_rows(charges: ChargeSet, field: Field, rows: Tensor) -> Tenso
         same_class = labels[rows, None] == labels[None, columns]
         other_charge = rows[:, None] != columns[None, :]
         force = torch.zeros_like(r)
-        for pair, relation, slope in zip((field.own_pair, field.other_pair), (same_class, ~same_class), slopes, strict=True):
+        relations = ((field.own_pair, same_class), (field.other_pair, ~same_class))
+        for (pair, relation), slope in zip(relations, slopes, strict=True):
             acts = relation & other_charge & (r >= pair.start) & (r < pair.stop) & (r > 0)
             force += torch.where(acts, pair.slope(r) / r, 0.0) * (slope[rows, None] + slope[None, columns])
         gradient += torch.einsum("kc,kcd->kd", force, difference)

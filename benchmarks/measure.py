@@ -1,4 +1,4 @@
-"""Time, peak memory and force error of one case. `field.py` runs this file in a fresh process for each case:
+"""Time, peak memory and force error of one case; `field.py` runs this file in a fresh process for each of them.
 
 python benchmarks/measure.py '{"method": "tiled", "state": "random", "points": 1600, "repeats": 5, "seconds": 60}'
 """
@@ -9,6 +9,7 @@ import ctypes
 import gc
 import json
 import math
+import os
 import re
 import resource
 import statistics
@@ -19,10 +20,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+
+from charge_sets import DELTA, DIMS, ChargeSet, charge_set, share_inside
 from exact_rows import exact_gradient_rows, gradient_rows
 from methods import METHODS, Step
-from states import DELTA, DIMS, ChargeSet, charge_set, share_inside
-
 from pfml.backends import BACKENDS
 from pfml.superposition import Charges, Field, PairWeights
 
@@ -67,6 +68,7 @@ class Measurement:
     peak_extra_mib: float = math.nan
     force_error: float = math.nan
     repeats: int = 0
+    cores_busy_elsewhere: float = math.nan
     note: str = ""
 
 
@@ -88,6 +90,7 @@ def measure(case: Case) -> Measurement:
         result = replace(result, force_error=_force_error(charges, method.field))
 
     product = METHODS["product"].step(charges)
+    clock = _OthersClock()
     before = _times(product, repeats=min(case.repeats, 5), seconds=case.seconds / 10, warm_up=True)
     if first_time > LONG_ENOUGH:
         times = [first_time]
@@ -104,6 +107,7 @@ def measure(case: Case) -> Measurement:
         ratio_to_product=p50 / product_time,
         product_ms=product_time * 1e3,
         repeats=len(times),
+        cores_busy_elsewhere=clock.cores_busy(),
     )
 
 
@@ -139,6 +143,26 @@ def _peak_extra_bytes(setup: Callable[[], Step]) -> tuple[float, int]:
     seconds = time.perf_counter() - start
     peak = _kib(Path("/proc/self/status"), "VmHWM") if forgot else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return seconds, max(peak * 1024 - resident, 0)
+
+
+class _OthersClock:
+    """Counts how many cores other processes keep busy: with them in the way, no time here means much."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter(), self._seconds()
+
+    @staticmethod
+    def _seconds() -> float:
+        """Seconds of all cores spent on anything but this process, since an arbitrary moment."""
+        fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        busy = sum(fields) - fields[3] - fields[4]  # less idle and waiting for disks
+        own = os.times()
+        return busy / os.sysconf("SC_CLK_TCK") - own.user - own.system
+
+    def cores_busy(self) -> float:
+        """Cores that were busy elsewhere, on average since construction."""
+        moment, seconds = self._start
+        return max((self._seconds() - seconds) / (time.perf_counter() - moment), 0.0)
 
 
 def _forget_peak() -> bool:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from states import DELTA, DIMS, ChargeSet
 from torch import Tensor
 
+from charge_sets import DELTA, DIMS, ChargeSet
 from pfml.backends import BACKENDS
 from pfml.field import PowerLaw
 from pfml.superposition import Field, PairWeights

@@ -203,7 +203,7 @@ class Field:
             )
 
 
-# Torch's dispatcher passes numbers and tensors to a custom operator, but no Python objects: a field travels as a handle.
+# Torch passes numbers and tensors to a custom operator, but no Python objects: a field travels as a handle.
 _handles: dict[Field, int] = {}
 
 

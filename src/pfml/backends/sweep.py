@@ -218,9 +218,10 @@ def _interact(
         return _add_from_differences(tile, listed, pair, channel, weight)
     if 0 < num_delicate <= few:
         _add_from_differences(tile, listed[delicate], pair, channel, weight)
-    r = picked.clamp_min(SMALLEST * tile.scale).sqrt_()
+    coincide = picked <= SMALLEST * tile.scale
+    r = picked.masked_fill_(coincide, 0.0).sqrt_()
     energy, slope = pair.potential_and_slope(r)
-    slope = slope / r
+    slope = torch.where(coincide, 0.0, slope / r)  # there is no direction to be pushed in
     done_or_inert = delicate if num_delicate <= few else torch.zeros_like(delicate)
     if pair.start > 0:
         done_or_inert |= r < pair.start

@@ -75,7 +75,7 @@ def _tiled_energy(
         energies = rule.anchor_energies(*sums)
         if not rule.rule.proxies_are_anchors:
             energies = energies[: len(samples)]
-        return energies.sum(), sums, *(_gradient_or_nothing(group) for group in groups)
+        return energies.sum(), sums, _gradient_or_nothing(groups[0]), _gradient_or_nothing(groups[1])
 
 
 @torch.library.custom_op("pfml::tiled_gradient", mutates_args=())

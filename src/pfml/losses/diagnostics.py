@@ -109,7 +109,7 @@ def _mean_pair_distance(proxies: Tensor) -> float:
     per_class = proxies.shape[1]
     if per_class < 2:
         return float("nan")
-    total = sum(torch.cdist(part, part).double().sum().item() for part in proxies.split(1024))
+    total: float = sum(torch.cdist(part, part).double().sum().item() for part in proxies.split(1024))
     return total / (len(proxies) * per_class * (per_class - 1))
 
 

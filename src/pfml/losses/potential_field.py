@@ -179,7 +179,7 @@ class PotentialFieldLoss(nn.Module):
         self, embeddings: Tensor, labels: Tensor, *, generator: torch.Generator | None = None
     ) -> None:
         """Put the proxies where proxy_init says, given embeddings of the training set; every class needs one."""
-        labels = check_batch(embeddings, labels, num_classes=self.num_classes, embedding_dim=self.embedding_dim)
+        labels = check_batch(embeddings, labels, self.proxies)
         if self.proxy_init == "normal":
             shape = (self.num_classes, self.proxies_per_class, self.embedding_dim)
             self._set_proxies(normal_proxies(*shape, generator=generator))
@@ -247,12 +247,7 @@ class PotentialFieldLoss(nn.Module):
 
     def _charges(self, embeddings: Tensor, labels: Tensor) -> tuple[Charges, Charges]:
         """The batch and the proxies as charges of one floating-point type, after all checks."""
-        labels = check_batch(embeddings, labels, num_classes=self.num_classes, embedding_dim=self.embedding_dim)
-        if self.proxies.device != embeddings.device:
-            raise ValueError(
-                f"embeddings are on {embeddings.device} but the proxies on {self.proxies.device}: "
-                f"move the loss with loss.to({str(embeddings.device)!r})"
-            )
+        labels = check_batch(embeddings, labels, self.proxies)
         if not self.proxies_ready:
             raise RuntimeError(
                 f"proxy_init={self.proxy_init!r} needs loss.initialize_proxies(embeddings, labels) before the first use"

@@ -1,0 +1,1 @@
+"""Experiments on the paper's claims: each module runs one and returns its results as frozen dataclasses."""

@@ -1,0 +1,226 @@
+"""One suite that every backend must pass: value and gradient against the dense reference in float64."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from states import FIELDS, WEIGHTS, State, energy_and_gradients, relative_error
+
+from pfml.backends import BACKENDS, choose_backend, resolve_backend, sweep
+from pfml.field import PowerLaw
+from pfml.superposition import Charges, Field, PairWeights
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+REFERENCE = BACKENDS["dense"]
+
+#: Relative errors of the energy and of the gradients, by norms, that a backend may have.
+TOLERANCE = {torch.float32: (1e-5, 1e-4), torch.float64: (1e-11, 1e-9)}
+
+
+def check_backend(name, state, field, weights, *, dtype=torch.float32, device="cpu", on_sphere=True):
+    """Compare a backend with the dense reference in float64, on the same float32 points."""
+    expected = energy_and_gradients(REFERENCE, state, field, weights, dtype=torch.float64, on_sphere=on_sphere)
+    got = energy_and_gradients(
+        BACKENDS[name], state, field, weights, dtype=dtype, device=device, on_sphere=on_sphere
+    )
+    value_tolerance, gradient_tolerance = TOLERANCE[dtype]
+    scale = max(abs(expected[0].item()), 1e-3 * state.num_samples)
+    assert abs(got[0] - expected[0]).item() <= value_tolerance * scale
+    for mine, reference in zip(got[1:], expected[1:], strict=True):
+        assert torch.isfinite(mine).all()
+        if reference.numel():
+            largest = max(e.norm().item() for e in expected[1:])
+            assert (mine - reference).norm().item() <= gradient_tolerance * max(largest, 1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("spread", [1.0, 0.3, 0.05])
+def test_every_field_in_every_backend(name, field, spread, device):
+    state = State(num_samples=40, num_classes=8, per_class=6, dim=24, spread=spread)
+    check_backend(name, state, FIELDS[field], PairWeights(), device=device)
+    check_backend(name, state, FIELDS[field], PairWeights(), dtype=torch.float64, device=device)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("field", ["wide repulsion", "log", "anchor"])
+def test_every_kind_of_pair_counts_by_its_weight(name, weights, field):
+    state = State(spread=0.4)
+    check_backend(name, state, FIELDS[field], WEIGHTS[weights])
+    if weights != "all":
+        with_all = energy_and_gradients(BACKENDS[name], state, FIELDS[field], PairWeights())[0]
+        without = energy_and_gradients(BACKENDS[name], state, FIELDS[field], WEIGHTS[weights])[0]
+        if not (field == "anchor" and "proxy" in weights):  # proxies are no anchors there
+            assert relative_error(without, with_all) > 1e-3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", BACKENDS)
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    num_samples=st.sampled_from([0, 1, 2, 3, 17, 41]),
+    num_classes=st.sampled_from([1, 2, 3, 7, 13]),
+    per_class=st.sampled_from([0, 1, 2, 5]),
+    dim=st.sampled_from([1, 2, 3, 17, 40]),
+    spread=st.sampled_from([1.0, 0.5, 0.2, 0.05, 1e-3]),
+    seed=st.integers(0, 10**6),
+    field=st.sampled_from(sorted(FIELDS)),
+    weights=st.sampled_from(sorted(WEIGHTS)),
+    on_sphere=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_awkward_sizes_and_crowded_states(
+    name, device, num_samples, num_classes, per_class, dim, spread, seed, field, weights, on_sphere, dtype
+):
+    state = State(num_samples, num_classes, per_class, dim, spread, seed)
+    if dim == 1:
+        on_sphere = False  # on the 0-sphere no point can move, and what is left is rounding
+    check_backend(
+        name, state, FIELDS[field], WEIGHTS[weights], dtype=dtype, device=device, on_sphere=on_sphere
+    )
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("field", ["pfml", "log", "anchor", "cpml"])
+def test_collapsed_and_coincident_points_are_finite(name, field):
+    state = State(num_samples=30, num_classes=5, per_class=4, dim=12)
+    state.samples[:] = state.samples[0]
+    state.proxies[:] = state.samples[0]
+    energy, *gradients = energy_and_gradients(BACKENDS[name], state, FIELDS[field], PairWeights())
+    assert torch.isfinite(energy)
+    for gradient in gradients:
+        assert gradient.abs().max() == 0  # points that coincide have no direction to go in
+    state.proxies[::2] += 0.3  # two heaps
+    check_backend(name, state, FIELDS[field], PairWeights(), on_sphere=False)
+
+
+@pytest.mark.parametrize("tile_pairs", [16, 100, 2**20])
+@pytest.mark.parametrize("few", [0.0, 1 / 1024, 1.0])
+@pytest.mark.parametrize("sparse", [0.0, 1.0])
+def test_the_tiled_result_does_not_depend_on_which_path_a_pair_takes(monkeypatch, tile_pairs, few, sparse):
+    """Tiny tiles, lists, matrices, differences and the climb to float64 all give the same field."""
+    monkeypatch.setitem(sweep.TILE_PAIRS, "cpu", tile_pairs)
+    monkeypatch.setattr(sweep, "FEW", few)
+    monkeypatch.setattr(sweep, "SPARSE", sparse)
+    for spread in (0.3, 0.02):
+        state = State(num_samples=14, num_classes=3, per_class=4, dim=8, spread=spread)
+        for field in ("pfml", "log", "anchor"):
+            check_backend("tiled", state, FIELDS[field], PairWeights())
+
+
+@pytest.mark.parametrize("prepared_bytes", [0, 2**27])
+@pytest.mark.parametrize("kept_bytes", [0, 2**28])
+def test_large_sets_are_prepared_by_the_tile_and_swept_twice(monkeypatch, prepared_bytes, kept_bytes):
+    monkeypatch.setattr(sweep, "PREPARED_BYTES", prepared_bytes)
+    monkeypatch.setattr("pfml.backends.tiled.KEPT_GRADIENT_BYTES", kept_bytes)
+    monkeypatch.setitem(sweep.TILE_PAIRS, "cpu", 256)
+    for field in ("pfml", "log"):
+        check_backend("tiled", State(spread=0.3), FIELDS[field], PairWeights())
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_forces_in_a_crowded_state_are_within_1e_4_of_float64(name):
+    """Many pairs inside delta, at all distances from the core to the edge, in as many dimensions as real embeddings."""
+    generator = torch.Generator().manual_seed(0)
+    state = State(num_samples=60, num_classes=20, per_class=12, dim=256)
+    for points in (state.samples, state.proxies):
+        centres = torch.nn.functional.normalize(torch.randn(3, 256, generator=generator), dim=1)
+        radius = torch.logspace(-2.3, -0.8, len(points))[:, None]
+        noise = torch.nn.functional.normalize(torch.randn(len(points), 256, generator=generator), dim=1)
+        points.copy_(centres[torch.arange(len(points)) % 3] + radius * noise)
+    r = torch.cdist(state.proxies, state.proxies)
+    assert (r < 0.2).float().mean() > 0.2
+    check_backend(name, state, FIELDS["pfml"], PairWeights())
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("field", ["pfml", "log", "anchor", "user's law"])
+def test_gradcheck_in_float64(name, field):
+    state = State(num_samples=5, num_classes=3, per_class=2, dim=3, spread=0.5)
+    samples, proxies = state.charges(dtype=torch.float64)
+
+    def energy(sample_points, proxy_points):
+        return BACKENDS[name](
+            Charges(sample_points, samples.labels),
+            Charges(proxy_points, proxies.labels, True),
+            FIELDS[field],
+            PairWeights(),
+        )
+
+    assert torch.autograd.gradcheck(energy, (samples.points, proxies.points), eps=1e-7, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("field", ["pfml", "log"])
+def test_second_derivatives_work_in_the_dense_backend_and_are_refused_in_words_by_the_tiled_one(field):
+    state = State(num_samples=4, num_classes=2, per_class=1, dim=3, spread=0.5)
+    samples, proxies = state.charges(dtype=torch.float64)
+
+    def energy(name, points):
+        return BACKENDS[name](Charges(points, samples.labels), proxies, FIELDS[field], PairWeights())
+
+    assert torch.autograd.gradgradcheck(lambda points: energy("dense", points), samples.points, eps=1e-6, rtol=1e-4)
+    (gradient,) = torch.autograd.grad(energy("tiled", samples.points), samples.points, create_graph=True)
+    with pytest.raises(RuntimeError, match="once only; for second derivatives use backend='dense'"):
+        torch.autograd.grad(gradient.square().sum(), samples.points)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_the_same_input_twice_gives_the_same_bits(name):
+    state = State(num_samples=50, num_classes=10, per_class=8, dim=33, spread=0.3)
+    first, second = (energy_and_gradients(BACKENDS[name], state, FIELDS["pfml"], PairWeights()) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_products_stay_exact_whatever_the_precision_switch_and_autocast_say():
+    state = State(num_samples=50, num_classes=10, per_class=8, dim=33, spread=0.3)
+    expected = energy_and_gradients(BACKENDS["tiled"], state, FIELDS["pfml"], PairWeights())
+    try:
+        torch.set_float32_matmul_precision("medium")
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got = energy_and_gradients(BACKENDS["tiled"], state, FIELDS["pfml"], PairWeights())
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_inputs_are_left_as_they_were():
+    for dtype in (torch.float32, torch.float64):
+        for field in ("pfml", "log"):
+            samples, proxies = State(spread=0.3).charges(dtype=dtype, on_sphere=True)
+            before = samples.points.detach().clone(), proxies.points.detach().clone()
+            BACKENDS["tiled"](samples, proxies, FIELDS[field], PairWeights()).backward()
+            assert torch.equal(samples.points, before[0])
+            assert torch.equal(proxies.points, before[1])
+
+
+def test_a_gradient_can_be_asked_for_twice():
+    samples, proxies = State(spread=0.3).charges()
+    energy = BACKENDS["tiled"](samples, proxies, FIELDS["pfml"], PairWeights())
+    (first,) = torch.autograd.grad(energy, samples.points, retain_graph=True)
+    (second,) = torch.autograd.grad(3 * energy, samples.points)
+    torch.testing.assert_close(second, 3 * first)
+
+
+def test_auto_chooses_by_size_and_names_its_choice():
+    assert choose_backend(10) == "dense"
+    assert choose_backend(100_000) == "tiled"
+    assert resolve_backend("auto", 100_000) == "tiled"
+    assert resolve_backend("dense", 100_000) == "dense"
+    with pytest.raises(ValueError, match="backend must be 'auto' or one of"):
+        resolve_backend("fast", 10)
+
+
+def test_a_pair_at_the_edge_of_repulsion_is_judged_exactly():
+    """Distances within float32 noise of delta: the force jumps there, so products alone would misjudge half of them."""
+    n, dim = 400, 64
+    generator = torch.Generator().manual_seed(1)
+    centre = torch.nn.functional.normalize(torch.randn(1, dim, generator=generator), dim=1)
+    directions = torch.nn.functional.normalize(torch.randn(n, dim, generator=generator), dim=1)
+    state = State(num_samples=1, num_classes=n, per_class=1, dim=dim)
+    state.samples[:] = centre
+    state.proxies[:] = centre + 0.2 * directions
+    state.sample_labels[:] = 0
+    check_backend("tiled", state, Field(PowerLaw()), PairWeights(proxy_repulsion=0.0), on_sphere=False)

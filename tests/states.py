@@ -1,0 +1,107 @@
+"""Seeded arrangements of charges that tests share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pfml.field import ContrastiveLaw, DecayLaw, LogarithmicLaw, PowerLaw
+from pfml.superposition import Charges, Field, PairWeights
+
+
+@dataclass(frozen=True)
+class Yukawa(DecayLaw):
+    """The ten-line law of `pfml.field`'s docstring: what a user would write."""
+
+    length: float = 0.5
+
+    def attraction(self, r):
+        return -torch.exp(-r / self.length)
+
+    def attraction_slope(self, r):
+        return torch.exp(-r / self.length) / self.length
+
+    def repulsion(self, r):
+        return torch.exp(-r / self.length)
+
+    def repulsion_slope(self, r):
+        return -torch.exp(-r / self.length) / self.length
+
+
+FIELDS = {
+    "pfml": Field(PowerLaw()),
+    "wide repulsion": Field(PowerLaw(delta=0.3, delta_rep=0.9, alpha=6.0)),
+    "narrow repulsion": Field(PowerLaw(delta=0.3, delta_rep=0.1, alpha=1.0)),
+    "logarithmic law": Field(LogarithmicLaw()),
+    "cpml": Field(ContrastiveLaw()),
+    "cpml mirrored": Field(ContrastiveLaw(bounded=False)),
+    "user's law": Field(Yukawa()),
+    "log": Field(PowerLaw(delta=0.6, delta_rep=1.2, alpha=6.0), "log"),
+    "anchor": Field(PowerLaw(alpha=16.0), "anchor"),
+    "user's law, log": Field(Yukawa(), "log"),
+}
+
+WEIGHTS = {
+    "all": PairWeights(),
+    "no proxy attraction": PairWeights(proxy_attraction=0.0),
+    "no proxy repulsion": PairWeights(proxy_repulsion=0.0),
+    "no proxy pairs": PairWeights(proxy_attraction=0.0, proxy_repulsion=0.0),
+    "no sample pairs": PairWeights(sample_sample=0.0),
+    "uneven": PairWeights(0.5, 2.0, 0.3, 1.7),
+}
+
+
+@dataclass
+class State:
+    """Samples and proxies with labels; `spread` shrinks them towards one point of the sphere."""
+
+    num_samples: int = 24
+    num_classes: int = 6
+    per_class: int = 5
+    dim: int = 16
+    spread: float = 1.0
+    seed: int = 0
+    samples: Tensor = field(init=False)
+    sample_labels: Tensor = field(init=False)
+    proxies: Tensor = field(init=False)
+    proxy_labels: Tensor = field(init=False)
+
+    def __post_init__(self):
+        g = torch.Generator().manual_seed(self.seed)
+        centre = torch.randn(self.dim, generator=g, dtype=torch.float64)
+        centre = centre / centre.norm() * (1 - self.spread)
+
+        def draw(n):
+            z = torch.randn(n, self.dim, generator=g, dtype=torch.float64)
+            z = centre + self.spread * z / z.norm(dim=1, keepdim=True)
+            return (z / z.norm(dim=1, keepdim=True).clamp_min(1e-9)).float()  # in one dimension z may be zero
+
+        self.samples = draw(self.num_samples)
+        self.sample_labels = torch.randint(0, self.num_classes, (self.num_samples,), generator=g)
+        self.proxies = draw(self.num_classes * self.per_class)
+        self.proxy_labels = torch.arange(self.num_classes).repeat_interleave(self.per_class)
+
+    def charges(self, dtype=torch.float32, device="cpu", on_sphere=False):
+        """Samples and proxies with fresh leaves to differentiate."""
+        samples = self.samples.to(device, dtype, copy=True).requires_grad_()
+        proxies = self.proxies.to(device, dtype, copy=True).requires_grad_()
+        return (
+            Charges(samples, self.sample_labels.to(device)),
+            Charges(proxies, self.proxy_labels.to(device), on_sphere),
+        )
+
+
+def energy_and_gradients(backend, state, field, weights, **kwargs):
+    """Energy and the gradients of samples and proxies, in float64."""
+    samples, proxies = state.charges(**kwargs)
+    energy = backend(samples, proxies, field, weights)
+    gradients = torch.autograd.grad(energy, (samples.points, proxies.points))
+    return energy.double().cpu(), *(g.double().cpu() for g in gradients)
+
+
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    """|got - expected| / |expected|, by norms; absolute if nothing is expected."""
+    scale = expected.norm().item()
+    return (got - expected).norm().item() / (scale if scale > 0 else 1.0)

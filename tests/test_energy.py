@@ -1,0 +1,132 @@
+import pytest
+import torch
+from oracle import anchor_energies as loop_anchor_energies
+from oracle import class_potential as loop_class_potential
+from oracle import potential_energy as loop_energy
+from states import State, relative_error
+
+from pfml import PowerLaw, class_potential, class_potentials, forces, potential_energy
+from pfml.backends import BACKENDS
+from pfml.superposition import Charges, Field, PairWeights
+
+LAW = {"delta": 0.3, "alpha": 2.5, "delta_rep": 0.4}
+
+
+def crowd(spread=0.3):
+    state = State(num_samples=10, num_classes=3, per_class=3, dim=4, spread=spread)
+    return torch.cat([state.samples, state.proxies]), torch.cat([state.sample_labels, state.proxy_labels])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("spread", [1.0, 0.3])
+def test_the_literal_energy_is_eq_6_of_the_loops(backend, spread):
+    points, labels = crowd(spread)
+    got = potential_energy(points, labels, law=PowerLaw(**LAW), backend=backend)
+    assert got.dtype == torch.float64
+    assert got.item() == pytest.approx(loop_energy(points.tolist(), labels.tolist(), **LAW), rel=1e-12)
+
+
+def test_the_class_potential_is_eqs_3_to_5_of_the_loops():
+    points, labels = crowd()
+    locations = torch.randn(7, 4, dtype=torch.float64)
+    got = class_potentials(locations, points, labels, 3, law=PowerLaw(**LAW))
+    for i, location in enumerate(locations.tolist()):
+        for j in range(3):
+            expected = loop_class_potential(j, location, points.tolist(), labels.tolist(), **LAW)
+            assert got[i, j].item() == pytest.approx(expected, rel=1e-12)
+    one = class_potential(locations, 1, points, labels, law=PowerLaw(**LAW))
+    torch.testing.assert_close(one, got[:, 1])
+    each = class_potential(locations, torch.tensor([0, 1, 2, 0, 1, 2, 0]), points, labels, law=PowerLaw(**LAW))
+    torch.testing.assert_close(each, got[range(7), [0, 1, 2, 0, 1, 2, 0]])
+
+
+def test_class_potentials_do_not_depend_on_how_they_are_cut(monkeypatch):
+    points, labels = crowd()
+    whole = class_potentials(points, points, labels, 3)
+    monkeypatch.setattr("pfml.energy.DISTANCES_AT_ONCE", 40)
+    torch.testing.assert_close(class_potentials(points, points, labels, 3), whole)
+    assert class_potentials(points[:0], points, labels, 3).shape == (0, 3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_both_forms_have_the_gradient_of_the_literal_energy(backend):
+    points, labels = crowd()
+    points = points.double().requires_grad_()
+    law = PowerLaw(**LAW)
+    step = 1e-6
+    expected = torch.zeros_like(points)
+    for i in range(len(points)):
+        for d in range(points.shape[1]):
+            moved = [row[:] for row in points.tolist()]
+            moved[i][d] += step
+            up = loop_energy(moved, labels.tolist(), **LAW)
+            moved[i][d] -= 2 * step
+            expected[i, d] = (up - loop_energy(moved, labels.tolist(), **LAW)) / (2 * step)
+    for form in ("literal", "shifted"):
+        energy = potential_energy(points, labels, law=law, form=form, backend=backend)
+        (gradient,) = torch.autograd.grad(energy, points)
+        assert relative_error(gradient, expected) < 1e-6
+    assert relative_error(forces(points, labels, law=law, backend=backend), -expected) < 1e-6
+
+
+def test_the_force_on_a_point_is_twice_the_class_field_there():
+    points, labels = crowd()
+    points = points.double()
+    for i in (0, 12):
+        others = torch.arange(len(points)) != i
+        at = points[i : i + 1].clone().requires_grad_()
+        potential = class_potential(at, labels[i : i + 1], points[others], labels[others])
+        (gradient,) = torch.autograd.grad(potential.sum(), at)
+        torch.testing.assert_close(forces(points, labels)[i], -2 * gradient[0])
+
+
+@pytest.mark.parametrize("normalization", ["log", "anchor"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_normalised_energies_are_those_of_the_loops(normalization, backend):
+    state = State(num_samples=8, num_classes=3, per_class=2, dim=4, spread=0.6)
+    field = Field(PowerLaw(delta=0.6, delta_rep=1.2, alpha=3.0), normalization)
+    samples, proxies = state.charges(dtype=torch.float64)
+    points = torch.cat([samples.points, proxies.points]).tolist()
+    labels = torch.cat([samples.labels, proxies.labels]).tolist()
+    expected = sum(loop_anchor_energies(points, labels, 8, normalization, delta=0.6, delta_rep=1.2, alpha=3.0))
+    got = BACKENDS[backend](samples, proxies, field, PairWeights())
+    assert got.item() == pytest.approx(expected, rel=1e-10)
+    alone = potential_energy(
+        torch.tensor(points, dtype=torch.float64),
+        torch.tensor(labels),
+        law=field.law,
+        form="shifted",
+        normalization=normalization,
+        backend=backend,
+    )
+    everyone = loop_anchor_energies(points, labels, 14, normalization, delta=0.6, delta_rep=1.2, alpha=3.0)
+    assert alone.item() == pytest.approx(sum(everyone), rel=1e-10)
+
+
+def test_half_precision_points_are_computed_in_float32():
+    points, labels = crowd()
+    energy = potential_energy(points.half(), labels, form="shifted")
+    assert energy.dtype == torch.float32
+    torch.testing.assert_close(energy, potential_energy(points.half().float(), labels, form="shifted"))
+
+
+def test_bad_arguments_are_named():
+    points, labels = crowd()
+    with pytest.raises(ValueError, match="form must be 'literal' or 'shifted', got 'raw'"):
+        potential_energy(points, labels, form="raw")
+    with pytest.raises(ValueError, match="takes no normalization, got 'log'"):
+        potential_energy(points, labels, normalization="log")
+    with pytest.raises(ValueError, match=r"backend must be 'auto' or one of .*, got 'cuda'"):
+        potential_energy(points, labels, backend="cuda")
+    with pytest.raises(ValueError, match=r"points must be \(n, D\), got shape \(4,\)"):
+        potential_energy(points[0], labels)
+    with pytest.raises(ValueError, match=r"labels must be \(19,\) like the points, got shape \(18,\)"):
+        potential_energy(points, labels[1:])
+    with pytest.raises(TypeError, match="labels must be integers"):
+        class_potential(points, 0, points, labels.float())
+
+
+def test_no_points_have_no_energy():
+    nothing = Charges(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
+    for backend in BACKENDS.values():
+        assert backend(nothing, nothing, Field(PowerLaw()), PairWeights()).item() == 0
