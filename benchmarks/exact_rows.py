@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,8 +13,9 @@ from pfml.superposition import Field
 
 __all__ = ["exact_gradient_rows", "gradient_rows"]
 
-#: Other charges that are handled at once.
-CHUNK = 256
+#: Differences that are held at once, and anchors whose distances are.
+DIFFERENCES_AT_ONCE = 2**20
+ANCHORS_AT_ONCE = 64
 
 
 def gradient_rows(charges: ChargeSet, rows: Tensor) -> Tensor:
@@ -36,7 +39,7 @@ def exact_gradient_rows(charges: ChargeSet, field: Field, rows: Tensor) -> Tenso
     slopes = _anchor_slopes(positions, labels, field, len(charges.samples.points))  # (2, n)
 
     gradient = torch.zeros(len(rows), points.shape[1], dtype=torch.float64)
-    for columns in torch.arange(len(points)).split(CHUNK):
+    for columns in torch.arange(len(points)).split(max(DIFFERENCES_AT_ONCE // gradient.numel(), 1)):
         difference = positions[rows, None] - positions[None, columns]  # (k, chunk, D)
         r = torch.linalg.vector_norm(difference, dim=2)  # (k, chunk)
         same_class = labels[rows, None] == labels[None, columns]
@@ -60,16 +63,17 @@ def _anchor_slopes(positions: Tensor, labels: Tensor, field: Field, num_samples:
     if field.rule.linear:
         slopes[:, :num_anchors] = 1.0
         return slopes
-    for anchors in torch.arange(num_anchors).split(CHUNK):
-        r = torch.cdist(positions[anchors], positions, compute_mode="use_mm_for_euclid_dist")  # (chunk, n)
+    for anchors in torch.arange(num_anchors).split(ANCHORS_AT_ONCE):
+        r = torch.cdist(positions[anchors], positions, compute_mode="use_mm_for_euclid_dist")  # (anchors, n)
+        r[torch.arange(len(anchors)), anchors] = math.nan  # no pair, whatever it is compared with
         same_class = labels[anchors, None] == labels[None, :]
-        other_charge = anchors[:, None] != torch.arange(len(positions))[None, :]
-        own = _pair_sums(field.own_pair, r, same_class & other_charge)
+        own = _pair_sums(field.own_pair, r, same_class)
         other = _pair_sums(field.other_pair, r, ~same_class)
         slopes[:, anchors] = torch.stack(field.anchor_slopes(own, other))
     return slopes
 
 
-def _pair_sums(pair: Interaction, r: Tensor, counts: Tensor) -> Tensor:
-    counts = counts & (r >= pair.start) & (r < pair.stop)
-    return torch.where(counts, pair.potential(r), 0.0).sum(dim=1)
+def _pair_sums(pair: Interaction, r: Tensor, relation: Tensor) -> Tensor:
+    """The potential of each row's pairs, summed, (rows,); most pairs are out of reach, and not even looked up."""
+    row, column = (relation & (r >= pair.start) & (r < pair.stop)).nonzero(as_tuple=True)
+    return r.new_zeros(len(r)).index_add_(0, row, pair.potential(r[row, column]))

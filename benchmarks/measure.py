@@ -5,38 +5,31 @@ python benchmarks/measure.py '{"method": "tiled", "state": "random", "points": 1
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import json
 import math
-import os
-import re
-import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import torch
 
 from charge_sets import DELTA, DIMS, ChargeSet, charge_set, share_inside
 from exact_rows import exact_gradient_rows, gradient_rows
+from machine import OthersClock, available_bytes, peak_extra_bytes
 from methods import METHODS, Step
 from pfml.backends import BACKENDS
 from pfml.superposition import Charges, Field, PairWeights
 
-__all__ = ["MIB", "Case", "Measurement", "available_bytes", "measure"]
+__all__ = ["Case", "Measurement", "measure"]
 
-MIB = 2**20
 #: Up to here every row is checked against the dense backend in float64, above it CHECKED_ROWS against exact rows.
 CHECKED_FULLY = 1_600
 CHECKED_ROWS = 64
 #: A first run longer than this is not a warm-up but the measurement: nothing that warms up takes that long.
 LONG_ENOUGH = 20.0
-#: No case may take more than this share of the memory that is available.
-MEMORY_SHARE = 0.8
+#: No case may take more than this share of the available memory, which others may want too.
+MEMORY_SHARE = 0.6
 _SMALLEST = 200  # points; runs before anything is measured, so that loading code costs neither time nor memory
 
 
@@ -77,20 +70,21 @@ def measure(case: Case) -> Measurement:
     method = METHODS[case.method]
     result = Measurement(case.method, case.state, case.points, DIMS)
     expected = method.bytes_per_pair * case.points**2
-    if expected > MEMORY_SHARE * available_bytes():
-        note = f"not attempted: needs about {expected / 2**30:.0f} GiB, {available_bytes() / 2**30:.0f} GiB available"
-        return replace(result, note=note)
+    available = available_bytes()
+    if expected > MEMORY_SHARE * available:
+        size = f"{expected / 2**30:.0f} GiB, more than {MEMORY_SHARE:.0%} of the {available / 2**30:.0f} GiB available"
+        return replace(result, note=f"not attempted: needs about {size}")
 
     charges = charge_set(case.points, case.state)
     result = replace(result, share_inside_delta=share_inside(charges, DELTA))
     method.step(charge_set(_SMALLEST, case.state))()
-    first_time, peak = _peak_extra_bytes(lambda: method.step(charges))
-    result = replace(result, peak_extra_mib=peak / MIB)
+    first_time, peak = peak_extra_bytes(lambda: method.step(charges)())
+    result = replace(result, peak_extra_mib=peak / 2**20)
     if method.field is not None:
         result = replace(result, force_error=_force_error(charges, method.field))
 
     product = METHODS["product"].step(charges)
-    clock = _OthersClock()
+    clock = OthersClock()
     before = _times(product, repeats=min(case.repeats, 5), seconds=case.seconds / 10, warm_up=True)
     if first_time > LONG_ENOUGH:
         times = [first_time]
@@ -111,11 +105,6 @@ def measure(case: Case) -> Measurement:
     )
 
 
-def available_bytes() -> int:
-    """MemAvailable of this machine."""
-    return _kib(Path("/proc/meminfo"), "MemAvailable") * 1024
-
-
 def _times(step: Step, repeats: int, seconds: float, *, warm_up: bool = False) -> list[float]:
     """Seconds of each run: at least one, and no further one once `seconds` are spent."""
     if warm_up:
@@ -126,58 +115,6 @@ def _times(step: Step, repeats: int, seconds: float, *, warm_up: bool = False) -
         step()
         times.append(time.perf_counter() - start)
     return times
-
-
-def _peak_extra_bytes(setup: Callable[[], Step]) -> tuple[float, int]:
-    """Seconds of a first run, set-up excluded, and how far it raised the resident memory above what it found.
-
-    The first full-size run finds an allocator that holds nothing back, so no reuse hides a part of its peak.
-    """
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    resident = _kib(Path("/proc/self/status"), "VmRSS") * 1024
-    forgot = _forget_peak()
-    step = setup()
-    start = time.perf_counter()
-    step()
-    seconds = time.perf_counter() - start
-    peak = _kib(Path("/proc/self/status"), "VmHWM") if forgot else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return seconds, max(peak * 1024 - resident, 0)
-
-
-class _OthersClock:
-    """Counts how many cores other processes keep busy: with them in the way, no time here means much."""
-
-    def __init__(self) -> None:
-        self._start = time.perf_counter(), self._seconds()
-
-    @staticmethod
-    def _seconds() -> float:
-        """Seconds of all cores spent on anything but this process, since an arbitrary moment."""
-        fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-        busy = sum(fields) - fields[3] - fields[4]  # less idle and waiting for disks
-        own = os.times()
-        return busy / os.sysconf("SC_CLK_TCK") - own.user - own.system
-
-    def cores_busy(self) -> float:
-        """Cores that were busy elsewhere, on average since construction."""
-        moment, seconds = self._start
-        return max((self._seconds() - seconds) / (time.perf_counter() - moment), 0.0)
-
-
-def _forget_peak() -> bool:
-    """Reset VmHWM to the present resident memory; False where the kernel does not permit it."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
-
-
-def _kib(path: Path, name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB", path.read_text(), re.MULTILINE)
-    assert found, f"{path} has no {name}"
-    return int(found[1])
 
 
 def _force_error(charges: ChargeSet, field: Field) -> float:

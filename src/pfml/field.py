@@ -132,13 +132,13 @@ class PowerLaw(_TwoRadii):
             raise ValueError(f"alpha must be a positive number, got {self.alpha}; for alpha = 0 use LogarithmicLaw")
 
     def attraction(self, r: Tensor) -> Tensor:
-        return -_power(r.clamp_min(self.contact), -self.alpha)
+        return -_power(torch.where(r < self.contact, self.contact, r), -self.alpha)
 
     def attraction_slope(self, r: Tensor) -> Tensor:
         return torch.where(r < self.contact, 0.0, self.alpha * _power(r, -self.alpha - 1))
 
     def repulsion(self, r: Tensor) -> Tensor:
-        return _power(r.clamp_max(self.reach), -self.alpha)
+        return _power(torch.where(r < self.reach, r, self.reach), -self.alpha)
 
     def repulsion_slope(self, r: Tensor) -> Tensor:
         return torch.where(r < self.reach, -self.alpha * _power(r, -self.alpha - 1), 0.0)
@@ -155,13 +155,13 @@ class LogarithmicLaw(_TwoRadii):
     decays = False
 
     def attraction(self, r: Tensor) -> Tensor:
-        return r.clamp_min(self.contact).log()
+        return torch.where(r < self.contact, self.contact, r).log()
 
     def attraction_slope(self, r: Tensor) -> Tensor:
         return torch.where(r < self.contact, 0.0, 1 / r)
 
     def repulsion(self, r: Tensor) -> Tensor:
-        return -r.clamp_max(self.reach).log()
+        return -torch.where(r < self.reach, r, self.reach).log()
 
     def repulsion_slope(self, r: Tensor) -> Tensor:
         return torch.where(r < self.reach, -1 / r, 0.0)
@@ -180,7 +180,7 @@ class ContrastiveLaw(_TwoRadii):
     core = 0.0  # nothing is singular here
 
     def attraction(self, r: Tensor) -> Tensor:
-        return r.clamp_min(self.contact).square()
+        return torch.where(r < self.contact, self.contact, r).square()
 
     def attraction_slope(self, r: Tensor) -> Tensor:
         return torch.where(r < self.contact, 0.0, 2 * r)
@@ -188,7 +188,7 @@ class ContrastiveLaw(_TwoRadii):
     def repulsion(self, r: Tensor) -> Tensor:
         if self.bounded:
             return (self.reach - r).clamp_min(0).square()
-        return -r.clamp_max(self.reach).square()
+        return -torch.where(r < self.reach, r, self.reach).square()
 
     def repulsion_slope(self, r: Tensor) -> Tensor:
         inside = 2 * (r - self.reach) if self.bounded else -2 * r

@@ -20,9 +20,7 @@ TOLERANCE = {torch.float32: (1e-5, 1e-4), torch.float64: (1e-11, 1e-9)}
 def check_backend(name, state, field, weights, *, dtype=torch.float32, device="cpu", on_sphere=True):
     """Compare a backend with the dense reference in float64, on the same float32 points."""
     expected = energy_and_gradients(REFERENCE, state, field, weights, dtype=torch.float64, on_sphere=on_sphere)
-    got = energy_and_gradients(
-        BACKENDS[name], state, field, weights, dtype=dtype, device=device, on_sphere=on_sphere
-    )
+    got = energy_and_gradients(BACKENDS[name], state, field, weights, dtype=dtype, device=device, on_sphere=on_sphere)
     value_tolerance, gradient_tolerance = TOLERANCE[dtype]
     scale = max(abs(expected[0].item()), 1e-3 * state.num_samples)
     assert abs(got[0] - expected[0]).item() <= value_tolerance * scale
@@ -77,9 +75,7 @@ def test_awkward_sizes_and_crowded_states(
     state = State(num_samples, num_classes, per_class, dim, spread, seed)
     if dim == 1:
         on_sphere = False  # on the 0-sphere no point can move, and what is left is rounding
-    check_backend(
-        name, state, FIELDS[field], WEIGHTS[weights], dtype=dtype, device=device, on_sphere=on_sphere
-    )
+    check_backend(name, state, FIELDS[field], WEIGHTS[weights], dtype=dtype, device=device, on_sphere=on_sphere)
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfml.backends.sweep import CHUNK, Group, sweep
+from pfml.backends.sweep import Group, chunks, sweep
 from pfml.sphere import inverse_norms
 from pfml.superposition import Charges, Field, PairWeights, field_of
 
@@ -115,7 +115,7 @@ def _groups(
         group = Group(
             points=group_points,
             labels=group_labels,
-            inverse_norms=torch.cat([inverse_norms(part) for part in group_points.split(CHUNK)]) if sphere else None,
+            inverse_norms=_inverse_norms(group_points) if sphere else None,
             centre=group_points.new_zeros(group_points.shape[1], dtype=torch.float64),
             squared_norms=group_points.new_zeros(len(group_points), dtype=torch.float64),
             sums=group_points.new_zeros(2, len(group_points), dtype=torch.float64),
@@ -123,12 +123,20 @@ def _groups(
             gradient=torch.zeros_like(group_points) if gradients else None,
         )
         made.append(group)
-    few = torch.cat([group.exact(slice(0, CHUNK)) for group in made])
+    few = torch.cat([group.exact(slice(0, 512)) for group in made])
     for group in made:
         if len(few):
             group.centre = few.mean(dim=0)
         group.prepare()
     return made[0], made[1]
+
+
+def _inverse_norms(points: Tensor) -> Tensor:
+    """1 / |points|, (n, 1) in float64, without a float64 copy of all points."""
+    inverse = points.new_empty(len(points), 1, dtype=torch.float64)
+    for rows in chunks(points):
+        inverse[rows] = inverse_norms(points[rows])
+    return inverse
 
 
 def _gradient_or_nothing(group: Group) -> Tensor:

@@ -21,27 +21,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
-from pfml.energy import class_potential
+from pfml.experiments.descent import descent, end_of_descent, field_and_gradient
 from pfml.field import ContrastiveLaw, DecayLaw, PowerLaw, attraction
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 __all__ = [
     "LAWS",
     "Outcome",
     "TheoryConfig",
     "ball_minimizers",
-    "descent",
-    "field_and_gradient",
     "has_radial_minimum",
+    "in_their_span",
     "largest_delta",
     "matched_distances",
+    "proxies_at_rest",
     "theory_outcomes",
     "theory_table",
 ]
@@ -87,6 +84,8 @@ class TheoryConfig:
             raise ValueError(
                 f"num_proxies must lie in [2, num_points], got {self.num_proxies} proxies and {self.num_points} points"
             )
+        if not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise ValueError(f"alpha must be a positive number, got {self.alpha}")
         if self.trials < 1:
             raise ValueError(f"trials must be at least 1, got {self.trials}")
 
@@ -97,6 +96,7 @@ class Outcome:
 
     Attributes:
         dims: D.
+        alpha: Rate of decay of the PFML field.
         law: A key of `LAWS`.
         trial: Number of the point set.
         num_points: n.
@@ -111,6 +111,7 @@ class Outcome:
     """
 
     dims: int
+    alpha: float
     law: str
     trial: int
     num_points: int
@@ -142,75 +143,10 @@ def largest_delta(points: Tensor, *, alpha: float) -> Tensor:
     return torch.minimum(first, second)
 
 
-def field_and_gradient(locations: Tensor, points: Tensor, law: DecayLaw) -> tuple[Tensor, Tensor]:
-    """Psi_att, (T, k), and its gradient, (T, k, D), at `locations`, each in the field of its own trial's `points`.
-
-    Args:
-        locations: Where to measure, (T, k, D).
-        points: The data of each trial, (T, n, D).
-        law: Their decay law.
-    """
-    labels = points.new_zeros(points.shape[1], dtype=torch.int64)
-
-    def potential(where: Tensor, charges: Tensor) -> Tensor:
-        return class_potential(where, 0, charges, labels, law=law)
-
-    moving = locations.detach().requires_grad_()
-    with torch.enable_grad():
-        potentials = torch.vmap(potential)(moving, points)
-    (gradient,) = torch.autograd.grad(potentials.sum(), moving)
-    return potentials.detach(), gradient
-
-
-def descent(
-    start: Tensor, points: Tensor, law: DecayLaw, *, longest: Tensor | float, steps: int, balls: Tensor | None = None
-) -> Iterator[Tensor]:
-    """The positions, (T, k, D), after each of `steps` steps down the field of `points`.
-
-    The force grows by orders of magnitude towards a datum and vanishes inside it, so its size is of no use as a step.
-    A step has the direction of the force and a length of its own: halved after a step that would lead up, which is not
-    taken, and raised by half after one that leads down. So nothing jumps over a barrier higher than where it is.
-
-    Args:
-        start: Where to begin, (T, k, D).
-        points: The data, (T, n, D).
-        law: Their decay law.
-        longest: Length of the first step, which no step exceeds; a number or (T, 1, 1).
-        steps: How many.
-        balls: Centres, (T, k, D), of the balls of radius delta that the positions must not leave, if any.
-    """
-    where = start
-    longest = torch.as_tensor(longest, dtype=start.dtype).expand(len(start), 1, 1)
-    length = longest.expand(*start.shape[:2], 1)
-    height, gradient = field_and_gradient(where, points, law)
-    for _ in range(steps):
-        ahead = where - length * torch.nn.functional.normalize(gradient, dim=-1, eps=1e-300)
-        if balls is not None:
-            # Just inside: a datum's own pull acts on its sphere, and the proof asks about the others' alone.
-            ahead = balls + _shortened(ahead - balls, law.contact * (1 - 1e-9))
-        height_ahead, gradient_ahead = field_and_gradient(ahead, points, law)
-        lower = height_ahead < height
-        height = torch.where(lower, height_ahead, height)
-        where = torch.where(lower[..., None], ahead, where)
-        gradient = torch.where(lower[..., None], gradient_ahead, gradient)
-        length = torch.where(lower[..., None], (1.5 * length).minimum(longest), 0.5 * length)
-        yield where
-
-
-def _shortened(vectors: Tensor, longest: float) -> Tensor:
-    lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return vectors * (longest / lengths).clamp_max(1)
-
-
-def _last(positions: Iterator[Tensor]) -> Tensor:
-    *_, last = positions
-    return last
-
-
 def ball_minimizers(points: Tensor, law: DecayLaw) -> Tensor:
     """z*, (T, n, D): where the field of all `points`, (T, n, D), is lowest in the closed delta-ball around each."""
     delta = law.contact
-    return _last(descent(points, points, law, longest=delta, steps=60, balls=points))
+    return end_of_descent(descent(points, points, law, longest=delta, steps=60, balls=points))
 
 
 def has_radial_minimum(points: Tensor, minimizers: Tensor, law: DecayLaw) -> Tensor:
@@ -233,6 +169,12 @@ def has_radial_minimum(points: Tensor, minimizers: Tensor, law: DecayLaw) -> Ten
     return (slope(radius - step) <= 0) & (slope(radius + step) > 0)
 
 
+def proxies_at_rest(start: Tensor, points: Tensor, law: DecayLaw) -> Tensor:
+    """Where proxies from `start`, (T, m, D), come to rest in the field of `points`; they do not act on each other."""
+    spread = points.square().sum(dim=-1).mean(dim=1).sqrt()[:, None, None]  # (T, 1, 1)
+    return end_of_descent(descent(start, points, law, longest=0.05 * spread, steps=200))
+
+
 def matched_distances(proxies: Tensor, points: Tensor, *, power: int) -> Tensor:
     """Distances, (m,), under the one-to-one matching of proxies to points with the least sum of distance^power."""
     from scipy.optimize import linear_sum_assignment
@@ -242,22 +184,33 @@ def matched_distances(proxies: Tensor, points: Tensor, *, power: int) -> Tensor:
     return distances[torch.from_numpy(rows), torch.from_numpy(columns)]
 
 
+def in_their_span(points: Tensor) -> Tensor:
+    """Coordinates of `points`, (T, k, D), in a basis of their own span: (T, k, min(D, k)), the same distances.
+
+    All forces are combinations of differences of points, so nothing ever leaves the span, and D = 512 costs no more
+    than D = k. Nothing is approximated.
+    """
+    coordinates: Tensor = torch.linalg.qr(points.mT).R.mT
+    return coordinates
+
+
 def theory_outcomes(config: TheoryConfig) -> Iterator[list[Outcome]]:
     """The outcomes of all trials, for one dimension and law after the other; deterministic in `config`."""
     for dims in config.dims:
         generator = torch.Generator().manual_seed(config.seed)
         shape = (config.trials, config.num_points + config.num_proxies, dims)
         drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
-        data, proxies = drawn.split([config.num_points, config.num_proxies], dim=1)
+        drawn = in_their_span(drawn)
+        data, proxies = drawn[:, : config.num_points], drawn[:, config.num_points :]
         delta = MARGIN * largest_delta(data, alpha=config.alpha)[:, None, None]
         for name in LAWS:
-            yield _outcomes(data / delta, proxies / delta, name, LAWS[name](config.alpha))
+            yield _outcomes(data / delta, proxies / delta, name, dims=dims, alpha=config.alpha)
 
 
-def _outcomes(data: Tensor, start: Tensor, name: str, law: DecayLaw) -> list[Outcome]:
+def _outcomes(data: Tensor, start: Tensor, name: str, *, dims: int, alpha: float) -> list[Outcome]:
+    law = LAWS[name](alpha)
     minima = has_radial_minimum(data, ball_minimizers(data, law), law).sum(dim=1)  # (T,)
-    spread = data.square().sum(dim=-1).mean(dim=1).sqrt()[:, None, None]  # (T, 1, 1)
-    proxies = _last(descent(start, data, law, longest=0.05 * spread, steps=300))
+    proxies = proxies_at_rest(start, data, law)
     distances = torch.cdist(proxies, data, compute_mode="donot_use_mm_for_euclid_dist")  # (T, m, n)
     nearest, owner = distances.min(dim=-1)  # (T, m)
     within = nearest <= law.contact * (1 + SLACK)
@@ -266,7 +219,8 @@ def _outcomes(data: Tensor, start: Tensor, name: str, law: DecayLaw) -> list[Out
     unsettled = ~within & (net_pull > BALANCE * pulls)
     return [
         Outcome(
-            dims=data.shape[2],
+            dims=dims,
+            alpha=alpha,
             law=name,
             trial=trial,
             num_points=data.shape[1],
@@ -275,9 +229,61 @@ def _outcomes(data: Tensor, start: Tensor, name: str, law: DecayLaw) -> list[Out
             within=int(within[trial].sum()),
             unsettled=int(unsettled[trial].sum()),
             farthest=nearest[trial].max().item(),
-            one_to_one=len(owner[trial].unique()) == proxies.shape[1],
+            one_to_one=len(set(owner[trial].tolist())) == proxies.shape[1],
             paper_w2=matched_distances(proxies[trial], data[trial], power=1).mean().item(),
             true_w2=matched_distances(proxies[trial], data[trial], power=2).square().mean().sqrt().item(),
         )
         for trial in range(len(data))
+    ]
+
+
+def theory_table(outcomes: Sequence[Outcome]) -> Table:
+    """One row per dimension and law, over all trials; lengths in units of delta."""
+    groups: dict[tuple[int, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.dims, outcome.law), []).append(outcome)
+    if not groups:
+        raise ValueError("outcomes must not be empty: there is nothing to show")
+    table = Table(title="Proposition 1 and Corollary 1 on random points; lengths in units of delta")
+    table.add_column("D", justify="right")
+    table.add_column("law")
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="right")
+    for (dims, law), group in groups.items():
+        rivals = groups.get((dims, "CPML"), []) if law == "PFML" else []
+        table.add_row(str(dims), law, *_cells(group, rivals), end_section=law == "CPML")
+    first, unsettled = outcomes[0], sum(outcome.unsettled for outcome in outcomes)
+    table.caption = (
+        f"{first.num_points} data, {first.num_proxies} proxies, alpha = {first.alpha:g}; "
+        "W2: mean (largest) over trials; the last three columns count trials"
+        + (f"; {unsettled} proxies had not come to rest" if unsettled else "")
+    )
+    return table
+
+
+_HEADINGS = (
+    "data with a\nminimum",
+    "proxies\nwithin delta",
+    "farthest\nproxy",
+    "W2,\npaper's",
+    "W2,\ntrue",
+    "one proxy\nper datum",
+    "W2\n<= delta",
+    "W2 lower\nthan CPML",
+)
+
+
+def _cells(group: Sequence[Outcome], rivals: Sequence[Outcome]) -> list[str]:
+    paper_w2 = [o.paper_w2 for o in group]
+    fewest, most = min(o.minima for o in group), max(o.minima for o in group)
+    lower = sum(ours.paper_w2 < theirs.paper_w2 for ours, theirs in zip(group, rivals, strict=False))
+    return [
+        f"{fewest if fewest == most else f'{fewest} to {most}'} of {group[0].num_points}",
+        f"{sum(o.within for o in group) / sum(o.num_proxies for o in group):.0%}",
+        f"{max(o.farthest for o in group):.2f}",
+        f"{sum(paper_w2) / len(group):.2f} ({max(paper_w2):.2f})",
+        f"{sum(o.true_w2 for o in group) / len(group):.2f}",
+        f"{sum(o.one_to_one for o in group)} of {len(group)}",
+        f"{sum(w2 <= 1 + SLACK for w2 in paper_w2)} of {len(group)}",
+        f"{lower} of {len(group)}" if rivals else "",
     ]

@@ -41,7 +41,9 @@ def check_batch(embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
             f"embeddings are on {embeddings.device} but the proxies on {proxies.device}: "
             f"move the loss with loss.to({str(embeddings.device)!r})"
         )
-    return torch.ops.pfml.checked_labels(embeddings.detach(), labels.to(embeddings.device), proxies.detach(), num_classes)
+    return torch.ops.pfml.checked_labels(
+        embeddings.detach(), labels.to(embeddings.device), proxies.detach(), num_classes
+    )
 
 
 @torch.library.custom_op("pfml::checked_labels", mutates_args=())

@@ -24,17 +24,22 @@ def class_sample_proxies(samples: Tensor, per_class: int, *, generator: Generato
     return samples[order[:per_class].to(samples.device)]
 
 
-def kmeans_proxies(
-    samples: Tensor, per_class: int, *, generator: Generator | None = None, iterations: int = 20
-) -> Tensor:
-    """The centres of k-means over the samples of one class, on the sphere, (M, D); started by k-means++."""
+def kmeans_proxies(samples: Tensor, per_class: int, *, generator: Generator | None = None, restarts: int = 5) -> Tensor:
+    """The centres of k-means over the samples of one class, on the sphere, (M, D); the best of several starts."""
     if len(samples) <= per_class:
         return class_sample_proxies(samples, per_class, generator=generator)
-    centres = _spread_seeds(samples, per_class, generator)
+    starts = [_spread_seeds(samples, per_class, generator) for _ in range(restarts)]
+    candidates = [_lloyd(samples, seeds) for seeds in starts]
+    misfits = [torch.cdist(samples, centres).min(dim=1).values.square().sum() for centres in candidates]
+    return candidates[int(torch.stack(misfits).argmin())]
+
+
+def _lloyd(samples: Tensor, centres: Tensor, iterations: int = 20) -> Tensor:
+    """Move each centre to the mean direction of the samples nearest to it, until nothing moves."""
     for _ in range(iterations):
         nearest = torch.cdist(samples, centres).argmin(dim=1)
         sums = torch.zeros_like(centres).index_add_(0, nearest, samples)
-        occupied = torch.bincount(nearest, minlength=per_class) > 0
+        occupied = torch.bincount(nearest, minlength=len(centres)) > 0
         moved = torch.where(occupied[:, None], unit(sums), centres)  # an empty cluster waits where it is
         if torch.equal(moved, centres):
             break
