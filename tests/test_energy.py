@@ -1,13 +1,13 @@
 import pytest
 import torch
+
 from oracle import anchor_energies as loop_anchor_energies
 from oracle import class_potential as loop_class_potential
 from oracle import potential_energy as loop_energy
-from states import State, relative_error
-
 from pfml import PowerLaw, class_potential, class_potentials, forces, potential_energy
 from pfml.backends import BACKENDS
 from pfml.superposition import Charges, Field, PairWeights
+from states import State, relative_error
 
 LAW = {"delta": 0.3, "alpha": 2.5, "delta_rep": 0.4}
 

@@ -5,9 +5,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import psi_att, psi_rep
-from states import FIELDS, Yukawa
 
+from oracle import psi_att, psi_rep
 from pfml.field import (
     ContrastiveLaw,
     DecayLaw,
@@ -18,6 +17,7 @@ from pfml.field import (
     power_law,
     repulsion,
 )
+from states import FIELDS, Yukawa
 
 LAWS = {name: field.law for name, field in FIELDS.items()}
 

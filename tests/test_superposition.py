@@ -3,10 +3,10 @@ import pickle
 
 import pytest
 import torch
-from states import FIELDS, Yukawa
 
 from pfml.field import ContrastiveLaw, LogarithmicLaw, PowerLaw
 from pfml.superposition import NORMALIZATIONS, Field, field_of
+from states import FIELDS, Yukawa
 
 
 @pytest.mark.parametrize("name", NORMALIZATIONS)

@@ -51,7 +51,7 @@ def theory(
     out.mkdir(parents=True, exist_ok=True)
     _print_theory(config, console)
     draw_theory(out / "theory.png")
-    console.print(f"{out / 'theory.png'}: the same proxies in the field of PFML and of CPML")
+    _print_line(console, f"{out / 'theory.png'}: the same proxies in the field of PFML and of CPML")
 
 
 def demo(out: Path = Path("out")) -> None:
@@ -65,7 +65,7 @@ def demo(out: Path = Path("out")) -> None:
     out.mkdir(parents=True, exist_ok=True)
     draw_field(out / "field.png")
     theory(out, dims=(2, 32, 512), trials=5)
-    _console().print(f"{out / 'field.png'}: the class potentials and forces of the paper's Figure 2")
+    _print_line(_console(), f"{out / 'field.png'}: the class potentials and forces of the paper's Figure 2")
 
 
 COMMANDS: dict[str, Any] = {"theory": theory, "demo": demo}
@@ -95,6 +95,11 @@ def _console() -> Console:
     # Without a terminal rich assumes 80 columns, and would break the tables.
     console = Console()
     return console if console.is_terminal else Console(width=120)
+
+
+def _print_line(console: Console, line: str) -> None:
+    # A path may hold brackets, which rich would read as markup, and may not be broken.
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def main(arguments: list[str] | None = None) -> None:

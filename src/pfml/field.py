@@ -210,6 +210,8 @@ def power_law(*, delta: float = 0.2, alpha: float = 3.0, delta_rep: float | None
 class Interaction:
     """Energy and slope of one pair at distance r, and the interval [start, stop) outside which both are zero.
 
+    `kink` is the radius at which the slope may jump; below `flat_below` there is no slope.
+
     Below `core` the potential continues as the straight line that touches it there. Its energy at r = 0 is
     finite, and its force keeps the size |slope(core)|, so two charges that almost coincide still separate. Two
     charges that coincide exactly have no direction to separate in, and feel none.
@@ -221,6 +223,8 @@ class Interaction:
     core: float
     start: float
     stop: float
+    kink: float
+    flat_below: float
 
     def potential(self, r: Tensor) -> Tensor:
         """The energy of a pair at each distance r, inside [start, stop)."""
@@ -246,14 +250,16 @@ def attraction(law: DecayLaw, *, shifted: bool) -> Interaction:
     """Attraction under `law`; shifted to be zero on contact (same forces, no constants) or as Eq. 1 has it."""
     offset = _limit(law.attraction, law.core) if shifted else 0.0
     start = law.contact if shifted else 0.0
-    return Interaction(law.attraction, law.attraction_slope, offset, law.core, start, math.inf)
+    return Interaction(
+        law.attraction, law.attraction_slope, offset, law.core, start, math.inf, kink=law.contact, flat_below=law.contact
+    )
 
 
 def repulsion(law: DecayLaw, *, shifted: bool) -> Interaction:
     """Repulsion under `law`; shifted to be zero out of reach (same forces, no constants) or as Eq. 2 has it."""
     offset = _limit(law.repulsion, law.reach) if shifted else 0.0
     stop = law.reach if shifted else math.inf
-    return Interaction(law.repulsion, law.repulsion_slope, offset, law.core, 0.0, stop)
+    return Interaction(law.repulsion, law.repulsion_slope, offset, law.core, 0.0, stop, kink=law.reach, flat_below=0.0)
 
 
 def check_law(law: DecayLaw) -> None:

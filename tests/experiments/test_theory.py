@@ -28,7 +28,7 @@ from pfml.experiments.theory import (
 )
 
 PFML, CPML = LAWS["PFML"](3.0), LAWS["CPML"](3.0)
-LOW, HIGH = (2, 3, 4), (8, 32, 128)
+LOW, HIGH = (2, 3, 4), (8, 32)
 
 
 @pytest.fixture(autouse=True)
@@ -110,15 +110,13 @@ def test_coordinates_in_the_span_keep_all_distances():
 # -------------------------------------------------------------------------------------------------------- Proposition 1
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("dims", [*LOW, *HIGH])
+@pytest.mark.parametrize(("dims", "seed"), [*itertools.product(LOW, (0, 1)), *itertools.product(HIGH, (0,))])
 def test_pfml_has_a_minimum_within_delta_of_every_datum(dims, seed):
     data = random_data(dims, seed=seed)
     assert has_radial_minimum(data, ball_minimizers(data, PFML), PFML).all()
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("dims", [*LOW, *HIGH])
+@pytest.mark.parametrize(("dims", "seed"), [*itertools.product(LOW, (0, 1)), *itertools.product(HIGH, (0,))])
 def test_cpml_has_a_minimum_within_delta_of_at_most_one_datum(dims, seed):
     data = random_data(dims, seed=seed)
     assert (has_radial_minimum(data, ball_minimizers(data, CPML), CPML).sum(dim=1) <= 1).all()
@@ -175,7 +173,7 @@ def test_on_a_line_across_the_pull_cpml_has_a_minimum_at_every_datum():
 # ---------------------------------------------------------------------------------------------------------- Corollary 1
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_in_few_dimensions_every_pfml_proxy_ends_within_delta(seed):
     for outcome in outcomes_in_few_dimensions("PFML", seed):
         assert outcome.within == outcome.num_proxies
@@ -303,14 +301,14 @@ SMALL = ["theory", "--dims=[2]", "--points=8", "--proxies=3", "--alpha=2", "--tr
 
 
 def test_pfml_theory_prints_the_table_and_writes_the_picture(tmp_path, capsys):
-    main([*SMALL, f"--out={tmp_path / 'new'}"])
+    main([*SMALL, f"--out={tmp_path / '[new]'}"])
     printed = capsys.readouterr().out
     assert "8 data, 3 proxies, alpha = 2;" in printed
     assert "2 │ PFML │" in printed
     assert "3 │ PFML │" not in printed
     assert "of 2 │" in printed
-    assert "new/theory.png" in printed.replace("\n", "")
-    assert (tmp_path / "new" / "theory.png").stat().st_size > 10_000
+    assert str(tmp_path / "[new]" / "theory.png") in printed
+    assert (tmp_path / "[new]" / "theory.png").stat().st_size > 10_000
 
 
 def test_the_seed_of_pfml_theory_changes_its_table(tmp_path, capsys, monkeypatch):
@@ -326,10 +324,10 @@ def test_pfml_demo_prints_the_table_and_writes_two_pictures_with_two_panels_each
     pyplot_was_there = "matplotlib.pyplot" in sys.modules
     main(["demo", f"--out={tmp_path}"])
     assert ("matplotlib.pyplot" in sys.modules) == pyplot_was_there  # drawing leaves global state alone
-    printed = capsys.readouterr().out.replace("\n", "")
+    printed = capsys.readouterr().out
     assert "512 │ CPML │" in printed
     for name in ("field.png", "theory.png"):
-        assert name in printed
+        assert str(tmp_path / name) in printed
         pixels = torch.from_numpy(imread(tmp_path / name)[..., :3].copy())
         height, width, _ = pixels.shape
         assert min(height, width) > 500

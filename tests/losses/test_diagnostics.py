@@ -2,10 +2,10 @@ import math
 
 import pytest
 import torch
-from states import State
 
 from pfml import CollapseWarning, PotentialFieldLoss
 from pfml.sphere import unit
+from states import State
 
 
 def loops(points, labels, delta, reach):
@@ -35,7 +35,7 @@ def test_diagnostics_count_what_the_loops_count():
     assert report.active_repulsions == repelling
     assert report.active_repulsion_share == pytest.approx(share)
     assert report.same_class_inside_delta == pytest.approx(inside)
-    assert 0 < repelling
+    assert repelling > 0
     assert 0 < inside < 1
     distances = [math.dist(p, q) for c in state.proxies.view(4, 3, 6).tolist() for p in c for q in c if p is not q]
     assert report.proxy_spread == pytest.approx(sum(distances) / len(distances), rel=1e-5)

@@ -5,12 +5,12 @@ import io
 
 import pytest
 import torch
-from oracle import potential_energy as loop_energy
-from states import Yukawa, relative_error
 
+from oracle import potential_energy as loop_energy
 from pfml import LabelMap, PotentialFieldLoss, PowerLaw
 from pfml.backends import BACKENDS
 from pfml.sphere import unit
+from states import Yukawa, relative_error
 
 C, D = 5, 8
 

@@ -248,11 +248,10 @@ def _within_reach(squares: Tensor, candidates: Tensor | None, limit: float) -> T
 
 
 def _delicate(squares: Tensor, pair: Interaction, margin: float, near: float) -> Tensor:
-    """Where a product is not good enough: close pairs, and pairs at an edge of the interaction."""
-    delicate = squares < near
-    for edge in (pair.start, pair.stop):
-        if 0 < edge < math.inf:
-            delicate |= (squares >= edge**2 - margin) & (squares < edge**2 + margin)
+    """Where a product is not good enough: close pairs with a force, and pairs at the kink, where the force jumps."""
+    delicate = (squares >= pair.kink**2 - margin) & (squares < pair.kink**2 + margin)
+    if near > pair.flat_below**2:
+        delicate |= (squares < near) & (squares >= pair.flat_below**2 - margin)
     return delicate
 
 

@@ -206,7 +206,7 @@ def _field_legend(delta: float) -> list[Line2D]:
         handles.append(_entry("*", face, edge, 14, f"proxies of class {label + 1}"))
     handles.append(Line2D([], [], color=INK, linewidth=0.8, linestyle=DASHES, label=rf"$\delta$ = {delta:g}"))
     handles.append(_entry(r"$\rightarrow$", INK, INK, 13, "force (length: log of its size)"))
-    handles.append(_entry(r"$\rightarrow$", ORANGE, ORANGE, 15, "force on a proxy"))
+    handles.append(_entry(r"$\rightarrow$", ORANGE, ORANGE, 15, "force on a proxy (direction)"))
     return handles
 
 
