@@ -251,7 +251,14 @@ def attraction(law: DecayLaw, *, shifted: bool) -> Interaction:
     offset = _limit(law.attraction, law.core) if shifted else 0.0
     start = law.contact if shifted else 0.0
     return Interaction(
-        law.attraction, law.attraction_slope, offset, law.core, start, math.inf, kink=law.contact, flat_below=law.contact
+        law.attraction,
+        law.attraction_slope,
+        offset,
+        law.core,
+        start,
+        math.inf,
+        kink=law.contact,
+        flat_below=law.contact,
     )
 
 

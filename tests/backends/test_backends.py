@@ -90,6 +90,11 @@ def test_collapsed_and_coincident_points_are_finite(name, field):
         assert gradient.abs().max() == 0  # points that coincide have no direction to go in
     state.proxies[::2] += 0.3  # two heaps
     check_backend(name, state, FIELDS[field], PairWeights(), on_sphere=False)
+    many = State(num_samples=60, num_classes=30, per_class=4, dim=12)  # more than a few in one place
+    many.samples[:] = many.samples[0]
+    many.proxies[:] = many.samples[0]
+    many.proxies[::3] += 0.3
+    check_backend(name, many, FIELDS[field], PairWeights(), on_sphere=False)
 
 
 @pytest.mark.parametrize("tile_pairs", [16, 100, 2**20])
@@ -99,6 +104,7 @@ def test_the_tiled_result_does_not_depend_on_which_path_a_pair_takes(monkeypatch
     """Tiny tiles, lists, matrices, differences and the climb to float64 all give the same field."""
     monkeypatch.setitem(sweep.TILE_PAIRS, "cpu", tile_pairs)
     monkeypatch.setattr(sweep, "FEW", few)
+    monkeypatch.setattr(sweep, "FEW_AT_LEAST", 0)
     monkeypatch.setattr(sweep, "SPARSE", sparse)
     for spread in (0.3, 0.02):
         state = State(num_samples=14, num_classes=3, per_class=4, dim=8, spread=spread)

@@ -202,16 +202,20 @@ def test_all_cpml_proxies_end_at_one_place():
     torch.testing.assert_close(ends, ends[:, :1].expand_as(ends), atol=1e-3, rtol=0)
 
 
+def hessian_of_the_field(where, points, step=1e-5):
+    """Differences of gradients, (D, D): torch's cdist has a second derivative only since lately."""
+    shifts = step * torch.eye(len(where), dtype=where.dtype)
+    ahead, behind = (field_and_gradient((where + s)[None], points[None], PFML)[1][0] for s in (shifts, -shifts))
+    return (ahead - behind) / (2 * step)
+
+
 @pytest.mark.parametrize("dims", [2, 5, 8])
 def test_the_laplacian_of_the_field_has_the_sign_of_dims_minus_alpha_minus_two(dims):
     data, alpha = random_data(dims, trials=1, size=10)[0], 3.0
-    labels = torch.zeros(10, dtype=torch.int64)
     where = data[0] + 1.5 * random_directions((dims,))
-    hessian = torch.autograd.functional.hessian(
-        lambda place: class_potential(place[None], 0, data, labels, law=PFML).sum(), where
-    )
+    hessian = hessian_of_the_field(where, data)
     expected = alpha * (dims - alpha - 2) * torch.cdist(where[None], data).pow(-alpha - 2).sum()
-    assert hessian.trace().item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-12)
+    assert hessian.trace().item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
 
 
 def test_in_128_dimensions_pfml_has_a_minimum_far_from_all_data():
@@ -219,11 +223,8 @@ def test_in_128_dimensions_pfml_has_a_minimum_far_from_all_data():
     data = random_data(128, size=64, trials=2)
     end = proxies_at_rest(data.mean(dim=1, keepdim=True), data, PFML)
     assert (torch.cdist(end, data).amin(dim=-1) > 2).all()
-    labels = torch.zeros(64, dtype=torch.int64)
     for place, points in zip(end, data, strict=True):
-        hessian = torch.autograd.functional.hessian(
-            lambda where, points=points: class_potential(where, 0, points, labels, law=PFML).sum(), place
-        ).reshape(128, 128)
+        hessian = hessian_of_the_field(place[0], points)
         (gradient,) = field_and_gradient(place[None], points[None], PFML)[1]
         curvatures = torch.linalg.eigvalsh(hessian)
         assert curvatures.min() > 0

@@ -1,4 +1,4 @@
-"""The readable reference: every pair at once, distances from explicit differences, forces by autograd.
+"""The readable reference: every pair at once in float64, distances from explicit differences, forces by autograd.
 
 Memory is O(n^2), time O(n^2 D) at the speed of subtraction. Every other backend is tested against this one.
 """
@@ -16,7 +16,8 @@ __all__ = ["dense_energy"]
 
 def dense_energy(samples: Charges, proxies: Charges, field: Field, weights: PairWeights) -> Tensor:
     """The total energy of samples and proxies under `field`, a scalar."""
-    points = torch.cat([unit(group.points) if group.on_sphere else group.points for group in (samples, proxies)])
+    positions = [group.points.double() for group in (samples, proxies)]
+    points = torch.cat([unit(at) if g.on_sphere else at for at, g in zip(positions, (samples, proxies), strict=True)])
     labels = torch.cat([samples.labels, proxies.labels])
     is_proxy = torch.arange(len(points), device=points.device) >= len(samples.points)
 
@@ -33,12 +34,12 @@ def dense_energy(samples: Charges, proxies: Charges, field: Field, weights: Pair
         counts = relation & not_itself & (r >= pair.start) & (r < pair.stop)
         # r = 1 stands in where nothing is counted, so that no undefined gradient meets a zero weight
         potential = pair.potential(torch.where(counts, r, 1.0))
-        sums.append((torch.where(counts, potential, 0.0) * weight).sum(dim=1, dtype=torch.float64))  # (n,)
+        sums.append((torch.where(counts, potential, 0.0) * weight).sum(dim=1))  # (n,)
 
     energies = field.anchor_energies(*sums)
     if not field.rule.proxies_are_anchors:
         energies = energies[: len(samples.points)]
-    return energies.sum().to(points.dtype)
+    return energies.sum().to(samples.points.dtype)
 
 
 def _pair_weights(is_proxy: Tensor, weights: PairWeights, like: Tensor) -> tuple[Tensor, Tensor]:

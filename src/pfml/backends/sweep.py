@@ -38,14 +38,22 @@ SMALL_SET = 4096
 PREPARED_BYTES = 2**27
 #: Up to this share of a tile's pairs is taken by explicit differences (about a third of the product's time).
 FEW = 1 / 1024
+#: ... and up to this many in any case.
+FEW_AT_LEAST = 256
 #: Up to this share of a tile's pairs a list of pairs beats a matrix of them.
 SPARSE = 1 / 12
 #: Numbers that are handled at once in float64, so that they stay in a CPU's caches.
 CHUNK = 2**18
 
-#: Errors of r^2 from a product, relative to |a|^2 + |b|^2: bound, and where they reach 1e-4 of a steep force.
+#: Bound on the error of r^2 from a product, by its precision, relative to |a|^2 + |b|^2.
 EDGE = {torch.float32: 2e-6, torch.float64: 4e-15}
-NEAR = {torch.float32: 5e-3, torch.float64: 1e-9}
+#: Below this, relative to |a|^2 + |b|^2, that error is too large a share of r^2; by the precision of the points and
+#: of the product. It keeps a steep force within 1e-4 for float32 points, within 1e-9 for float64 points.
+NEAR = {
+    (torch.float32, torch.float32): 5e-3,
+    (torch.float32, torch.float64): 1e-9,
+    (torch.float64, torch.float64): 1e-5,
+}
 #: Where even float64 has only noise left, should more than a few pairs lie there.
 SMALLEST = 1e-15
 
@@ -206,14 +214,14 @@ def _interact(
     tile: Tile, squares: Tensor, candidates: Tensor | None, pair: Interaction, channel: int, weight: float
 ) -> None:
     """Add one interaction of the candidate pairs (None: all pairs of the tile)."""
-    few = int(squares.numel() * FEW) + 1
+    few = max(int(squares.numel() * FEW), FEW_AT_LEAST)
     while True:
         margin = EDGE[squares.dtype] * tile.scale
         listed = _within_reach(squares, candidates, pair.stop**2 + margin)  # (k,)
         if not len(listed):
             return
         picked = squares.view(-1).index_select(0, listed)  # (k,)
-        delicate = _delicate(picked, pair, margin, NEAR[squares.dtype] * tile.scale)
+        delicate = _delicate(picked, pair, margin, NEAR[tile.left.points.dtype, squares.dtype] * tile.scale)
         num_delicate = len(listed) if len(listed) <= few else int(delicate.count_nonzero())
         if num_delicate <= few or squares.dtype == torch.float64:
             break
