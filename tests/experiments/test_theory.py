@@ -10,7 +10,6 @@ import torch
 from matplotlib.image import imread
 
 from pfml.cli import main
-from pfml.energy import class_potential
 from pfml.experiments.descent import descent, field_and_gradient
 from pfml.experiments.theory import (
     LAWS,

@@ -32,8 +32,6 @@ OWN, OTHER = 0, 1  # rows of `Group.sums` and `Group.slopes`
 
 #: Pairs in a tile: 1,024 x 1,024 stay in a CPU's caches; a GPU wants larger ones.
 TILE_PAIRS = {"cpu": 2**20, "cuda": 2**24}
-#: Below this many points halve the side of a tile: less of the product is spent on the diagonal.
-SMALL_SET = 4096
 #: A group whose prepared copy is larger than this is prepared tile by tile instead.
 PREPARED_BYTES = 2**27
 #: Up to this share of a tile's pairs is taken by explicit differences (about a third of the product's time).
@@ -50,8 +48,8 @@ EDGE = {torch.float32: 2e-6, torch.float64: 4e-15}
 #: Below this, relative to |a|^2 + |b|^2, that error is too large a share of r^2; by the precision of the points and
 #: of the product. It keeps a steep force within 1e-4 for float32 points, within 1e-9 for float64 points.
 NEAR = {
-    (torch.float32, torch.float32): 5e-3,
-    (torch.float32, torch.float64): 1e-9,
+    (torch.float32, torch.float32): 3e-3,
+    (torch.float32, torch.float64): 1e-6,
     (torch.float64, torch.float64): 1e-5,
 }
 #: Where even float64 has only noise left, should more than a few pairs lie there.
@@ -173,8 +171,7 @@ def _tiles(left: Group, right: Group) -> Iterator[tuple[Tile, bool]]:
     if not len(left) or not len(right):
         return
     pairs = TILE_PAIRS.get(left.points.device.type, TILE_PAIRS["cpu"])
-    side = math.isqrt(pairs if len(right) > SMALL_SET else pairs // 4)
-    height = _even_split(len(left), side)
+    height = _even_split(len(left), math.isqrt(pairs))
     width = height if left is right else _even_split(len(right), max(pairs // height, 1))
     bands = [(rows, *_label_range(left, rows)) for rows in _slices(len(left), height)]
     stacks = bands if left is right else [(cols, *_label_range(right, cols)) for cols in _slices(len(right), width)]
@@ -232,6 +229,8 @@ def _interact(
         _add_from_differences(tile, listed[delicate], pair, channel, weight)
     coincide = picked <= SMALLEST * tile.scale
     r = picked.masked_fill_(coincide, 0.0).sqrt_()
+    if num_delicate <= few:  # what is left is far enough apart for the precision of the points
+        r = r.to(tile.left.points.dtype)
     energy, slope = pair.potential_and_slope(r)
     slope = torch.where(coincide, 0.0, slope / r)  # there is no direction to be pushed in
     done_or_inert = delicate if num_delicate <= few else torch.zeros_like(delicate)
