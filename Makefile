@@ -26,7 +26,7 @@ demo: $(READY)
 	$(BIN)/pfml demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
