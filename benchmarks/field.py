@@ -1,6 +1,6 @@
 """Speed, memory and exactness of the field: every method, size and state in a process of its own.
 
-python benchmarks/field.py            all of it, about 45 minutes on two cores, 10 of them for dense at 11,100 points
+python benchmarks/field.py            all of it, about 35 minutes on two cores
 python benchmarks/field.py --quick    two sizes, under 90 seconds
 
 Writes bench.csv and bench.png to --out, prints one table and a verdict. The ratio of a row is to one n x n x 512

@@ -100,7 +100,7 @@ METHODS: dict[str, Method] = {
     "product": Method(_product, bytes_per_pair=4, depends_on_state=False),
     "product-preallocated": Method(_product_preallocated, bytes_per_pair=4, depends_on_state=False),
     "naive": Method(_naive, PAPER, bytes_per_pair=33),
-    "dense": Method(_backend("dense", PAPER), PAPER, bytes_per_pair=93, depends_on_state=False),
+    "dense": Method(_backend("dense", PAPER), PAPER, bytes_per_pair=178, depends_on_state=False),
     "tiled": Method(_backend("tiled", PAPER), PAPER),
     "tiled-log": Method(_backend("tiled", LOG), LOG),
     "tiled-anchor": Method(_backend("tiled", ANCHOR), ANCHOR),

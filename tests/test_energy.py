@@ -1,3 +1,5 @@
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from oracle import potential_energy as loop_energy
 from pfml import PowerLaw, class_potential, class_potentials, forces, potential_energy
 from pfml.backends import BACKENDS
 from pfml.superposition import Charges, Field, PairWeights
-from states import State, relative_error
+from states import State, Yukawa, relative_error
 
 LAW = {"delta": 0.3, "alpha": 2.5, "delta_rep": 0.4}
 
@@ -130,3 +132,30 @@ def test_no_points_have_no_energy():
     nothing = Charges(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
     for backend in BACKENDS.values():
         assert backend(nothing, nothing, Field(PowerLaw()), PairWeights()).item() == 0
+
+
+def test_points_that_are_not_finite_and_locations_that_do_not_fit_are_named():
+    points, labels = crowd()
+    points[3, 1] = float("nan")
+    for call in (potential_energy, forces):
+        with pytest.raises(ValueError, match="points must be finite, got NaN or Inf in 1 rows, the first is 3"):
+            call(points, labels)
+    points, labels = crowd()
+    with pytest.raises(ValueError, match=r"locations must be \(n, 4\) like the points, got \(19, 3\)"):
+        class_potentials(points[:, :3], points, labels, 3)
+    with pytest.raises(ValueError, match=r"labels must lie in \[0, 2\), got 2 at index"):
+        class_potentials(points, points, labels, 2)
+    narrow = class_potentials(points, points, labels.to(torch.int16), 3)
+    torch.testing.assert_close(narrow, class_potentials(points, points, labels, 3))
+    assert torch.isfinite(class_potential(points.half(), 0, points, labels)).all()
+
+
+def test_the_literal_energy_is_the_sum_of_class_potentials_for_a_law_with_a_core():
+    @dataclass(frozen=True)
+    class Cored(Yukawa):
+        core: float = 0.1
+
+    points, labels = crowd()
+    points = points.double()
+    expected = class_potential(points, labels, points, labels, law=Cored()).sum()
+    torch.testing.assert_close(potential_energy(points, labels, law=Cored()), expected)

@@ -146,3 +146,32 @@ def test_a_law_that_cannot_be_hashed_is_refused_with_advice():
     with pytest.raises(TypeError, match="must be a DecayLaw"):
         check_law("pfml")
     assert issubclass(Thawed, DecayLaw)
+
+
+def test_a_law_whose_radii_or_sign_do_not_fit_its_potentials_is_refused():
+    @dataclass(frozen=True)
+    class NotFlat(Yukawa):
+        reach: float = 0.5
+
+    @dataclass(frozen=True)
+    class Positive(Yukawa):
+        def attraction(self, r):
+            return 2 - torch.exp(-r / self.length)
+
+    @dataclass(frozen=True)
+    class Endless(Yukawa):
+        decays = False
+
+        def repulsion(self, r):
+            return -r.log()
+
+        def repulsion_slope(self, r):
+            return -1 / r
+
+    for law, message in (
+        (NotFlat(), "NotFlat.repulsion must be flat for r >= reach = 0.5"),
+        (Positive(), "Positive.attraction must be negative everywhere"),
+        (Endless(), "Endless.repulsion must be finite at reach = inf"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_law(law)

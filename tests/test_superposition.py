@@ -1,5 +1,7 @@
 import copy
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -60,3 +62,12 @@ def test_unknown_normalizations_and_laws_beyond_float32_are_refused():
         Field(PowerLaw(alpha=16.0))
     with pytest.raises(ValueError, match="vanishes in float32"):
         Field(PowerLaw(delta=1.0, alpha=105.0), "anchor")
+
+
+def test_an_unknown_handle_is_refused_and_handles_do_not_depend_on_the_order_of_construction():
+    with pytest.raises(RuntimeError, match="a field that this process does not know"):
+        field_of(12345)
+    code = "from pfml import PowerLaw; from pfml.superposition import Field; {} print(Field(PowerLaw()).handle)"
+    for first in ("", "Field(PowerLaw(alpha=1.0));"):
+        result = subprocess.run([sys.executable, "-c", code.format(first)], capture_output=True, text=True, check=True)
+        assert int(result.stdout) == Field(PowerLaw()).handle

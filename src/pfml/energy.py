@@ -41,6 +41,7 @@ def potential_energy(
     """
     law = PowerLaw() if law is None else law
     _check_points(points, labels)
+    _check_finite(points)
     if form not in ("literal", "shifted"):
         raise ValueError(f"form must be 'literal' or 'shifted', got {form!r}")
     if form == "literal" and normalization != "none":
@@ -84,8 +85,11 @@ def class_potential(
     """
     law = PowerLaw() if law is None else law
     _check_points(points, labels)
+    _check_locations(locations, points)
+    wide = torch.promote_types(torch.promote_types(locations.dtype, points.dtype), torch.float32)
+    locations, points = locations.to(wide), points.to(wide)
     classes = torch.as_tensor(classes, device=points.device).expand(len(locations))
-    r = torch.cdist(locations, points.to(locations.dtype), compute_mode="donot_use_mm_for_euclid_dist")  # (n, m)
+    r = torch.cdist(locations, points, compute_mode="donot_use_mm_for_euclid_dist")  # (n, m)
     same_class = classes[:, None] == labels[None, :]  # (n, m)
     attracting = attraction(law, shifted=False).potential(r)  # Eq. 4, a term per charge
     repelling = repulsion(law, shifted=False).potential(r)  # Eq. 5
@@ -102,8 +106,14 @@ def class_potentials(
     """
     law = PowerLaw() if law is None else law
     _check_points(points, labels)
+    _check_locations(locations, points)
+    _check_finite(points)
+    outside = ((labels < 0) | (labels >= num_classes)).nonzero().flatten()
+    if len(outside):
+        first = int(outside[0])
+        raise ValueError(f"labels must lie in [0, {num_classes}), got {int(labels[first])} at index {first}")
     attract, repel = attraction(law, shifted=False), repulsion(law, shifted=False)
-    points = points.double()
+    points, labels = points.double(), labels.long()
     rows = max(DISTANCES_AT_ONCE // max(len(points), num_classes, 1), 1)
     parts = []
     for part in locations.double().split(rows):
@@ -121,3 +131,14 @@ def _check_points(points: Tensor, labels: Tensor) -> None:
         raise ValueError(f"labels must be ({len(points)},) like the points, got shape {tuple(labels.shape)}")
     if labels.is_floating_point() or labels.dtype == torch.bool:
         raise TypeError(f"labels must be integers, got {labels.dtype}")
+
+
+def _check_finite(points: Tensor) -> None:
+    bad_rows = (~torch.isfinite(points)).any(dim=1).nonzero().flatten().tolist()
+    if bad_rows:
+        raise ValueError(f"points must be finite, got NaN or Inf in {len(bad_rows)} rows, the first is {bad_rows[0]}")
+
+
+def _check_locations(locations: Tensor, points: Tensor) -> None:
+    if locations.dim() != 2 or locations.shape[1] != points.shape[1]:
+        raise ValueError(f"locations must be (n, {points.shape[1]}) like the points, got {tuple(locations.shape)}")

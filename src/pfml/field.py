@@ -26,7 +26,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass, replace
 
 import torch
 from torch import Tensor
@@ -219,12 +219,12 @@ class Interaction:
 
     pair_potential: Callable[[Tensor], Tensor]
     pair_slope: Callable[[Tensor], Tensor]
-    offset: float
     core: float
-    start: float
-    stop: float
     kink: float
     flat_below: float
+    offset: float = 0.0
+    start: float = 0.0
+    stop: float = math.inf
 
     def potential(self, r: Tensor) -> Tensor:
         """The energy of a pair at each distance r, inside [start, stop)."""
@@ -242,56 +242,50 @@ class Interaction:
         return self.pair_potential(outside_core) + straight_line - self.offset, slope
 
 
-def _limit(potential: Callable[[Tensor], Tensor], r: float) -> float:
+def _at(potential: Callable[[Tensor], Tensor], r: float) -> float:
     return potential(torch.tensor(r, dtype=torch.float64)).item()
 
 
 def attraction(law: DecayLaw, *, shifted: bool) -> Interaction:
     """Attraction under `law`; shifted to be zero on contact (same forces, no constants) or as Eq. 1 has it."""
-    offset = _limit(law.attraction, law.core) if shifted else 0.0
-    start = law.contact if shifted else 0.0
-    return Interaction(
-        law.attraction,
-        law.attraction_slope,
-        offset,
-        law.core,
-        start,
-        math.inf,
-        kink=law.contact,
-        flat_below=law.contact,
-    )
+    pair = Interaction(law.attraction, law.attraction_slope, law.core, kink=law.contact, flat_below=law.contact)
+    return replace(pair, offset=_at(pair.potential, 0.0), start=law.contact) if shifted else pair
 
 
 def repulsion(law: DecayLaw, *, shifted: bool) -> Interaction:
     """Repulsion under `law`; shifted to be zero out of reach (same forces, no constants) or as Eq. 2 has it."""
-    offset = _limit(law.repulsion, law.reach) if shifted else 0.0
-    stop = law.reach if shifted else math.inf
-    return Interaction(law.repulsion, law.repulsion_slope, offset, law.core, 0.0, stop, kink=law.reach, flat_below=0.0)
+    pair = Interaction(law.repulsion, law.repulsion_slope, law.core, kink=law.reach, flat_below=0.0)
+    return replace(pair, offset=_at(law.repulsion, law.reach), stop=law.reach) if shifted else pair
 
 
 def check_law(law: DecayLaw) -> None:
-    """Raise ValueError unless the slopes of `law` are the derivatives of its potentials.
+    """Raise unless `law` keeps what the backends trust: its slopes, its radii and `decays` fit its potentials.
 
-    `PotentialFieldLoss` runs this once on construction: a wrong sign in a user's law would train silently.
+    `pfml.superposition.Field` runs this once for each new law: a wrong sign in a user's law would train silently.
     """
+    name = type(law).__name__
     if not isinstance(law, DecayLaw):
-        raise TypeError(f"a decay law must be a DecayLaw, got {type(law).__name__}")
-    try:
-        hash(law)
-    except TypeError:
-        raise TypeError(f"{type(law).__name__} must be hashable: declare it with @dataclass(frozen=True)") from None
+        raise TypeError(f"a decay law must be a DecayLaw, got {name}")
+    if not is_dataclass(law) or type(law).__hash__ is None:
+        raise TypeError(f"{name} must be declared with @dataclass(frozen=True), so that it can be compared and stored")
     r = torch.linspace(max(law.core, 1e-3), 2.0, 97, dtype=torch.float64)  # the unit sphere has diameter 2
     step = 1e-6
     kinks = torch.tensor([law.contact, law.reach], dtype=torch.float64)
-    smooth = ((r[:, None] - kinks).abs() > 2 * step).all(dim=1) & (r > law.core + 2 * step)
-    r = r[smooth]
-    for name in ("attraction", "repulsion"):
-        potential, slope = getattr(law, name), getattr(law, name + "_slope")
+    r = r[((r[:, None] - kinks).abs() > 2 * step).all(dim=1) & (r > law.core + 2 * step)]
+    for kind, flat in (("attraction", r < law.contact), ("repulsion", r >= law.reach)):
+        potential, slope = getattr(law, kind), getattr(law, kind + "_slope")
         expected = (potential(r + step) - potential(r - step)) / (2 * step)
         wrong = (slope(r) - expected).abs() > 1e-4 * (1 + expected.abs())
         if wrong.any():
             k = int(wrong.nonzero()[0])
             raise ValueError(
-                f"{type(law).__name__}.{name}_slope must be the derivative of {name}: "
+                f"{name}.{kind}_slope must be the derivative of {kind}: "
                 f"at r = {r[k]:.4g} it should be {expected[k]:.4g}, got {slope(r)[k]:.4g}"
             )
+        if (slope(r)[flat] != 0).any():
+            where = f"r < contact = {law.contact:g}" if kind == "attraction" else f"r >= reach = {law.reach:g}"
+            raise ValueError(f"{name}.{kind} must be flat for {where}, got a slope there")
+    if not math.isfinite(repulsion(law, shifted=True).offset):
+        raise ValueError(f"{name}.repulsion must be finite at reach = {law.reach:g}: give the law a smaller reach")
+    if law.decays and not (law.attraction(r) < 0).all():
+        raise ValueError(f"{name}.attraction must be negative everywhere, or the law must say decays = False")

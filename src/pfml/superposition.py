@@ -18,6 +18,7 @@ relative: a charge counts by its share of the field at the anchor, so no pair do
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pfml.field import DecayLaw, Interaction, attraction, repulsion
+from pfml.field import DecayLaw, Interaction, attraction, check_law, repulsion
 
 __all__ = ["NORMALIZATIONS", "Charges", "Field", "Normalization", "PairWeights", "field_of"]
 
@@ -163,19 +164,22 @@ class Field:
                 f"normalization={self.normalization!r} needs an attraction that is negative everywhere and decays; "
                 f"{type(self.law).__name__} has none"
             )
-        well = self.law.attraction(torch.tensor(self.law.core, dtype=torch.float64)).item()
+        handle = _handle(self.law, self.normalization)
+        if handle not in _fields:
+            check_law(self.law)
         derived = {
             "own_pair": self.rule.own_pair(self.law),
             "other_pair": self.rule.other_pair(self.law),
-            "depth": -well,
-            "handle": _handles.setdefault(self, len(_handles)),
+            "depth": -attraction(self.law, shifted=True).offset,
+            "handle": handle,
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)  # the way to fill a frozen dataclass
         self._check_float32_range()
+        _fields.setdefault(handle, self)
 
     def __reduce__(self) -> tuple[type[Field], tuple[DecayLaw, str]]:
-        return Field, (self.law, self.normalization)  # a handle means nothing in another process
+        return Field, (self.law, self.normalization)  # so that a copy registers itself where it is made
 
     @property
     def rule(self) -> Normalization:
@@ -203,10 +207,18 @@ class Field:
             )
 
 
-# Torch passes numbers and tensors to a custom operator, but no Python objects: a field travels as a handle.
-_handles: dict[Field, int] = {}
+# Torch passes numbers and tensors to a custom operator, but no Python objects: a field travels as a handle. It is a
+# digest of the field, so that a graph which was exported by another process cannot meet another field here.
+_fields: dict[int, Field] = {}
+
+
+def _handle(law: DecayLaw, normalization: str) -> int:
+    text = f"{type(law).__module__}.{law!r} {normalization}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
 
 
 def field_of(handle: int) -> Field:
-    """The field with that handle in this process."""
-    return list(_handles)[handle]
+    """The field with that handle."""
+    if handle not in _fields:
+        raise RuntimeError("this graph was made with a field that this process does not know: construct its loss first")
+    return _fields[handle]

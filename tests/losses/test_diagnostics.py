@@ -5,7 +5,7 @@ import torch
 
 from pfml import CollapseWarning, PotentialFieldLoss
 from pfml.sphere import unit
-from states import State
+from states import State, Yukawa
 
 
 def loops(points, labels, delta, reach):
@@ -69,3 +69,20 @@ def test_a_collapse_of_samples_or_of_proxies_is_warned_of():
         loss.proxies.copy_(loss.proxies[:, :1].clone().expand(4, 3, 6))
     with pytest.warns(CollapseWarning, match="switch proxy_attraction off"):
         assert loss.diagnostics().collapsed
+
+
+def test_pairs_that_are_switched_off_are_not_counted():
+    loss = PotentialFieldLoss(4, 6, proxies_per_class=3, delta=1.9, proxy_repulsion=False)
+    report = loss.diagnostics()
+    assert report.active_repulsions == 0
+    assert math.isnan(report.active_repulsion_share)
+    assert PotentialFieldLoss(4, 6, proxies_per_class=3, delta=1.9).diagnostics().active_repulsions > 0
+
+
+def test_a_law_without_a_contact_radius_has_no_pair_inside_it():
+    assert PotentialFieldLoss(4, 6, proxies_per_class=3, potential=Yukawa()).diagnostics().same_class_inside_delta == 0
+
+
+def test_embeddings_without_labels_are_refused():
+    with pytest.raises(ValueError, match="needs embeddings and labels, or neither"):
+        PotentialFieldLoss(4, 6).diagnostics(torch.randn(3, 6))

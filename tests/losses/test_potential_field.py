@@ -178,6 +178,35 @@ def test_projected_proxies_go_back_to_the_sphere_at_each_training_step_only():
     torch.testing.assert_close(loss.proxies.norm(dim=-1), torch.ones(C, 3))
 
 
+def test_projected_proxies_mean_the_same_in_training_in_evaluation_and_in_reports():
+    embeddings, labels = batch()
+    loss = make(proxy_space="projected")
+    with torch.no_grad():
+        loss.proxies *= 1.7  # as after a step
+    moved = loss.proxies.detach().clone()
+    loss.diagnostics(embeddings, labels)
+    loss.literal_energy(embeddings, labels)
+    with torch.no_grad():
+        loss(embeddings, labels)
+    assert torch.equal(loss.proxies, moved)  # to look is not to touch
+    torch.testing.assert_close(loss.eval()(embeddings, labels), loss.train()(embeddings, labels))
+
+
+@pytest.mark.parametrize("method", ["samples", "kmeans"])
+def test_proxies_from_data_work_in_half_precision_without_proxies_and_off_the_sphere(method):
+    embeddings, labels = batch(40)
+    half = make(proxy_init=method).half()
+    half.initialize_proxies(embeddings.half(), labels)
+    assert torch.isfinite(half.proxies).all()
+    make(proxy_init=method, proxies_per_class=0).initialize_proxies(embeddings, labels)
+    free = make(proxy_init=method, proxy_space="free", normalize_embeddings=False)
+    free.initialize_proxies(50 * embeddings, labels)
+    lengths = free.proxies.norm(dim=-1) / (50 * embeddings.norm(dim=1).mean())
+    assert lengths.min() > 0.5
+    with pytest.raises(RuntimeError, match="needs loss.initialize_proxies"):
+        make(proxy_init=method).class_potentials(embeddings)
+
+
 @pytest.mark.parametrize("method", ["samples", "kmeans"])
 def test_proxies_from_data_start_at_the_data_of_their_class(method):
     loss = make(proxy_init=method)
@@ -410,6 +439,12 @@ def test_bad_options_are_refused_by_name():
     ):
         with pytest.raises(ValueError, match=message):
             make(**options)
+
+
+def test_switches_must_be_true_or_false():
+    for name in ("proxy_attraction", "proxy_repulsion", "sample_sample", "normalize_embeddings"):
+        with pytest.raises(TypeError, match=f"{name} must be True or False, got 'false'"):
+            make(**{name: "false"})
 
 
 def test_the_printed_loss_names_its_options():

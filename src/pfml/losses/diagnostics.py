@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class FieldDiagnostics:
     """Counts are of unordered pairs; shares and distances are NaN where there is nothing to measure.
 
     Attributes:
-        active_repulsions: Pairs of different classes within reach of each other's repulsion.
+        active_repulsions: Pairs of different classes within reach of each other's repulsion, where it is switched on.
         active_repulsion_share: Their share of all pairs of different classes.
         same_class_inside_delta: Share of same-class pairs so close that they no longer attract.
         sample_spread: Root mean square distance of the embeddings from their mean (1 on the whole sphere).
@@ -48,6 +48,7 @@ class _Counting(DecayLaw):
 
     contact: float
     reach: float
+    decays = False
 
     def attraction(self, r: Tensor) -> Tensor:
         return -(r < self.contact).to(r.dtype)
@@ -68,11 +69,11 @@ def diagnose(samples: Charges, proxies: Tensor, field: Field, weights: PairWeigh
     samples, mates = Charges(samples.points.detach(), samples.labels), Charges(proxies.flatten(0, 1), labels)
 
     law = field.law
+    switched_on = PairWeights(*(float(weight != 0) for weight in astuple(weights)))
     counting = Field(_Counting(law.contact, law.reach))
-    outside_contact, within_reach = pair_sums(samples, mates, counting, PairWeights()).sum(dim=1).tolist()
-    sizes = torch.bincount(torch.cat([samples.labels, labels]), minlength=num_classes).double()
-    same = (sizes * (sizes - 1)).sum().item()  # ordered pairs
-    different = sizes.sum().item() ** 2 - sizes.square().sum().item()
+    outside_contact, within_reach = pair_sums(samples, mates, counting, switched_on).sum(dim=1).tolist()
+    same, different = _pair_counts(samples.labels, labels, num_classes, switched_on)
+    inside_contact = same - outside_contact if law.contact > 0 else 0.0
 
     sample_spread = _spread(samples.points)
     proxy_spread = _mean_pair_distance(proxies)
@@ -87,12 +88,30 @@ def diagnose(samples: Charges, proxies: Tensor, field: Field, weights: PairWeigh
     return FieldDiagnostics(
         active_repulsions=round(within_reach / 2),
         active_repulsion_share=_ratio(within_reach, different),
-        same_class_inside_delta=_ratio(same - outside_contact, same),
+        same_class_inside_delta=_ratio(inside_contact, same),
         sample_spread=sample_spread,
         proxy_spread=proxy_spread,
         largest_force=_largest_force(samples, mates, field, weights),
         collapsed=collapsed,
     )
+
+
+def _pair_counts(
+    sample_labels: Tensor, proxy_labels: Tensor, num_classes: int, switched_on: PairWeights
+) -> tuple[float, float]:
+    """Ordered pairs of one class, and of different classes, among the kinds of pairs that are switched on."""
+    samples, proxies = (torch.bincount(y, minlength=num_classes).double() for y in (sample_labels, proxy_labels))
+    same = different = 0.0
+    for left, right, twice, (own, other) in (
+        (samples, samples, 1, switched_on.of_samples()),
+        (samples, proxies, 2, switched_on.of_mixed()),
+        (proxies, proxies, 1, switched_on.of_proxies()),
+    ):
+        together = (left * right).sum().item()
+        itself = left.sum().item() if left is right else 0.0
+        same += own * twice * (together - itself)
+        different += other * twice * (left.sum().item() * right.sum().item() - together)
+    return same, different
 
 
 def _ratio(part: float, whole: float) -> float:

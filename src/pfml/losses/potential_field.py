@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pfml.backends import BACKENDS, resolve_backend
 from pfml.energy import class_potentials, potential_energy
-from pfml.field import ContrastiveLaw, DecayLaw, check_law, power_law
+from pfml.field import ContrastiveLaw, DecayLaw, power_law
 from pfml.losses.checks import check_batch
 from pfml.losses.diagnostics import FieldDiagnostics, diagnose
 from pfml.losses.proxies import PROXY_INITS, normal_proxies
@@ -52,8 +52,8 @@ class PotentialFieldLoss(nn.Module):
         proxy_init: "normal", or "samples" / "kmeans", which wait for `initialize_proxies`.
         proxy_init_norm: Length of a new proxy parameter in the space "normalized". With Adam, lr / length is the
             angle that a step turns a proxy by, so it should not depend on the number of proxies.
-        proxy_space: "normalized" (free parameters, normalised in forward), "projected" (parameters put back on the
-            sphere before each training step) or "free" (used as they are).
+        proxy_space: "normalized" (free parameters, normalised in forward), "projected" (normalised in forward, and
+            the parameters themselves put back on the sphere by each training forward) or "free" (used as they are).
         proxy_attraction: Whether proxies of one class attract each other, as Eq. 6 says.
         proxy_repulsion: Whether proxies of different classes repel each other, as Eq. 6 says.
         sample_sample: Whether samples act on samples, as Eq. 6 says.
@@ -107,6 +107,14 @@ class PotentialFieldLoss(nn.Module):
         ):
             if choice not in choices:
                 raise ValueError(f"{name} must be one of {choices}, got {choice!r}")
+        for name, switch in (
+            ("proxy_attraction", proxy_attraction),
+            ("proxy_repulsion", proxy_repulsion),
+            ("sample_sample", sample_sample),
+            ("normalize_embeddings", normalize_embeddings),
+        ):
+            if not isinstance(switch, bool):
+                raise TypeError(f"{name} must be True or False, got {switch!r}")
         resolve_backend(backend, 0)
 
         self.num_classes = num_classes
@@ -150,6 +158,8 @@ class PotentialFieldLoss(nn.Module):
         """
         if indices_tuple is not None or ref_emb is not None or ref_labels is not None:
             raise ValueError("indices_tuple, ref_emb and ref_labels must be None: the field is made of all pairs")
+        if self.proxy_space == "projected" and self.training and torch.is_grad_enabled():
+            self._project_proxies()
         samples, proxies = self._charges(embeddings, labels)
         with torch.autocast(samples.points.device.type, enabled=False):
             energy = BACKENDS[self.backend_for(len(embeddings))](samples, proxies, self.field, self.weights)
@@ -187,7 +197,11 @@ class PotentialFieldLoss(nn.Module):
         missing = sorted(set(range(self.num_classes)) - set(labels.tolist()))
         if missing:
             raise ValueError(f"proxy_init={self.proxy_init!r} needs samples of every class, got none of {missing[:10]}")
-        points = unit(embeddings.to(self.proxies.dtype)) if self.normalize_embeddings else embeddings
+        if self.proxies_per_class == 0:
+            return
+        points = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
+        if self.normalize_embeddings:
+            points = unit(points)
         place = PROXY_INITS[self.proxy_init]
         by_class = [points[labels == c] for c in range(self.num_classes)]
         self._set_proxies(torch.stack([place(one, self.proxies_per_class, generator=generator) for one in by_class]))
@@ -197,6 +211,7 @@ class PotentialFieldLoss(nn.Module):
         """Psi_j of the proxies at each point for each class j (Eqs. 3 to 5), (n, C) in float64: low is a good fit."""
         if self.proxies_per_class == 0:
             raise ValueError("class_potentials needs proxies, and this loss has proxies_per_class=0")
+        self._require_proxies()
         points = unit(points.detach()) if self.normalize_embeddings else points.detach()
         sources = self.proxy_points().flatten(0, 1)
         return class_potentials(points, sources, self.proxy_labels, self.num_classes, law=self.field.law)
@@ -212,6 +227,8 @@ class PotentialFieldLoss(nn.Module):
     @torch.no_grad()
     def diagnostics(self, embeddings: Tensor | None = None, labels: Tensor | None = None) -> FieldDiagnostics:
         """What the field does to a batch and the proxies, or to the proxies alone; warns of a collapse."""
+        if (embeddings is None) != (labels is None):
+            raise ValueError("diagnostics needs embeddings and labels, or neither of them")
         if embeddings is None or labels is None:
             embeddings, labels = self.proxies.new_empty(0, self.embedding_dim), self.proxy_labels[:0]
         samples, _ = self._charges(embeddings, labels)
@@ -234,7 +251,7 @@ class PotentialFieldLoss(nn.Module):
             "embedding_dim": self.embedding_dim,
             "proxies_per_class": self.proxies_per_class,
             "law": type(law).__name__,
-            **(asdict(law) if is_dataclass(law) else {}),
+            **{f"law.{name}": value for name, value in asdict(law).items()},  # type: ignore[call-overload]
             "normalization": self.field.normalization,
             "reduction": self.reduction,
             "proxy_space": self.proxy_space,
@@ -248,24 +265,25 @@ class PotentialFieldLoss(nn.Module):
     def _charges(self, embeddings: Tensor, labels: Tensor) -> tuple[Charges, Charges]:
         """The batch and the proxies as charges of one floating-point type, after all checks."""
         labels = check_batch(embeddings, labels, self.proxies)
-        if not self.proxies_ready:
-            raise RuntimeError(
-                f"proxy_init={self.proxy_init!r} needs loss.initialize_proxies(embeddings, labels) before the first use"
-            )
-        if self.training and self.proxy_space == "projected":
-            self._project_proxies()
+        self._require_proxies()
         wide = torch.promote_types(torch.promote_types(embeddings.dtype, self.proxies.dtype), torch.float32)
         points = embeddings.to(wide)
         if self.normalize_embeddings:
             points = unit(points)
         proxies = self.proxies.flatten(0, 1).to(wide)
-        on_sphere = self.proxy_space == "normalized"
-        return Charges(points, labels), Charges(proxies, self.proxy_labels, on_sphere)
+        return Charges(points, labels), Charges(proxies, self.proxy_labels, on_sphere=self.proxy_space != "free")
+
+    def _require_proxies(self) -> None:
+        if not self.proxies_ready:
+            raise RuntimeError(
+                f"proxy_init={self.proxy_init!r} needs loss.initialize_proxies(embeddings, labels) before the first use"
+            )
 
     @torch.no_grad()
-    def _set_proxies(self, directions: Tensor) -> None:
-        length = self.proxy_init_norm if self.proxy_space == "normalized" else 1.0
-        self.proxies.copy_(directions * length)
+    def _set_proxies(self, points: Tensor) -> None:
+        if self.proxy_space != "free":
+            points = unit(points)
+        self.proxies.copy_(points * (self.proxy_init_norm if self.proxy_space == "normalized" else 1.0))
 
     @torch.no_grad()
     def _project_proxies(self) -> None:
@@ -282,7 +300,6 @@ def _law(potential: str | DecayLaw, delta: float, alpha: float, delta_rep: float
         raise ValueError(f"potential must be 'pfml', 'cpml' or a DecayLaw, got {potential!r}")
     if (delta, alpha, delta_rep) != (0.2, 3.0, None):
         raise ValueError("delta, alpha and delta_rep belong to 'pfml' and 'cpml'; set them in your own law instead")
-    check_law(potential)
     return potential
 
 

@@ -1,4 +1,4 @@
-"""Where proxies start: (C, M, D) unit vectors, at random or from embeddings of their class."""
+"""Where proxies start: (C, M, D), at random or from embeddings of their class."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def class_sample_proxies(samples: Tensor, per_class: int, *, generator: Generato
 
 
 def kmeans_proxies(samples: Tensor, per_class: int, *, generator: Generator | None = None, restarts: int = 5) -> Tensor:
-    """The centres of k-means over the samples of one class, on the sphere, (M, D); the best of several starts."""
+    """The centres of k-means over the samples of one class, (M, D); the best of several starts."""
     if len(samples) <= per_class:
         return class_sample_proxies(samples, per_class, generator=generator)
     starts = [_spread_seeds(samples, per_class, generator) for _ in range(restarts)]
@@ -35,12 +35,12 @@ def kmeans_proxies(samples: Tensor, per_class: int, *, generator: Generator | No
 
 
 def _lloyd(samples: Tensor, centres: Tensor, iterations: int = 20) -> Tensor:
-    """Move each centre to the mean direction of the samples nearest to it, until nothing moves."""
+    """Move each centre to the mean of the samples nearest to it, until nothing moves."""
     for _ in range(iterations):
         nearest = torch.cdist(samples, centres).argmin(dim=1)
         sums = torch.zeros_like(centres).index_add_(0, nearest, samples)
-        occupied = torch.bincount(nearest, minlength=len(centres)) > 0
-        moved = torch.where(occupied[:, None], unit(sums), centres)  # an empty cluster waits where it is
+        counts = torch.bincount(nearest, minlength=len(centres))[:, None]
+        moved = torch.where(counts > 0, sums / counts, centres)  # an empty cluster waits where it is
         if torch.equal(moved, centres):
             break
         centres = moved
