@@ -32,7 +32,7 @@ def potential_energy(points, labels, **law):
 
 
 def anchor_energies(points, labels, num_samples, normalization, *, delta, alpha, delta_rep):
-    """PILOT.md's two normalised energies, one number for each anchor."""
+    """The two normalised energies of `pfml.superposition`, one number for each anchor."""
     energies = []
     anchors = range(num_samples) if normalization == "anchor" else range(len(points))
     for a in anchors:
