@@ -13,6 +13,8 @@ SOURCE = Path(pfml.__file__).parent
 
 #: Every layer may import from those before it, and from nothing after it.
 LAYERS = [
+    "words",
+    "files",
     "field",
     "sphere",
     "superposition",
@@ -20,7 +22,11 @@ LAYERS = [
     "energy",
     "losses",
     "labels",
+    "data",
+    "models",
+    "evaluation",
     "training",
+    "report",
     "experiments",
     "cli",
 ]

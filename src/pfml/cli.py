@@ -1,23 +1,108 @@
 """The command line `pfml`.
 
-Each command is a function, and its arguments are the options. matplotlib and scipy are imported only by the commands
-that need them, so that `pfml --help` adds nothing to the time that torch takes.
+Each command is a function, and its arguments are the options; those of `train` are the fields of `RunConfig`. What a
+command needs is imported when it runs, so that `pfml --help` adds little to the time that torch takes.
 """
 
 from __future__ import annotations
 
+import re
 import sys
+from dataclasses import fields
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from jsonargparse import ArgumentParser
 
 from pfml import __version__
+from pfml.words import did_you_mean
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from pfml.experiments.theory import TheoryConfig
+    from pfml.training.run import RunConfig
 
 __all__ = ["main"]
+
+DESCRIPTION = "Potential field based deep metric learning (CVPR 2025)."
+
+
+def train(config: RunConfig, out: Path | None = None, resume: Path | None = None) -> None:
+    """Train an embedder and evaluate it on unseen classes: log, checkpoints, model and results in a run folder."""
+    from pfml.training.config_files import read_config
+    from pfml.training.monitor import ProgressMonitor
+    from pfml.training.run import RunConfig, run
+
+    console = _console()
+    if resume is not None:
+        if config != RunConfig() or out is not None:
+            raise ValueError("a resumed run goes on as it began: give --resume alone, without other options")
+        config, out = read_config(resume / "config.yaml"), resume
+    out = out or _free_folder(Path("runs"), f"{Path(config.data.name).stem}-{config.loss.name}")
+    _print_line(console, f"{config.loss.name} on {config.data.name}, {config.model.backbone}, in {out}")
+    try:
+        results = run(config, out, resume=resume is not None, monitor=ProgressMonitor(console))
+    except KeyboardInterrupt as interrupt:
+        _print_line(console, f"{interrupt or 'interrupted'}; go on with: pfml train --resume {out}")
+        sys.exit(130)
+    _print_results(console, results)
+    _print_line(console, f"{out}: config, log, results; the model: pfml.load_embedder({str(out)!r})")
+
+
+def evaluate(run: Path, data: str | None = None, root: Path | None = None, nmi: bool = False) -> None:
+    """Evaluate a trained embedder on classes that it has not seen: print the metrics.
+
+    Args:
+        run: Folder of a run, or of a saved embedder.
+        data: A data set by name, or the path of a folder of class folders or of a CSV; by default that of the run.
+        root: Folder of a data set given by name.
+        nmi: Whether to cluster, too.
+    """
+    from pfml.data import load_data
+    from pfml.evaluation import evaluate as metrics_of
+    from pfml.models import load_embedder
+    from pfml.training.config_files import read_config
+    from pfml.training.loop import resolve_device
+    from pfml.training.monitor import ProgressMonitor
+
+    console = _console()
+    if data is None:
+        config = read_config(run / "config.yaml").data
+        data, root = config.name, root or config.root
+    images = load_data(data, root)
+    for remark in images.remarks:
+        _print_line(console, remark)
+    embedder = load_embedder(run).to(resolve_device("auto"))
+    metrics = metrics_of(embedder, images, nmi=nmi, track=ProgressMonitor(console).track)
+    _print_scores(console, f"{images.name}: {images.test}", {"": metrics.as_dict()})
+
+
+def embed(run: Path, images: list[Path], out: Path = Path("embeddings.npz"), batch_size: int = 128) -> None:
+    """Embed images: write their paths and unit vectors to a NumPy archive.
+
+    Args:
+        run: Folder of a run, or of a saved embedder.
+        images: Image files, or folders whose images are all taken.
+        out: The archive, with the arrays `paths` and `embeddings`.
+        batch_size: Images that pass through the network at a time.
+    """
+    from pfml.data import ImageSet
+    from pfml.data.readers.folder import image_files
+    from pfml.evaluation import embed as embeddings_of
+    from pfml.evaluation import write_embeddings
+    from pfml.models import load_embedder
+    from pfml.training.loop import resolve_device
+    from pfml.training.monitor import ProgressMonitor
+
+    console = _console()
+    files = image_files(images)
+    embedder = load_embedder(run).to(resolve_device("auto"))
+    track = ProgressMonitor(console).track
+    points = embeddings_of(embedder, ImageSet.unlabelled(files), batch_size=batch_size, track=track)
+    write_embeddings(out, files, points)
+    _print_line(console, f"{out}: {len(files):,} images in {points.shape[1]} dimensions")
 
 
 def theory(
@@ -29,10 +114,10 @@ def theory(
     alpha: float = 3.0,
     trials: int = 10,
 ) -> None:
-    """Check Proposition 1 and Corollary 1 on random points: print a table, write theory.png.
+    """Check Proposition 1 and Corollary 1 on random points: print a table, write field.png and theory.png.
 
     Args:
-        out: Folder for the picture; made if it does not exist.
+        out: Folder for the pictures; made if it does not exist.
         seed: Of all random draws.
         dims: Dimensions to check, as in --dims=[2,512].
         points: Data of the class.
@@ -40,36 +125,155 @@ def theory(
         alpha: Rate of decay of the PFML field.
         trials: Random point sets per dimension.
     """
-    from pfml.experiments.figures import draw_theory
+    from pfml.experiments.figures import draw_field, draw_theory
     from pfml.experiments.theory import TheoryConfig
 
-    try:
-        config = TheoryConfig(dims=dims, num_points=points, num_proxies=proxies, alpha=alpha, trials=trials, seed=seed)
-    except ValueError as error:
-        sys.exit(f"pfml theory: error: {error}")
+    config = TheoryConfig(dims=dims, num_points=points, num_proxies=proxies, alpha=alpha, trials=trials, seed=seed)
     console = _console()
     out.mkdir(parents=True, exist_ok=True)
     _print_theory(config, console)
     draw_theory(out / "theory.png")
+    draw_field(out / "field.png")
     _print_line(console, f"{out / 'theory.png'}: the same proxies in the field of PFML and of CPML")
+    _print_line(console, f"{out / 'field.png'}: the class potentials and forces of the paper's Figure 2")
 
 
-def demo(out: Path = Path("out")) -> None:
-    """Draw the paper's Figure 2 and check its theory for three D: write field.png and theory.png, print a table.
+def demo(out: Path = Path("out/demo"), epochs: int = 8, seed: int = 0) -> None:
+    """Train on the embedded glyphs by several methods, search among unseen letters, write a report as one HTML page.
 
     Args:
-        out: Folder for the pictures; made if it does not exist.
+        out: Folder for the report and the runs; what an earlier demo left there is replaced.
+        epochs: Passes over the training letters, for each method.
+        seed: Of everything that is random.
     """
-    from pfml.experiments.figures import draw_field
+    from pfml.experiments.demo import run_demo
 
-    out.mkdir(parents=True, exist_ok=True)
-    draw_field(out / "field.png")
-    theory(out, dims=(2, 32, 512), trials=5)
-    _print_line(_console(), f"{out / 'field.png'}: the class potentials and forces of the paper's Figure 2")
+    console = _console()
+    report = run_demo(out, console=console, epochs=epochs, seed=seed)
+    _print_line(console, f"{report}: curves, map of the embedding, proxies in the field, retrieval examples")
 
 
-COMMANDS: dict[str, Any] = {"theory": theory, "demo": demo}
-DESCRIPTION = "Potential field based deep metric learning (CVPR 2025)."
+COMMANDS: dict[str, Any] = {"train": train, "evaluate": evaluate, "embed": embed, "demo": demo, "theory": theory}
+
+
+class Parser(ArgumentParser):
+    """A parser whose errors suggest the option that was meant."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        unknown = re.search(r"unrecognized arguments: --([\w.]+)|does not accept option '([\w.]+)'", message)
+        if unknown:
+            known = {action.dest for parser in self._with_subparsers() for action in parser._actions}
+            message += did_you_mean(unknown[1] or unknown[2], known)
+        super().error(message, ex)
+
+    def _with_subparsers(self) -> list[ArgumentParser]:
+        action = self._subcommands_action
+        return [self, *(action.choices.values() if action is not None else [])]
+
+
+def create_parser() -> Parser:
+    """The parser of `pfml`, one subcommand for each of `COMMANDS`."""
+    parser = Parser(prog="pfml", description=DESCRIPTION, version=__version__)
+    subcommands = parser.add_subcommands(dest="command")
+    for name, command in COMMANDS.items():
+        summary = command.__doc__.split("\n")[0]
+        subparser = Parser(description=summary)
+        if command is train:
+            _add_train_arguments(subparser)
+        else:
+            subparser.add_function_arguments(command, as_positional=True)
+        subcommands.add_subcommand(name, subparser, help=summary)
+    return parser
+
+
+def _add_train_arguments(parser: Parser) -> None:
+    from pfml.training.config_files import shipped_configs
+    from pfml.training.run import RunConfig
+
+    shipped = ", ".join(shipped_configs())
+    parser.add_argument("--config", action="config", help=f"A YAML file, or a configuration of the package: {shipped}.")
+    parser.add_argument("--out", type=Path, help="Folder of the run; by default a new one in runs.")
+    parser.add_argument("--resume", type=Path, help="Go on with the run in this folder.")
+    parser.add_class_arguments(RunConfig)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line with `arguments`, those of the process if None.
+
+    A mistake of the user ends with a sentence and status 2 if the arguments cannot be read, 1 if what they ask for
+    cannot be done.
+    """
+    from pfml.training.loop import NonFiniteLossError
+
+    parser = create_parser()
+    parsed = parser.parse_args(_with_shipped_configs(sys.argv[1:] if arguments is None else arguments))
+    command = parsed.command
+    try:
+        values = vars(parser.instantiate(parsed)[command])
+        COMMANDS[command](**_train_arguments(values) if command == "train" else values)
+    except (ValueError, OSError, NonFiniteLossError) as error:
+        sys.exit(f"pfml {command}: error: {error}")
+
+
+def _with_shipped_configs(arguments: list[str]) -> list[str]:
+    """Names of the package's configurations replaced by their files; a file of that name takes precedence."""
+    from pfml.training.config_files import shipped_configs
+
+    shipped = shipped_configs()
+    replaced = list(arguments)
+    for position, argument in enumerate(arguments):
+        option, separator, value = argument.partition("=")
+        if option != "--config":
+            continue
+        if separator and value in shipped and not Path(value).exists():
+            replaced[position] = f"--config={shipped[value]}"
+        elif not separator and position + 1 < len(arguments):
+            value = arguments[position + 1]
+            if value in shipped and not Path(value).exists():
+                replaced[position + 1] = str(shipped[value])
+    return replaced
+
+
+def _train_arguments(values: dict[str, Any]) -> dict[str, Any]:
+    """The parsed fields of `RunConfig`, put together."""
+    from pfml.training.run import RunConfig
+
+    names = {one.name for one in fields(RunConfig)}
+    config = RunConfig(**{name: value for name, value in values.items() if name in names})
+    return {"config": config, "out": values["out"], "resume": values["resume"]}
+
+
+def _free_folder(parent: Path, name: str) -> Path:
+    """A folder in `parent` that does not exist yet: name-1, name-2, ..."""
+    return next(folder for number in count(1) if not (folder := parent / f"{name}-{number}").exists())
+
+
+def _print_results(console: Console, results: dict[str, Any]) -> None:
+    rows = {
+        "last epoch": results["last"],
+        "best on test (chosen on what it reports)": results["best_on_test"],
+        f"chosen by validation {results['selected_by']}": results["validation_selected"],
+    }
+    scores = {f"{name}, epoch {entry['epoch']}": entry["test"] for name, entry in rows.items() if entry is not None}
+    _print_scores(console, "unseen classes", scores)
+    if "alignment" in results:
+        alignment = results["alignment"]
+        distances = f"{alignment['paper']:.3f} (the paper's form), {alignment['wasserstein2']:.3f} (true W2)"
+        _print_line(console, f"distance of proxies to their data: {distances}")
+
+
+def _print_scores(console: Console, title: str, rows: dict[str, dict[str, float]]) -> None:
+    """A table of metrics in %, one row for each name."""
+    from rich.table import Table
+
+    headings = {"r_precision": "RP", "map_at_r": "MAP@R", "nmi": "NMI"}
+    first = next(iter(rows.values()))
+    recalls = {key: f"R@{key.removeprefix('recall_at_')}" for key in first if key.startswith("recall_at_")}
+    shown = {**recalls, **{key: heading for key, heading in headings.items() if key in first}}
+    table = Table("", *shown.values(), title=title)
+    for name, scores in rows.items():
+        table.add_row(name, *(f"{100 * scores[key]:.1f}" for key in shown))
+    console.print(table)
 
 
 def _print_theory(config: TheoryConfig, console: Console) -> None:
@@ -100,13 +304,6 @@ def _console() -> Console:
 def _print_line(console: Console, line: str) -> None:
     # A path may hold brackets, which rich would read as markup, and may not be broken.
     console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command line with `arguments`, those of the process if None; unknown ones exit with status 2."""
-    from jsonargparse import auto_cli
-
-    auto_cli(COMMANDS, args=arguments, prog="pfml", version=__version__, description=DESCRIPTION)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,41 @@
+"""Images and labels: data sets, splits, label noise, and the way of an image into a batch."""
+
+from pfml.data.datasets import DATASETS, load_data
+from pfml.data.decoding import check_images
+from pfml.data.glyphs import draw_glyphs, read_glyphs
+from pfml.data.image_set import ImageSet, RetrievalData, SeenClassError
+from pfml.data.noise import Corruption, LabelNoise, corrupt
+from pfml.data.preprocessing import Augmentation, Preprocessing
+from pfml.data.readers import read_cars, read_cub, read_folder, read_in_shop, read_sop, read_table
+from pfml.data.sampling import BalancedBatches, RandomBatches
+from pfml.data.sources import open_images
+from pfml.data.splits import with_validation, zero_shot
+from pfml.data.windows import Windows
+
+__all__ = [
+    "DATASETS",
+    "Augmentation",
+    "BalancedBatches",
+    "Corruption",
+    "ImageSet",
+    "LabelNoise",
+    "Preprocessing",
+    "RandomBatches",
+    "RetrievalData",
+    "SeenClassError",
+    "Windows",
+    "check_images",
+    "corrupt",
+    "draw_glyphs",
+    "load_data",
+    "open_images",
+    "read_cars",
+    "read_cub",
+    "read_folder",
+    "read_glyphs",
+    "read_in_shop",
+    "read_sop",
+    "read_table",
+    "with_validation",
+    "zero_shot",
+]

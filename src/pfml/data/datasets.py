@@ -1,0 +1,53 @@
+"""Data sets by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+
+from pfml.data.glyphs import read_glyphs
+from pfml.data.image_set import RetrievalData
+from pfml.data.readers import read_cars, read_cub, read_folder, read_in_shop, read_sop, read_table
+
+__all__ = ["DATASETS", "load_data"]
+
+DATASETS: dict[str, Callable[[Path], RetrievalData]] = {
+    "glyphs": read_glyphs,
+    "cub": read_cub,
+    "cars": read_cars,
+    "sop": read_sop,
+    "in-shop": read_in_shop,
+    "folder": read_folder,
+    "csv": read_table,
+}
+
+
+def load_data(name: str, root: str | Path | None = None) -> RetrievalData:
+    """The data set `name` of `DATASETS`, or one's own: a folder of class folders or a CSV table.
+
+    Args:
+        name: A key of `DATASETS`, or the path of a folder or of a .csv file.
+        root: Where the files of a named data set lie; glyphs have none.
+
+    Example:
+        >>> load_data("glyphs").test
+        ImageSet(6,816 images of 142 classes)
+    """
+    if name in DATASETS:
+        if name == "glyphs" and root is None:
+            return read_glyphs()
+        if root is None:
+            raise ValueError(f"{name} must have a root, the {'file' if name == 'csv' else 'folder'} to read, got none")
+        return DATASETS[name](Path(root).expanduser())
+    path = Path(name).expanduser()
+    is_table = path.suffix.lower() == ".csv" and path.is_file()
+    if path.is_dir() or is_table:
+        if root is not None:
+            raise ValueError(f"a data set given by its path must have no root, got {name} and the root {root}")
+        return read_table(path) if is_table else read_folder(path)
+    near = difflib.get_close_matches(name, DATASETS, n=1)
+    raise ValueError(
+        f"the data set must be one of {', '.join(DATASETS)}, or an existing folder or .csv file, got {name!r}"
+        + (f"; did you mean {near[0]}?" if near else "")
+    )

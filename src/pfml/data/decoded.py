@@ -1,0 +1,90 @@
+"""Images that have been decoded once, into memory or onto the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pfml.data.decoding import Track, collect, read_rgb
+from pfml.data.resampling import PixelBuffer, resample, resample_batch
+from pfml.data.windows import Windows
+
+__all__ = ["DecodedImages", "decode"]
+
+
+class DecodedImages:
+    """An image source whose pixels lie in one buffer.
+
+    Args:
+        pixels: In memory (crops are made on the CPU), or on `device` (crops are made there).
+        device: Where crops are delivered.
+        workers: Threads that make the crops of a batch on the CPU.
+        description: What was decoded to where, in words.
+    """
+
+    def __init__(
+        self, pixels: PixelBuffer, *, device: torch.device | str = "cpu", workers: int = 2, description: str = ""
+    ) -> None:
+        self.pixels = pixels
+        self.device = torch.device(device)
+        self.workers = workers
+        self.description = description or f"{len(pixels):,} images in memory"
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __repr__(self) -> str:
+        return f"DecodedImages({self.description})"
+
+    @property
+    def sizes(self) -> Tensor:
+        """Height and width of each image, (N, 2) int64."""
+        return self.pixels.sizes
+
+    def crops(self, plan: Iterable[Windows]) -> Iterator[Tensor]:
+        """(B, 3, size, size) float32 RGB in [0, 1] on the device, for each item of the plan, in its order."""
+        if self.pixels.data.device.type != "cpu":
+            yield from (resample_batch(self.pixels, windows) for windows in plan)
+            return
+        # one thread is no pool: torch's own threads share an image then
+        with ThreadPoolExecutor(max(self.workers, 1)) as pool:
+            for windows in plan:
+                if windows.is_copy:
+                    crops = resample_batch(self.pixels, windows)
+                else:
+                    crops = resample(self.pixels.image, windows, pool=pool if self.workers > 1 else None)
+                yield deliver(crops, self.device)
+
+
+def decode(
+    paths: tuple[Path, ...], sizes: Tensor, short_side: int | None, workers: int, track: Track | None
+) -> PixelBuffer:
+    """All files decoded into one buffer in memory.
+
+    Args:
+        paths: The files.
+        sizes: (N, 2), their heights and widths after shrinking, as their headers have them.
+        short_side: See `pfml.data.decoding.shrink`.
+        workers: Threads.
+        track: Shows the progress.
+
+    Raises:
+        UnreadableImagesError: Once, for all files that cannot be read.
+    """
+    lengths = 3 * sizes.prod(1)
+    buffer = PixelBuffer(torch.empty(int(lengths.sum()), dtype=torch.uint8), lengths.cumsum(0) - lengths, sizes)
+    images = collect(paths, lambda path: read_rgb(path, short_side), workers, track, "decoding images")
+    for index, image in enumerate(images):
+        if tuple(image.shape[1:]) != tuple(sizes[index].tolist()):
+            raise RuntimeError(f"{paths[index]} has changed while it was being read, or its header is wrong")
+        buffer.image(index).copy_(image)
+    return buffer
+
+
+def deliver(crops: Tensor, device: torch.device) -> Tensor:
+    """Crops on their device, without waiting for the work that is under way there."""
+    return crops.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else crops.to(device)

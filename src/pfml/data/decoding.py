@@ -1,0 +1,191 @@
+"""Image files as pixels, and the check that every file of a set can be read."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pfml.data.image_set import ImageSet
+
+__all__ = ["ImageError", "Track", "UnreadableImagesError", "check_images", "read_rgb", "read_size", "shrink"]
+
+#: called as track(iterable, description, total): gives the items of the iterable and shows how far it has come
+Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+#: unreadable files that an error lists by name
+LISTED = 20
+
+
+class ImageError(ValueError):
+    """A file that cannot be read as an image."""
+
+    def __init__(self, path: Path | str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+class UnreadableImagesError(ValueError):
+    """Some images of a set cannot be read; the message lists them."""
+
+    def __init__(self, failures: list[ImageError], total: int) -> None:
+        super().__init__(failures, total)
+        self.failures = failures
+        self.total = total
+
+    def __str__(self) -> str:
+        listed = [f"  {failure}" for failure in self.failures[:LISTED]]
+        if len(self.failures) > LISTED:
+            listed.append(f"  ... and {len(self.failures) - LISTED} more")
+        count = f"{len(self.failures):,} of {self.total:,} images cannot be read"
+        return "\n".join([f"{count}; restore these files, or take them out of the set:", *listed])
+
+
+def read_rgb(path: Path | str, short_side: int | None = None) -> Tensor:
+    """The image in a file, uint8 (3, height, width), or an ImageError.
+
+    Pillow's `convert("RGB")`, as in the loaders of the literature: greyscale is repeated, a palette looked up, CMYK
+    converted, and transparency dropped rather than laid over a background. The orientation in EXIF is not applied,
+    because the published results were computed without it. Greyscale of 16 bits keeps its upper 8 (`convert` would
+    clip it to white). Of an animation, the first frame is read.
+
+    Args:
+        path: Of the file.
+        short_side: See `shrink`.
+    """
+    pixels = np.array(_opened(path, _rgb))  # a copy: Pillow's own memory is read-only
+    return shrink(torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), short_side)
+
+
+def read_size(path: Path | str) -> tuple[int, int]:
+    """Height and width by the header of a file, without decoding it, or an ImageError."""
+    width, height = _opened(path, lambda image: image.size)
+    return height, width
+
+
+def shrink(image: Tensor, short_side: int | None) -> Tensor:
+    """The image (3, height, width) uint8 with its short side brought down to `short_side`, if it is longer.
+
+    Antialiased bilinear, rounded to uint8. Crops of the result approximate crops of the image itself: they have been
+    filtered twice, and crops that would have been smaller than `short_side` are less sharp.
+    """
+    height, width = shrunk_size((image.shape[1], image.shape[2]), short_side)
+    if (height, width) == tuple(image.shape[1:]):
+        return image
+    return F.interpolate(image[None], size=(height, width), mode="bilinear", align_corners=False, antialias=True)[0]
+
+
+def shrunk_size(size: tuple[int, int], short_side: int | None) -> tuple[int, int]:
+    """Height and width after `shrink`."""
+    short = min(size)
+    if short_side is None or short <= short_side:
+        return size
+    height, width = (side * short_side // short for side in size)
+    return height, width
+
+
+def check_images(images: ImageSet, workers: int = 2, track: Track | None = None) -> Tensor:
+    """Heights and widths (N, 2) of all images, after decoding each of them to the end.
+
+    Raises:
+        UnreadableImagesError: Once, for all files that cannot be read. None is ever skipped or replaced.
+    """
+    if isinstance(images.images, Tensor):
+        return torch.tensor([images.images.shape[2:]]).expand(len(images), 2)
+
+    def size_of(path: Path) -> tuple[int, int]:
+        _, height, width = read_rgb(path).shape
+        return height, width
+
+    sizes = collect(images.images, size_of, workers, track, "checking images")
+    return torch.tensor(list(sizes), dtype=torch.int64).reshape(-1, 2)
+
+
+def collect(
+    paths: tuple[Path, ...], function: Callable[[Path], Result], workers: int, track: Track | None, description: str
+) -> Iterator[Result]:
+    """function(path) for all paths, in order; every ImageError is kept for one UnreadableImagesError at the end."""
+
+    def attempt(path: Path) -> Result | ImageError:
+        try:
+            return function(path)
+        except ImageError as error:
+            return error
+
+    results: Iterable[Result | ImageError] = in_threads(attempt, paths, workers)
+    if track is not None:
+        results = track(results, description, len(paths))
+    failures: list[ImageError] = []
+    for result in results:
+        if isinstance(result, ImageError):
+            failures.append(result)
+        elif not failures:  # what follows a failure is only looked at for further failures
+            yield result
+    if failures:
+        raise UnreadableImagesError(failures, len(paths))
+
+
+def in_threads(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
+    """function(item) for all items, in order, computed a few items ahead by threads (Pillow frees the interpreter)."""
+    if workers <= 1:
+        yield from map(function, items)
+        return
+    pending: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) >= 4 * workers:  # no more: decoded images that wait for the consumer take memory
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+def _opened(path: Path | str, function: Callable[[Any], Result]) -> Result:
+    """function(opened image), every failure of opening and decoding as an ImageError."""
+    from PIL import Image, UnidentifiedImageError
+
+    if Path(path).is_dir():
+        raise ImageError(path, "is a folder")
+    try:
+        with Image.open(path) as image:
+            limit = Image.MAX_IMAGE_PIXELS
+            if limit is not None and image.width * image.height > limit:
+                # Pillow only warns up to twice this limit
+                raise ImageError(path, f"has {image.width} x {image.height} pixels, more than Pillow's limit {limit:,}")
+            return function(image)
+    except ImageError:
+        raise
+    except FileNotFoundError:
+        raise ImageError(path, "does not exist") from None
+    except UnidentifiedImageError:
+        empty = Path(path).stat().st_size == 0
+        raise ImageError(path, "is empty" if empty else "is not an image of a known format") from None
+    except Exception as error:  # a broken file makes Pillow's plugins raise errors of nearly any type
+        raise ImageError(path, f"{type(error).__name__}: {error}") from error
+
+
+def _rgb(image: Any) -> Any:
+    from PIL import Image
+
+    if image.mode == "F":
+        raise ValueError("pixels are floating-point numbers, which do not say how bright white is")
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        values = np.asarray(image).astype(np.int64)
+        if values.min() < 0 or values.max() > 65535:
+            raise ValueError(f"greyscale values must lie in [0, 65535], got {values.min()} to {values.max()}")
+        image = Image.fromarray((values >> 8).astype(np.uint8))
+    return image.convert("RGB")

@@ -1,0 +1,138 @@
+"""Images that stay in their files, decoded again for every crop by worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from pfml.data.decoded import deliver
+from pfml.data.decoding import ImageError, read_rgb
+from pfml.data.resampling import resample
+from pfml.data.windows import Windows
+
+__all__ = ["FileImages"]
+
+#: the tensors of a Windows, as they travel to the workers
+ARRAYS = ("indices", "start", "extent", "lower", "upper", "flipped")
+
+
+class FileImages:
+    """An image source for sets that do not fit into memory; gives the same crops as `DecodedImages`.
+
+    Args:
+        paths: The files, all of which have been checked (`pfml.data.check_images`).
+        sizes: (N, 2) int64, heights and widths after shrinking.
+        device: Where crops are delivered.
+        workers: Processes, each of which makes whole batches; 0 to work in this process. They are kept from one plan
+            to the next.
+        short_side: See `pfml.data.decoding.shrink`.
+        description: What is read from where, in words.
+    """
+
+    def __init__(
+        self,
+        paths: tuple[Path, ...],
+        sizes: Tensor,
+        *,
+        device: torch.device | str = "cpu",
+        workers: int = 2,
+        short_side: int | None = None,
+        description: str = "",
+    ) -> None:
+        self.sizes = sizes
+        self.device = torch.device(device)
+        self.workers = workers
+        self.description = description or f"{len(paths):,} images read from files by {workers} workers"
+        self._reader = _CropReader(paths, sizes, short_side)
+        self._plan = _PlanSampler()
+        self._loader: DataLoader[Tensor] | None = None
+        self._under_way = False
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __repr__(self) -> str:
+        return f"FileImages({self.description})"
+
+    def crops(self, plan: Iterable[Windows]) -> Iterator[Tensor]:
+        """(B, 3, size, size) float32 RGB in [0, 1] on the device, for each item of the plan, in its order.
+
+        Workers run ahead, so the plan is asked for its items before they are delivered.
+        """
+        if self.workers == 0:
+            yield from (deliver(self._reader[_packed(windows)], self.device) for windows in plan)
+            return
+        if self._under_way:
+            # the kept workers are busy with another plan, which goes on after this one
+            yield from self._delivered(self._new_loader(_PlanSampler(plan), keep=False))
+            return
+        if self._loader is None:
+            self._loader = self._new_loader(self._plan, keep=True)
+        self._under_way, self._plan.plan = True, plan
+        try:
+            yield from self._delivered(self._loader)
+        finally:
+            self._under_way, self._plan.plan = False, ()
+
+    def _delivered(self, loader: DataLoader[Tensor]) -> Iterator[Tensor]:
+        for crops in loader:
+            yield crops.to(self.device, non_blocking=True)
+
+    def _new_loader(self, plan: _PlanSampler, *, keep: bool) -> DataLoader[Tensor]:
+        return DataLoader(
+            self._reader,
+            sampler=plan,
+            batch_size=None,  # the reader makes whole batches
+            collate_fn=_unchanged,
+            num_workers=self.workers,
+            pin_memory=self.device.type == "cuda",
+            persistent_workers=keep,
+            generator=torch.Generator(),  # else a loader would draw from the caller's random numbers
+        )
+
+
+class _PlanSampler(Sampler[Any]):
+    """The items of a plan, which is exchanged between passes, as something that travels without shared memory."""
+
+    def __init__(self, plan: Iterable[Windows] = ()) -> None:
+        self.plan = plan
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(_packed, self.plan)
+
+
+class _CropReader(Dataset[Tensor]):
+    """Makes the crops of a batch from its files; runs in the workers."""
+
+    def __init__(self, paths: tuple[Path, ...], sizes: Tensor, short_side: int | None) -> None:
+        self.paths = [str(path) for path in paths]
+        self.sizes = sizes.numpy()  # tensors would take a file descriptor per worker
+        self.short_side = short_side
+
+    def __getitem__(self, packed: dict[str, Any]) -> Tensor:
+        return resample(self._image, _unpacked(packed))
+
+    def _image(self, index: int) -> Tensor:
+        image = read_rgb(self.paths[index], self.short_side)
+        if tuple(image.shape[1:]) != tuple(self.sizes[index]):
+            raise ImageError(self.paths[index], "has another size than when the images were checked")
+        return image
+
+
+def _packed(windows: Windows) -> dict[str, Any]:
+    arrays = {name: getattr(windows, name).numpy() for name in ARRAYS}
+    return {**arrays, "size": windows.size, "interpolation": windows.interpolation}
+
+
+def _unpacked(packed: dict[str, Any]) -> Windows:
+    tensors = {name: torch.from_numpy(packed[name]) for name in ARRAYS}
+    return Windows(**tensors, size=packed["size"], interpolation=packed["interpolation"])
+
+
+def _unchanged(crops: Any) -> Any:
+    return crops

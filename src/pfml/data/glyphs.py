@@ -1,0 +1,205 @@
+"""Glyphs: a retrieval set of letters that is drawn from the fonts shipped with matplotlib, so that it needs no files.
+
+The letters are those that all 16 text faces have in common, without accents (letters whose compatibility decomposition
+is more than themselves), without modifier letters (small raised signs) and without look-alikes: of the letters with the
+same outline in more than a third of the faces, such as Latin A, Greek Alpha and Cyrillic A, the one with the lowest
+code point stays. That leaves 283; a seeded shuffle made 141 of them training classes and 142 unseen ones. Both lists
+are written down here, because they are the data set: another version of the fonts must not change it.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pfml.data.image_set import ImageSet, RetrievalData
+
+if TYPE_CHECKING:
+    from PIL import Image, ImageFont
+
+__all__ = ["FACES", "TRAIN_LETTERS", "UNSEEN_LETTERS", "Distortion", "draw_glyphs", "read_glyphs"]
+
+TRAIN_LETTERS = (
+    "BCFGHKLMNOSTYZacegijnopqstuxÐØæðøħıĸłŊŦƐƕƙƚƞƪƭƺƻƾǀǂǃȷɑɒɔɖɘɚɛɝɞɟɡɥɦɧɨɩɬɰ"  # noqa: RUF001
+    "ɲɴɸɹɺɿʀʃʆʎʐʔʕʖʘʛʝʟʠʡʢʣʤʧΔΛΞΠΣΦΨΩβγκλνςφχψϛЂДЖЛУФШЩЬбдзикпцчшщъьэђњћѢѣґ"
+)
+UNSEEN_LETTERS = (
+    "ADEIJPQRUVWXbdfhklmrvwyzÆÞßþđĦŁŋŒœŧƀƈƒƛƥƫǁɐɓɕɗəɜɠɢɣɤɪɫɭɮɯɱɳɵɶɷɻɼɽɾʁʂʄʅʇ"  # noqa: RUF001
+    "ʈʉʊʋʌʍʏʑʒʓʗʙʚʜʞʥʦʨΓΘαδζθιμξπρστυωϘϙϚϝϞϟϠϡЄЉЊЋЏБЗИКЦЧЪЫЭЮЯгжлмтфыюяєљџѲҐ"
+)
+
+FACES = {
+    "DejaVu Sans": "DejaVuSans.ttf",
+    "DejaVu Sans Bold": "DejaVuSans-Bold.ttf",
+    "DejaVu Sans Oblique": "DejaVuSans-Oblique.ttf",
+    "DejaVu Sans Bold Oblique": "DejaVuSans-BoldOblique.ttf",
+    "DejaVu Sans Mono": "DejaVuSansMono.ttf",
+    "DejaVu Sans Mono Bold": "DejaVuSansMono-Bold.ttf",
+    "DejaVu Sans Mono Oblique": "DejaVuSansMono-Oblique.ttf",
+    "DejaVu Sans Mono Bold Oblique": "DejaVuSansMono-BoldOblique.ttf",
+    "DejaVu Serif": "DejaVuSerif.ttf",
+    "DejaVu Serif Bold": "DejaVuSerif-Bold.ttf",
+    "DejaVu Serif Italic": "DejaVuSerif-Italic.ttf",
+    "DejaVu Serif Bold Italic": "DejaVuSerif-BoldItalic.ttf",
+    "STIX General": "STIXGeneral.ttf",
+    "STIX General Bold": "STIXGeneralBol.ttf",
+    "STIX General Italic": "STIXGeneralItalic.ttf",
+    "STIX General Bold Italic": "STIXGeneralBolIta.ttf",
+}
+
+SIDE = 32  # pixels of an image
+EM = 22  # pixels of the em square
+WIDEST = 24  # pixels; the few letters that would be wider are printed smaller
+OVERSAMPLING = 2  # letters are warped at twice the resolution and then averaged, so that edges are smooth
+COPIES = 3
+
+
+@dataclass(frozen=True)
+class Distortion:
+    """How far an image of a letter may be from the letter as printed; each draw is uniform between the two signs.
+
+    Args:
+        rotation: Largest angle, in degrees.
+        scale: Largest factor of size, up or down (drawn in logarithms).
+        shear: Largest tangent of the slant.
+        shift: Largest offset in x and in y, in pixels.
+        noise: Standard deviation of the Gaussian noise of each pixel, as a share of the range of grey values.
+    """
+
+    rotation: float = 25.0
+    scale: float = 1.3
+    shear: float = 0.3
+    shift: float = 3.0
+    noise: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not self.scale >= 1:
+            raise ValueError(f"scale must be at least 1, where 1 leaves the size as it is, got {self.scale}")
+        for name in ("rotation", "shear", "shift", "noise"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+
+    def affine(self, random: np.random.Generator) -> tuple[float, float, float, float, float, float]:
+        """A random affine map from pixels of the image to pixels of the letter, both relative to their centres."""
+        angle, size, slant, right, down = random.uniform(-1, 1, 5)
+        angle = math.radians(self.rotation) * angle
+        zoom = self.scale**-size
+        slant = self.shear * slant
+        cosine, sine = zoom * math.cos(angle), zoom * math.sin(angle)
+        # the rows of shear @ rotation; the shift is applied to the image, hence before both
+        row_x = (cosine + slant * sine, -sine + slant * cosine)
+        row_y = (sine, cosine)
+        right, down = self.shift * right, self.shift * down
+        return (
+            *row_x,
+            -(row_x[0] * right + row_x[1] * down),
+            *row_y,
+            -(row_y[0] * right + row_y[1] * down),
+        )
+
+
+def read_glyphs(root: Path | None = None) -> RetrievalData:
+    """The glyphs: 141 letters to train on (6,768 images) and 142 unseen letters (6,816 images), 32 x 32 pixels.
+
+    Args:
+        root: Has no meaning here, since nothing is read from files; must be None.
+    """
+    if root is not None:
+        raise ValueError(f"glyphs are drawn, not read: root must be None, got {root}")
+    return RetrievalData("glyphs", train=draw_glyphs(TRAIN_LETTERS), test=draw_glyphs(UNSEEN_LETTERS))
+
+
+def draw_glyphs(
+    letters: str,
+    *,
+    copies: int = COPIES,
+    distortion: Distortion = Distortion(),  # noqa: B008  (frozen)
+    seed: int = 0,
+) -> ImageSet:
+    """Images of `letters`, one class per letter: `copies` distorted draws in each of the 16 faces.
+
+    An image depends only on its letter, face, copy and `seed`, so that a letter looks the same in any selection.
+
+    Args:
+        letters: Different ones, of `TRAIN_LETTERS` and `UNSEEN_LETTERS`: the faces may lack others.
+        copies: Images per letter and face.
+        distortion: How strongly letters are distorted.
+        seed: Of all random numbers.
+    """
+    for k, letter in enumerate(letters):
+        if letter not in TRAIN_LETTERS + UNSEEN_LETTERS:
+            raise ValueError(f"letters must be of TRAIN_LETTERS and UNSEEN_LETTERS, got {letter!r} at index {k}")
+    if copies < 1:
+        raise ValueError(f"copies must be at least 1, got {copies}")
+    shape = (len(letters), len(FACES), copies, SIDE, SIDE)
+    grey = np.empty(shape, dtype=np.uint8)
+    for f, plates in enumerate(_plates_by_face(letters)):
+        for k, (letter, plate) in enumerate(zip(letters, plates, strict=True)):
+            for copy in range(copies):
+                random = np.random.default_rng([seed, ord(letter), f, copy])
+                grey[k, f, copy] = _distorted(plate, distortion, random)
+    pixels = torch.from_numpy(grey).view(-1, 1, SIDE, SIDE).repeat(1, 3, 1, 1)
+    labels = torch.arange(len(letters)).repeat_interleave(len(FACES) * copies)
+    sources = tuple(f"{letter}, {face}, {copy}" for letter in letters for face in FACES for copy in range(copies))
+    return ImageSet(pixels, labels, tuple(_class_name(letter) for letter in letters), sources)
+
+
+def _class_name(letter: str) -> str:
+    return f"U+{ord(letter):04X} {unicodedata.name(letter)}"
+
+
+def _plates_by_face(letters: str) -> Iterator[list[Image.Image]]:
+    """For each face the letters as printed, undistorted, at a higher resolution."""
+    import matplotlib
+    from PIL import ImageFont
+
+    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    for file in FACES.values():
+        # the basic layout needs no library that some builds of Pillow lack
+        font = ImageFont.truetype(folder / file, EM * OVERSAMPLING, layout_engine=ImageFont.Layout.BASIC)
+        yield [_plate(font, letter) for letter in letters]
+
+
+def _plate(font: ImageFont.FreeTypeFont, letter: str) -> Image.Image:
+    """The letter, bright on dark, with the middle of its ink in the middle of a square twice as wide as an image."""
+    from PIL import Image
+
+    ink = _ink(font, letter)
+    excess = ink.width / (WIDEST * OVERSAMPLING)
+    if excess > 1:
+        ink = _ink(font.font_variant(size=int(font.size / excess)), letter)
+    side = 2 * SIDE * OVERSAMPLING
+    plate = Image.new("L", (side, side))
+    plate.paste(ink, ((side - ink.width) // 2, (side - ink.height) // 2))
+    return plate
+
+
+def _ink(font: ImageFont.FreeTypeFont, letter: str) -> Image.Image:
+    """The letter within its bounding box; that of the font also has the blank around it."""
+    from PIL import Image, ImageDraw
+
+    sheet = Image.new("L", (4 * EM * OVERSAMPLING, 4 * EM * OVERSAMPLING))
+    ImageDraw.Draw(sheet).text((EM * OVERSAMPLING, EM * OVERSAMPLING), letter, fill=255, font=font)
+    return sheet.crop(sheet.getbbox())
+
+
+def _distorted(plate: Image.Image, distortion: Distortion, random: np.random.Generator) -> np.ndarray:
+    """One 32 x 32 uint8 image of a letter."""
+    from PIL import Image
+
+    xx, xy, x0, yx, yy, y0 = distortion.affine(random)
+    side, middle, centre = SIDE * OVERSAMPLING, SIDE * OVERSAMPLING / 2, plate.width / 2
+    matrix = (
+        *(xx, xy, centre + OVERSAMPLING * x0 - (xx + xy) * middle),
+        *(yx, yy, centre + OVERSAMPLING * y0 - (yx + yy) * middle),
+    )
+    warped = plate.transform((side, side), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR)
+    noise = random.standard_normal((SIDE, SIDE), dtype=np.float32) * (255 * distortion.noise)
+    return np.clip(np.asarray(warped.reduce(OVERSAMPLING)) + noise, 0, 255).round().astype(np.uint8)

@@ -1,0 +1,140 @@
+"""Images with labels, and the train/test division of a retrieval data set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+__all__ = ["ImageSet", "RetrievalData", "SeenClassError"]
+
+
+class SeenClassError(ValueError):
+    """An evaluation was asked for on classes that the model was trained on."""
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Images, as files or as pixels, and what each of them shows.
+
+    Args:
+        images: Paths of image files, or pixels as a uint8 tensor (N, 3, height, width).
+        labels: (N,) int64, each the position of a class in `class_names`.
+        class_names: One name per class. Names identify classes across sets: a model trained on a class is not
+            evaluated on a class of the same name.
+        sources: What to call each image in messages and lists, if `images` are pixels.
+    """
+
+    images: tuple[Path, ...] | Tensor
+    labels: Tensor
+    class_names: tuple[str, ...]
+    sources: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.images, Tensor) and (self.images.dtype != torch.uint8 or self.images.shape[1:2] != (3,)):
+            raise ValueError(
+                f"pixels must be uint8 of shape (N, 3, height, width), "
+                f"got {self.images.dtype} of shape {tuple(self.images.shape)}"
+            )
+        if self.labels.shape != (len(self.images),) or self.labels.dtype != torch.int64:
+            raise ValueError(
+                f"labels must be int64 of shape ({len(self.images)},), one per image, "
+                f"got {self.labels.dtype} of shape {tuple(self.labels.shape)}"
+            )
+        if len(self.labels) and not (self.labels.min() >= 0 and self.labels.max() < len(self.class_names)):
+            raise ValueError(
+                f"labels must lie in [0, {len(self.class_names)}), the classes, "
+                f"got {int(self.labels.min())} to {int(self.labels.max())}"
+            )
+        if len(set(self.class_names)) != len(self.class_names):
+            twice = next(name for name in self.class_names if self.class_names.count(name) > 1)
+            raise ValueError(f"class names must differ, got {twice!r} twice")
+        if self.sources is not None and len(self.sources) != len(self.images):
+            raise ValueError(f"sources must name {len(self.images)} images, got {len(self.sources)}")
+
+    @classmethod
+    def unlabelled(cls, images: Sequence[Path] | Tensor) -> ImageSet:
+        """Images of which nothing is known, all of one class."""
+        images = images if isinstance(images, Tensor) else tuple(images)
+        return cls(images, torch.zeros(len(images), dtype=torch.int64), ("unlabelled",))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __repr__(self) -> str:
+        return f"ImageSet({len(self):,} images of {self.num_classes:,} classes)"
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    def name_of(self, index: int) -> str:
+        """The file of an image, or its name if it has none."""
+        if self.sources is not None:
+            return self.sources[index]
+        return f"image {index}" if isinstance(self.images, Tensor) else str(self.images[index])
+
+    def subset(self, indices: Tensor | Sequence[int]) -> ImageSet:
+        """The images at `indices`, in that order; the classes stay as they are."""
+        indices = torch.as_tensor(indices, dtype=torch.int64)
+        chosen = indices.tolist()
+        images = self.images[indices] if isinstance(self.images, Tensor) else tuple(self.images[k] for k in chosen)
+        sources = None if self.sources is None else tuple(self.sources[k] for k in chosen)
+        return replace(self, images=images, labels=self.labels[indices], sources=sources)
+
+    def of_classes(self, classes: Sequence[int]) -> ImageSet:
+        """The images of these classes only, labelled 0, 1, ... in the order of `classes`."""
+        position = torch.full((self.num_classes,), -1, dtype=torch.int64)
+        position[torch.as_tensor(classes, dtype=torch.int64)] = torch.arange(len(classes))
+        kept = self.subset((position[self.labels] >= 0).nonzero()[:, 0])
+        names = tuple(self.class_names[c] for c in classes)
+        return replace(kept, labels=position[kept.labels], class_names=names)
+
+    def with_labels(self, labels: Tensor) -> ImageSet:
+        """The same images with other labels, of the same classes."""
+        return replace(self, labels=labels)
+
+
+@dataclass(frozen=True, eq=False)
+class RetrievalData:
+    """What one trains on, and the unseen classes that one searches among.
+
+    Args:
+        name: As in `pfml.data.DATASETS`.
+        train: Images to learn from.
+        test: Queries of classes that `train` does not have.
+        gallery: Where queries are searched; None to search the test images among each other (self excluded).
+        validation: Classes taken out of the training classes for choices; see `pfml.data.with_validation`.
+        recall_at: The K of Recall@K that the literature reports on this set.
+        remarks: Sentences about the data that a user should read, such as image counts that are not the published ones.
+    """
+
+    name: str
+    train: ImageSet
+    test: ImageSet
+    gallery: ImageSet | None = None
+    validation: ImageSet | None = None
+    recall_at: tuple[int, ...] = (1, 2, 4, 8)
+    remarks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.gallery is not None and self.gallery.class_names != self.test.class_names:
+            raise ValueError("gallery and test must have the same class names in the same order")
+        refuse_seen_classes(self.train.class_names, self.test, "test")
+        if self.validation is not None:
+            refuse_seen_classes(self.train.class_names, self.validation, "validation")
+            refuse_seen_classes(self.test.class_names, self.validation, "validation")
+
+
+def refuse_seen_classes(seen: Sequence[str], images: ImageSet, role: str) -> None:
+    """Raise SeenClassError if `images` shows a class of `seen`."""
+    shared = sorted(set(seen) & set(images.class_names))
+    if shared:
+        more = f" and {len(shared) - 3} more" if len(shared) > 3 else ""
+        raise SeenClassError(
+            f"the {role} classes must be unseen, but {', '.join(shared[:3])}{more} "
+            f"{'is' if len(shared) == 1 else 'are'} also trained on"
+        )

@@ -1,0 +1,133 @@
+"""Decoded images on disk: a flat file of pixels and a JSON manifest that says which files they are of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pfml.data.resampling import PixelBuffer
+
+__all__ = ["PixelCache"]
+
+VERSION = 1
+PIECE = 2**26
+
+
+class PixelCache:
+    """The pixels of one list of files, in a subfolder of `folder` named after that list and `short_side`.
+
+    Args:
+        folder: May hold the caches of any number of sets.
+        paths: The files.
+        short_side: See `pfml.data.decoding.shrink`.
+    """
+
+    def __init__(self, folder: Path, paths: tuple[Path, ...], short_side: int | None) -> None:
+        self.paths = [str(path.absolute()) for path in paths]
+        self.short_side = short_side
+        name = hashlib.sha256(json.dumps([self.paths, short_side]).encode()).hexdigest()[:16]
+        self.folder = Path(folder) / name
+        # before any decoding: a file that changes during it will not match the next time
+        self._files = [_state(path) for path in self.paths]
+        self._manifest = self.folder / "manifest.json"
+        self._data = self.folder / "pixels.bin"
+
+    def exists(self) -> bool:
+        return self.folder.exists()
+
+    def mismatch(self) -> str | None:
+        """Why the cache cannot be used, or None; compares all but the pixels, which `load` does."""
+        try:
+            manifest = json.loads(self._manifest.read_text())
+        except (OSError, ValueError) as error:
+            return f"its manifest cannot be read ({error})"
+        expected = self._identity()
+        for name, value in expected.items():
+            if name != "files" and manifest.get(name) != value:
+                return f"it has {name} {manifest.get(name)!r}, now it is {value!r}"
+        for path, stored, now in zip(self.paths, manifest["files"], expected["files"], strict=True):
+            if stored != now:
+                return f"{path} has changed"
+        if not self._data.exists() or self._data.stat().st_size != manifest["bytes"]:
+            return "its pixels are not complete"
+        return None
+
+    def sizes(self) -> Tensor:
+        """Heights and widths (N, 2)."""
+        return torch.tensor(json.loads(self._manifest.read_text())["sizes"], dtype=torch.int64).reshape(-1, 2)
+
+    def load(self) -> PixelBuffer | None:
+        """The pixels in memory, or None if they are not those that were stored."""
+        manifest = json.loads(self._manifest.read_text())
+        data, digest = torch.empty(manifest["bytes"], dtype=torch.uint8), hashlib.sha256()
+        with self._data.open("rb") as stream:
+            for piece in data.split(PIECE):
+                view = memoryview(piece.numpy())
+                if stream.readinto(view) != len(view):  # type: ignore[attr-defined]
+                    return None
+                digest.update(view)
+        if digest.hexdigest() != manifest["sha256"]:
+            return None
+        sizes = self.sizes()
+        lengths = 3 * sizes.prod(1)
+        return PixelBuffer(data, lengths.cumsum(0) - lengths, sizes)
+
+    def store(self, pixels: PixelBuffer) -> None:
+        """Write under a temporary name, and rename when all of it is on disk."""
+        temporary = self.folder.with_name(f".{self.folder.name}.{os.getpid()}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        try:
+            digest = hashlib.sha256()
+            with (temporary / self._data.name).open("wb") as stream:
+                for piece in pixels.data.split(PIECE):
+                    view = memoryview(piece.numpy())
+                    digest.update(view)
+                    stream.write(view)
+                _to_disk(stream)
+            manifest = {
+                **self._identity(),
+                "sizes": pixels.sizes.tolist(),
+                "bytes": len(pixels.data),
+                "sha256": digest.hexdigest(),
+            }
+            with (temporary / self._manifest.name).open("w") as text:
+                json.dump(manifest, text)
+                _to_disk(text)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            temporary.rename(self.folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be as it was when the pixels were stored."""
+        import PIL
+
+        return {
+            "version": VERSION,
+            "pillow": PIL.__version__,  # decoders of different versions may differ by a grey level
+            "short_side": self.short_side,
+            "names": self.paths,
+            "files": self._files,
+        }
+
+
+def _state(path: str) -> list[int] | None:
+    """Length and time of change of a file; None if there is none, which decoding reports."""
+    try:
+        state = os.stat(path)
+    except OSError:
+        return None
+    return [state.st_size, state.st_mtime_ns]
+
+
+def _to_disk(stream: Any) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())

@@ -1,0 +1,218 @@
+"""What happens to an image before the network: evaluation geometry, normalisation, and training crops."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pfml.data.windows import INTERPOLATIONS, Windows
+
+__all__ = ["Augmentation", "Preprocessing"]
+
+CHANNEL_ORDERS = ("rgb", "bgr")
+#: tries of RandomResizedCrop before it takes the centre, as in torchvision
+CROP_TRIES = 10
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Resize, centre crop and normalisation; it travels with the model.
+
+    Args:
+        resize: Length of the short side before the centre crop. Images whose short side has this length already are
+            not resized, so `resize=32, crop=32` leaves 32-pixel images as they are.
+        crop: Side of the square crop that the network sees.
+        interpolation: "bilinear" or "bicubic", antialiased.
+        mean: Subtracted per channel, in the network's scale and channel order.
+        std: Divided by per channel, in the network's scale.
+        channel_order: "rgb", or "bgr" for networks that came from Caffe.
+        value_scale: The network's value of white: 1, or 255.
+    """
+
+    resize: int = 256
+    crop: int = 224
+    interpolation: str = "bilinear"
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    channel_order: str = "rgb"
+    value_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, side in (("resize", self.resize), ("crop", self.crop)):
+            if not isinstance(side, int) or isinstance(side, bool) or side < 1:
+                raise ValueError(f"{name} must be an integer >= 1, got {side!r}")
+        if self.crop > self.resize:
+            raise ValueError(f"crop must not exceed resize, got crop={self.crop} and resize={self.resize}")
+        for name, choice, choices in (
+            ("interpolation", self.interpolation, tuple(INTERPOLATIONS)),
+            ("channel_order", self.channel_order, CHANNEL_ORDERS),
+        ):
+            if choice not in choices:
+                raise ValueError(f"{name} must be one of {choices}, got {choice!r}")
+        for name in ("mean", "std"):
+            values = tuple(float(value) for value in getattr(self, name))
+            if len(values) != 3 or not all(map(math.isfinite, values)):
+                raise ValueError(f"{name} must be three finite numbers, one per channel, got {values}")
+            object.__setattr__(self, name, values)
+        if min(self.std) <= 0:
+            raise ValueError(f"std must be positive, got {self.std}")
+        if not (math.isfinite(self.value_scale) and self.value_scale > 0):
+            raise ValueError(f"value_scale must be positive, got {self.value_scale}")
+
+    def normalize(self, images: Tensor) -> Tensor:
+        """What the network eats, from RGB images (B, 3, H, W): floats in [0, 1], or uint8."""
+        if images.ndim != 4 or images.shape[1] != 3:
+            raise ValueError(f"images must be of shape (batch, 3, height, width), got {tuple(images.shape)}")
+        if images.dtype == torch.uint8:
+            images = images.float() / 255.0
+        elif not images.is_floating_point():
+            raise TypeError(f"images must be floats in [0, 1] or uint8, got {images.dtype}")
+        if self.channel_order == "bgr":
+            images = images.flip(1)
+        if self.value_scale != 1.0:
+            images = images * self.value_scale
+        return (images - _per_channel(self.mean, images)) / _per_channel(self.std, images)
+
+    def windows(self, indices: Tensor, sizes: Tensor) -> Windows:
+        """Resize + CenterCrop of images `indices`, as torchvision computes them.
+
+        Args:
+            indices: (B,) int64.
+            sizes: (N, 2), heights and widths of ALL images (`source.sizes`), of which `indices` takes its own.
+        """
+        size = _sizes_of(indices, sizes)
+        short = size.amin(1, keepdim=True)
+        # int(resize * long / short): the quotient of two integers below 2**53, so the floor is exact
+        resized = (self.resize * size).div(short, rounding_mode="floor")
+        offset = ((resized - self.crop) / 2.0).round()  # half to even, like Python's round
+        step = size.double() / resized
+        return Windows(
+            indices=indices,
+            start=offset.double() * step,
+            extent=self.crop * step,
+            lower=torch.zeros_like(size),
+            upper=size,
+            flipped=torch.zeros(len(indices), dtype=torch.bool),
+            size=self.crop,
+            interpolation=self.interpolation,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Preprocessing:
+        """The inverse of `to_dict`; keys that are left out have their default."""
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; the keys are {', '.join(known)}"
+                raise ValueError(f"{name!r} is no key of a Preprocessing{hint}")
+        plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        return cls(**plain)
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random crops and flips of training images: torchvision's RandomResizedCrop and RandomHorizontalFlip.
+
+    Args:
+        scale: Least and largest area of a crop, as a part of the image's area; drawn uniformly.
+        ratio: Least and largest width / height of a crop; drawn log-uniformly.
+        flip: Probability that a crop is mirrored left to right.
+        random_crop: False for the windows of the Preprocessing, for small sets such as glyphs.
+    """
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    random_crop: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("scale", "ratio"):
+            bounds = tuple(float(bound) for bound in getattr(self, name))
+            if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] < math.inf:
+                raise ValueError(f"{name} must be two positive numbers, the smaller first, got {bounds}")
+            object.__setattr__(self, name, bounds)
+        if self.scale[1] > 1:
+            raise ValueError(f"scale must not exceed 1, the whole image, got {self.scale}")
+        if not 0 <= self.flip <= 1:
+            raise ValueError(f"flip must be a probability in [0, 1], got {self.flip}")
+        if not isinstance(self.random_crop, bool):
+            raise TypeError(f"random_crop must be True or False, got {self.random_crop!r}")
+
+    def windows(
+        self, indices: Tensor, sizes: Tensor, preprocessing: Preprocessing, generator: torch.Generator
+    ) -> Windows:
+        """Random windows of images `indices`, a function of the CPU generator's state.
+
+        Args:
+            indices: (B,) int64.
+            sizes: (N, 2), heights and widths of ALL images (`source.sizes`), of which `indices` takes its own.
+            preprocessing: Gives size and interpolation of the crops.
+            generator: See `pfml.data.randomness.generator_for`.
+        """
+        # all draws at once, whatever is used of them: flips are the same with and without random crops
+        draws = torch.rand(len(indices), 2 * CROP_TRIES + 3, generator=generator, dtype=torch.float64)
+        flipped = draws[:, 0] < self.flip
+        if not self.random_crop:
+            return replace(preprocessing.windows(indices, sizes), flipped=flipped)
+        corner, extent = self._boxes(_sizes_of(indices, sizes), draws[:, 1:])
+        return Windows(
+            indices=indices,
+            start=corner.double(),
+            extent=extent.double(),
+            lower=corner,
+            upper=corner + extent,
+            flipped=flipped,
+            size=preprocessing.crop,
+            interpolation=preprocessing.interpolation,
+        )
+
+    def _boxes(self, size: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Corners and extents of crops, (B, 2) int64 each: the first of ten tries that fits, else the centre."""
+        areas, shapes = draws[:, 2:].view(-1, 2, CROP_TRIES).unbind(1)
+        area = size.prod(1, keepdim=True) * (self.scale[0] + (self.scale[1] - self.scale[0]) * areas)
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        ratio = torch.exp(low + (high - low) * shapes)
+        tries = torch.stack([(area / ratio).sqrt(), (area * ratio).sqrt()], dim=2).round()  # (B, tries, 2)
+        fits = ((tries > 0) & (tries <= size[:, None])).all(2)
+        first = fits.to(torch.int64).argmax(1)  # argmax gives the first of equals
+        extent = tries[torch.arange(len(size)), first].to(torch.int64)
+        corner = (draws[:, :2] * (size - extent + 1)).floor().to(torch.int64)
+        centre_extent = self._largest_box(size)
+        found = fits.any(1, keepdim=True)
+        extent = torch.where(found, extent, centre_extent)
+        return torch.where(found, corner, (size - extent).div(2, rounding_mode="floor")), extent
+
+    def _largest_box(self, size: Tensor) -> Tensor:
+        """The largest extent of an allowed ratio, (B, 2) int64."""
+        height, width = size.double().unbind(1)
+        whole = width / height
+        tallest = torch.where(whole < self.ratio[0], (width / self.ratio[0]).round(), height)
+        widest = torch.where(whole > self.ratio[1], (height * self.ratio[1]).round(), width)
+        return torch.stack([tallest, widest], dim=1).clamp(min=1).to(torch.int64)
+
+
+def _sizes_of(indices: Tensor, sizes: Tensor) -> Tensor:
+    """The sizes of images `indices`, (B, 2) int64."""
+    if sizes.ndim != 2 or sizes.shape[1] != 2:
+        raise ValueError(f"sizes must be of shape (images, 2), heights and widths, got {tuple(sizes.shape)}")
+    if len(indices) and not (int(indices.min()) >= 0 and int(indices.max()) < len(sizes)):
+        raise ValueError(
+            f"indices must lie in [0, {len(sizes)}), the images in sizes, "
+            f"got {int(indices.min())} to {int(indices.max())}"
+        )
+    return sizes[indices].to(torch.int64)
+
+
+def _per_channel(values: tuple[float, float, float], like: Tensor) -> Tensor:
+    """(3, 1, 1) on the device of `like`; filled there, since copying it would wait for the device at every step."""
+    return torch.stack([like.new_full((1, 1), value) for value in values])

@@ -1,0 +1,99 @@
+"""One's own images: a folder per class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from pfml.data.image_set import ImageSet, RetrievalData
+from pfml.data.splits import class_order, zero_shot
+
+__all__ = ["IMAGE_SUFFIXES", "image_files", "read_folder"]
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+
+
+def read_folder(root: Path) -> RetrievalData:
+    """The images below `root`: each of its folders is a class, with all images in it and in its folders.
+
+    If `root` has folders `train` and `test` that hold class folders, these are the split; else the first half of the
+    classes, sorted by name, trains and the second half is unseen. Hidden files and folders are left out.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise FileNotFoundError(f"the root of class folders must be a folder, got {root}, which is none")
+    if all(_class_folders(root / part) for part in ("train", "test")):
+        others = [path.name for path in _visible(root) if path.name not in ("train", "test")]
+        remarks = _left_out(others, root, "neither train nor test")
+        (train, about_train), (test, about_test) = (_image_set(root / part) for part in ("train", "test"))
+        return RetrievalData("folder", train, test, remarks=(*remarks, *about_train, *about_test))
+    images, remarks = _image_set(root)
+    if images.num_classes < 2:
+        raise ValueError(
+            f"{root} must have at least 2 folders with images ({', '.join(IMAGE_SUFFIXES)}), one per class, "
+            f"got {images.num_classes}"
+        )
+    return zero_shot(images, "folder", remarks=remarks)
+
+
+def image_files(places: Sequence[Path]) -> list[Path]:
+    """The image files that `places` name: files as they are, and all images in folders and below them, sorted."""
+    found: list[Path] = []
+    for place in places:
+        if not place.exists():
+            raise FileNotFoundError(f"images must be files or folders, got {place}, which does not exist")
+        found += _images_below(place) if place.is_dir() else [place]
+    if not found:
+        raise ValueError(f"there are no images ({', '.join(IMAGE_SUFFIXES)}) in {', '.join(map(str, places))}")
+    return found
+
+
+def _image_set(folder: Path) -> tuple[ImageSet, tuple[str, ...]]:
+    """The images of the class folders in `folder`, and remarks on what was left out."""
+    files = {name: _images_below(folder / name) for name in class_order(p.name for p in _class_folders(folder))}
+    empty = [name for name, found in files.items() if not found]
+    files = {name: found for name, found in files.items() if found}
+    labels = torch.arange(len(files)).repeat_interleave(torch.tensor([len(found) for found in files.values()]).long())
+    images = ImageSet(tuple(path for found in files.values() for path in found), labels, tuple(files))
+    loose = [path.name for path in _visible(folder) if not path.is_dir()]
+    remarks = _left_out(loose, folder, "not in a class folder") + _left_out(empty, folder, "no images in it")
+    return images, remarks
+
+
+def _class_folders(folder: Path) -> list[Path]:
+    return [path for path in _visible(folder) if path.is_dir()] if folder.is_dir() else []
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def _left_out(names: Sequence[str], folder: Path, reason: str) -> tuple[str, ...]:
+    return (f"{_listed(names)} in {folder} left out: {reason}",) if names else ()
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
+
+
+def _images_below(folder: Path) -> list[Path]:
+    """The images in `folder` and in the folders in it, links followed, sorted."""
+    found: list[Path] = []
+    visited: set[str] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        # a link to a folder around it would otherwise never end
+        real = os.path.realpath(place)
+        if real in visited:
+            folders.clear()
+            continue
+        visited.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [
+            Path(place, name)
+            for name in files
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+        ]
+    return sorted(found)

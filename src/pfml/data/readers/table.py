@@ -1,0 +1,106 @@
+"""One's own images: a CSV table of paths and labels."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from pfml.data.image_set import ImageSet, RetrievalData
+from pfml.data.splits import class_order, zero_shot
+
+__all__ = ["read_table"]
+
+SPLITS = ("train", "test", "query", "gallery", "validation")
+
+
+def read_table(root: Path) -> RetrievalData:
+    """The images of a CSV table with the columns `path` and `label`, and optionally `split`; others are ignored.
+
+    Paths are relative to the folder of the table. `split` is train, test, query, gallery or validation, where query is
+    another word for test that needs a gallery. Without it the first half of the classes trains and the second half is
+    unseen; classes are sorted, by number if all labels are whole numbers.
+
+    Args:
+        root: The CSV file, in UTF-8.
+    """
+    file = Path(root)
+    if not file.is_file():
+        raise FileNotFoundError(f"the table of images must be a CSV file, got {file}, which is none")
+    parts: dict[str, list[tuple[Path, str]]] = {}
+    for path, label, split in _rows(file):
+        parts.setdefault(split, []).append((path, label))
+    remarks = _repetitions(parts)
+    if set(parts) <= {""}:
+        everything = parts.get("", [])
+        return zero_shot(_image_set(everything, _classes(everything)), "csv", remarks=remarks)
+    return _divided(file, parts, remarks)
+
+
+def _divided(file: Path, parts: dict[str, list[tuple[Path, str]]], remarks: tuple[str, ...]) -> RetrievalData:
+    train, gallery, validation = (parts.get(part, []) for part in ("train", "gallery", "validation"))
+    test = parts.get("test", []) + parts.get("query", [])
+    if not test:
+        raise ValueError(f"{file} must have rows whose split is test (or query, with a gallery), got none")
+    if "query" in parts and not gallery:
+        raise ValueError(f"{file} must have rows whose split is gallery, in which its queries are searched, got none")
+    if not train:
+        remarks = (*remarks, f"no row of {file} has the split train, so that one can evaluate on it but not train")
+    unseen = _classes(test + gallery)
+    return RetrievalData(
+        "csv",
+        train=_image_set(train, _classes(train)),
+        test=_image_set(test, unseen),
+        gallery=_image_set(gallery, unseen) if gallery else None,
+        validation=_image_set(validation, _classes(validation)) if validation else None,
+        remarks=remarks,
+    )
+
+
+def _rows(file: Path) -> Iterator[tuple[Path, str, str]]:
+    """Path, label and split ("" if there is no such column) of each row."""
+    with file.open(encoding="utf-8-sig", newline="") as text:
+        table = csv.reader(text)
+        try:
+            header = [cell.strip() for cell in next(table, [])]
+            for column in ("path", "label"):
+                if column not in header:
+                    found = ", ".join(cell for cell in header if cell) or "none"
+                    raise ValueError(f"{file} must have the column {column} in its first line, got {found}")
+            for cells in table:
+                if any(cell.strip() for cell in cells):
+                    yield _row(f"{file}, line {table.line_num}", file.parent, header, cells)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file} must be text in UTF-8, got other bytes ({error.reason})") from None
+
+
+def _row(where: str, folder: Path, header: list[str], cells: list[str]) -> tuple[Path, str, str]:
+    if len(cells) != len(header):
+        raise ValueError(f"{where} must have {len(header)} cells like the first line, got {len(cells)}")
+    row = {column: cell.strip() for column, cell in zip(header, cells, strict=True)}
+    for column in ("path", "label", "split"):
+        if row.get(column) == "":
+            raise ValueError(f"{where} must have a {column}, got an empty cell")
+    if "split" in row and row["split"] not in SPLITS:
+        raise ValueError(f"{where} must have a split of {', '.join(SPLITS)}, got {row['split']!r}")
+    return folder / row["path"], row["label"], row.get("split", "")
+
+
+def _classes(listed: list[tuple[Path, str]]) -> list[str]:
+    return class_order(label for _, label in listed)
+
+
+def _image_set(listed: list[tuple[Path, str]], classes: list[str]) -> ImageSet:
+    position = {label: k for k, label in enumerate(classes)}
+    labels = torch.tensor([position[label] for _, label in listed], dtype=torch.int64)
+    return ImageSet(tuple(path for path, _ in listed), labels, tuple(classes))
+
+
+def _repetitions(parts: dict[str, list[tuple[Path, str]]]) -> tuple[str, ...]:
+    """A remark on files that are listed more than once: an image finds its copy at distance 0."""
+    counts = Counter(path for listed in parts.values() for path, _ in listed)
+    twice = [str(path) for path, count in counts.items() if count > 1]
+    return (f"{len(twice):,} files are listed more than once, the first is {twice[0]}",) if twice else ()

@@ -1,0 +1,244 @@
+"""The crops of `Windows` as floats: two executions of one geometry, image by image or a batch at once.
+
+`resample` leaves each image to torch's antialiased interpolation, which is fast on a CPU. `resample_batch` gathers the
+windows of many images of different sizes into one padded tensor and applies the weights of `pfml.data.windows` as two
+batched products, which is fast on a GPU: it neither loops over images nor waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pfml.backends.tiled import full_precision
+from pfml.data.windows import Windows
+
+__all__ = ["PixelBuffer", "resample", "resample_batch"]
+
+#: padded source values that `resample_batch` gathers at a time (13 bytes each while it works)
+CHUNK_VALUES = 2**24
+
+
+@dataclass(frozen=True, eq=False)
+class PixelBuffer:
+    """Images of any sizes in one flat buffer: image i is (3, height, width) from `offsets[i]` on.
+
+    Args:
+        data: (total,) uint8, on any device.
+        offsets: (N,) int64, on the CPU.
+        sizes: (N, 2) int64, height and width, on the CPU.
+    """
+
+    data: Tensor
+    offsets: Tensor
+    sizes: Tensor
+
+    @classmethod
+    def of_pixels(cls, pixels: Tensor) -> PixelBuffer:
+        """The buffer of a (N, 3, height, width) uint8 tensor, without a copy if it is contiguous."""
+        count, _, height, width = pixels.shape
+        sizes = torch.tensor([[height, width]]).expand(count, 2)
+        return cls(pixels.contiguous().view(-1), torch.arange(count) * (3 * height * width), sizes)
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def image(self, index: int) -> Tensor:
+        """Image `index` as a view (3, height, width)."""
+        height, width = self.sizes[index].tolist()
+        offset = int(self.offsets[index])
+        return self.data[offset : offset + 3 * height * width].view(3, height, width)
+
+    def to(self, device: torch.device | str) -> PixelBuffer:
+        return replace(self, data=self.data.to(device))
+
+
+def resample(image_of: Callable[[int], Tensor], windows: Windows, *, pool: Executor | None = None) -> Tensor:
+    """All crops of `windows`, (B, 3, size, size) float32 in [0, 1], image by image on the CPU.
+
+    Args:
+        image_of: Gives image `index` as (3, height, width) uint8.
+        windows: Where the crops lie.
+        pool: Threads to share the images among.
+    """
+    out = torch.empty(len(windows), 3, windows.size, windows.size)
+    places = _places(windows)
+
+    def fill(row: int) -> None:
+        place = places[row]
+        image = image_of(place.index)
+        if place.on_grid:
+            _crop_resized(image, place, windows, out[row])
+        else:
+            out[row] = _weigh_one(image, windows.rows(slice(row, row + 1)))
+
+    for _ in (map if pool is None else pool.map)(fill, range(len(windows))):
+        pass
+    return out.clamp_(0.0, 1.0) if windows.interpolation == "bicubic" else out
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A window as part of a resize of all that its filter may read, [lower, upper)."""
+
+    index: int
+    top: int
+    left: int
+    bottom: int
+    right: int
+    height: int  # of the resized whole
+    width: int
+    y: int  # of the window in the resized whole
+    x: int
+    flipped: bool
+    on_grid: bool  # whether there is such a resize, and it is not much larger than its window
+
+
+def _places(windows: Windows) -> list[_Place]:
+    """All windows as Python numbers, since one conversion per image would take longer than small images themselves."""
+    whole = (windows.upper - windows.lower) * windows.size / windows.extent
+    offset = (windows.start - windows.lower) * windows.size / windows.extent
+    exact = ((whole - whole.round()).abs() < 1e-6) & ((offset - offset.round()).abs() < 1e-6)
+    inside = (offset.round() >= 0) & (offset.round() + windows.size <= whole.round())
+    # a long thin image would be resized to far more than its crop: weights for the crop alone are cheaper
+    on_grid = (exact & inside & (whole <= 4 * windows.size)).all(1)
+    corners = torch.cat([windows.lower, windows.upper, whole.round().long(), offset.round().long()], dim=1).tolist()
+    others = zip(windows.indices.tolist(), windows.flipped.tolist(), on_grid.tolist(), strict=True)
+    return [
+        _Place(index, top, left, bottom, right, height, width, y, x, flipped, fits)
+        for (index, flipped, fits), (top, left, bottom, right, height, width, y, x) in zip(others, corners, strict=True)
+    ]
+
+
+def _crop_resized(image: Tensor, place: _Place, windows: Windows, out: Tensor) -> None:
+    """Resize what the filter may read, and write the window within it to `out`, without clamping."""
+    region = image[:, place.top : place.bottom, place.left : place.right]
+    if region.shape[1:] != (place.height, place.width):
+        whole = (place.height, place.width)
+        region = F.interpolate(
+            region[None].float(), size=whole, mode=windows.interpolation, align_corners=False, antialias=True
+        )[0]
+    crop = region[:, place.y : place.y + windows.size, place.x : place.x + windows.size]
+    out.copy_(crop.flip(-1) if place.flipped else crop).div_(255.0)
+
+
+def resample_batch(pixels: PixelBuffer, windows: Windows, *, chunk_values: int = CHUNK_VALUES) -> Tensor:
+    """All crops of `windows`, (B, 3, size, size) float32 in [0, 1] on the device of `pixels`.
+
+    No loop over images and no wait for the device: crops of similar extent are gathered together, at most
+    `chunk_values` padded source values at a time (or one image), and resampled by two products.
+    """
+    if windows.is_copy:
+        return _copy(pixels, windows)
+    out = pixels.data.new_empty((len(windows), 3, windows.size, windows.size), dtype=torch.float32)
+    first, end = windows.footprint()
+    for chosen in _chunks(end - first, chunk_values):
+        part = windows.rows(chosen)
+        crops = _weigh_one(pixels.image(int(part.indices)), part) if len(part) == 1 else _weigh(pixels, part)
+        out[_send(chosen, out.device)] = crops
+    return out
+
+
+def _chunks(shapes: Tensor, chunk_values: int) -> Iterator[Tensor]:
+    """Rows by area, as many at a time as fit when padded to the largest height and width among them."""
+    order = shapes.prod(1).argsort(stable=True)
+    while len(order):
+        padded = shapes[order].cummax(0).values.prod(1) * 3 * torch.arange(1, len(order) + 1)
+        count = max(int((padded <= chunk_values).sum()), 1)
+        yield order[:count]
+        order = order[count:]
+
+
+def _copy(pixels: PixelBuffer, windows: Windows) -> Tensor:
+    """Crops that need no interpolation: indexing alone."""
+    size, device = windows.size, pixels.data.device
+    indices, corner = windows.indices, windows.start.to(torch.int64)
+    sizes = pixels.sizes[indices]
+    length = 3 * size * size
+    if bool((sizes == size).all()) and bool((pixels.offsets[indices] == indices * length).all()):
+        whole = pixels.data[: len(pixels.data) // length * length]
+        crops = whole.view(-1, 3, size, size).index_select(0, _send(indices, device))
+        mirrored = _send(windows.flipped.nonzero()[:, 0], device)
+        crops.index_copy_(0, mirrored, crops.index_select(0, mirrored).flip(-1))
+        return crops.float().div_(255.0)
+    axis = torch.arange(size)
+    columns = torch.where(windows.flipped[:, None], size - 1 - axis, axis) + corner[:, 1:]  # (B, size)
+    rows = (corner[:, :1] + axis) * sizes[:, 1:]  # (B, size)
+    planes = pixels.offsets[indices, None] + torch.arange(3) * sizes.prod(1, keepdim=True)  # (B, 3)
+    planes, rows, columns = (_send(part, device) for part in (planes, rows, columns))
+    return (
+        pixels.data[planes[:, :, None, None] + rows[:, None, :, None] + columns[:, None, None, :]].float().div_(255.0)
+    )
+
+
+def _weigh_one(image: Tensor, windows: Windows) -> Tensor:
+    """The one crop of `windows` by its weights, without padding or gathering, (3, size, size)."""
+    first, end = windows.footprint()
+    (top, left), (bottom, right) = first[0].tolist(), end[0].tolist()
+    weights = _weights(windows, first, (bottom - top, right - left), image.device)
+    return _products(image[None, :, top:bottom, left:right].float(), *weights, windows.interpolation)[0]
+
+
+def _weigh(pixels: PixelBuffer, windows: Windows) -> Tensor:
+    """All crops of `windows` at once, their source pixels gathered into one padded tensor."""
+    device = pixels.data.device
+    first, end = windows.footprint()
+    height, width = (end - first).amax(0).tolist()
+    sizes = pixels.sizes[windows.indices]
+    # one copy to the device for all of the geometry; the last valid position keeps the padding inside the image
+    geometry = _send(torch.cat([pixels.offsets[windows.indices, None], first, end - 1, sizes], dim=1), device)
+    offset, top, left, bottom, right, image_height, image_width = geometry.unbind(1)
+    rows = torch.minimum(top[:, None] + torch.arange(height, device=device), bottom[:, None])  # (B, height)
+    columns = torch.minimum(left[:, None] + torch.arange(width, device=device), right[:, None])  # (B, width)
+    planes = offset[:, None] + torch.arange(3, device=device) * (image_height * image_width)[:, None]  # (B, 3)
+    rows = planes[:, :, None] + (rows * image_width[:, None])[:, None, :]  # (B, 3, height)
+    sources = pixels.data[rows[..., None] + columns[:, None, None, :]].float()  # (B, 3, height, width)
+    return _products(sources, *_weights(windows, first, (height, width), device), windows.interpolation)
+
+
+def _weights(windows: Windows, first: Tensor, lengths: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The weights w_kj of rows (B, size, height) and of columns (B, size, width), for j counted from `first`."""
+    parts = [windows.start, windows.extent, windows.lower, windows.upper, first, windows.flipped[:, None]]
+    geometry = _send(torch.cat(parts, dim=1), device)  # float64
+    ticks = torch.arange(windows.size, device=device, dtype=torch.float64)
+    axes = []
+    for axis, length in enumerate(lengths):
+        start, extent, lower, upper, origin = geometry[:, axis:10:2, None].unbind(1)  # each (B, 1)
+        step = extent / windows.size
+        if axis == 1:
+            ticks = torch.where(geometry[:, 10:] > 0, windows.size - 1 - ticks, ticks)
+        centre = start + (ticks + 0.5) * step  # (B, size)
+        source = origin + torch.arange(length, device=device)  # (B, length)
+        distance = (source[:, None, :] + 0.5 - centre[:, :, None]) / step.clamp(min=1.0)[:, :, None]
+        weight = _filter(distance.abs(), windows.interpolation)
+        weight = weight * ((source >= lower) & (source < upper))[:, None, :]
+        axes.append((weight / weight.sum(-1, keepdim=True)).float())
+    return axes[0], axes[1]
+
+
+def _filter(distance: Tensor, interpolation: str) -> Tensor:
+    """The triangle, or Keys' cubic with a = -1/2."""
+    if interpolation == "bilinear":
+        return (1.0 - distance).clamp(min=0.0)
+    near = (1.5 * distance - 2.5) * distance * distance + 1.0
+    far = ((-0.5 * distance + 2.5) * distance - 4.0) * distance + 2.0
+    return torch.where(distance < 1.0, near, far * (distance < 2.0))
+
+
+def _products(sources: Tensor, row_weights: Tensor, column_weights: Tensor, interpolation: str) -> Tensor:
+    """(B, 3, height, width) -> (B, 3, size, size) in [0, 1]: columns first, then rows."""
+    count, _, height, width = sources.shape
+    with full_precision(sources.device):
+        narrow = torch.bmm(sources.view(count, 3 * height, width), column_weights.transpose(1, 2))
+        crops = torch.matmul(row_weights[:, None], narrow.view(count, 3, height, -1)) / 255.0
+    return crops.clamp_(0.0, 1.0) if interpolation == "bicubic" else crops
+
+
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on `device`; through pinned memory, since a plain copy would wait for all work on the GPU."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -1,0 +1,25 @@
+"""Retrieval metrics, clustering, and how proxies and data agree."""
+
+from pfml.evaluation.alignment import Alignment, proxy_alignment
+from pfml.evaluation.archive import read_embeddings, write_embeddings
+from pfml.evaluation.clustering import kmeans, normalized_mutual_information
+from pfml.evaluation.evaluate import embed, evaluate
+from pfml.evaluation.neighbours import nearest
+from pfml.evaluation.ranks import QueryScores, query_scores
+from pfml.evaluation.retrieval import RetrievalMetrics, retrieval_metrics
+
+__all__ = [
+    "Alignment",
+    "QueryScores",
+    "RetrievalMetrics",
+    "embed",
+    "evaluate",
+    "kmeans",
+    "nearest",
+    "normalized_mutual_information",
+    "proxy_alignment",
+    "query_scores",
+    "read_embeddings",
+    "retrieval_metrics",
+    "write_embeddings",
+]

@@ -1,0 +1,37 @@
+"""Embeddings as a file that other programs read."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from pfml.files import write_atomically
+
+__all__ = ["read_embeddings", "write_embeddings"]
+
+
+def write_embeddings(path: str | Path, names: Sequence[str | Path], embeddings: Tensor) -> None:
+    """Write a NumPy archive with the arrays `paths` (N,) and `embeddings` (N, D), float32; no pickle in it."""
+    import numpy
+
+    if len(names) != len(embeddings):
+        raise ValueError(f"there must be a name for each of {len(embeddings)} embeddings, got {len(names)}")
+    path = Path(path)
+    if path.suffix != ".npz":
+        raise ValueError(f"embeddings are written to a NumPy archive, so that the name must end in .npz, got {path}")
+    content = io.BytesIO()
+    numpy.savez(content, paths=numpy.array([str(name) for name in names]), embeddings=embeddings.float().cpu().numpy())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, content.getvalue())
+
+
+def read_embeddings(path: str | Path) -> tuple[list[str], Tensor]:
+    """Names and embeddings that `write_embeddings` wrote."""
+    import numpy
+    import torch
+
+    with numpy.load(path, allow_pickle=False) as archive:
+        return archive["paths"].tolist(), torch.from_numpy(archive["embeddings"])

@@ -1,0 +1,127 @@
+"""From an embedder and images to metrics."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pfml.data.decoding import Track
+from pfml.data.image_set import ImageSet, RetrievalData, refuse_seen_classes
+from pfml.data.sources import ImageSource, open_images
+from pfml.data.windows import Windows
+from pfml.evaluation.retrieval import RetrievalMetrics, retrieval_metrics
+from pfml.models.embedder import Embedder
+
+__all__ = ["embed", "evaluate", "evaluation_mode"]
+
+
+def evaluate(
+    embedder: Embedder,
+    data: RetrievalData | ImageSet,
+    *,
+    recall_at: Sequence[int] | None = None,
+    nmi: bool = False,
+    seed: int = 0,
+    test_source: ImageSource | None = None,
+    gallery_source: ImageSource | None = None,
+    batch_size: int = 128,
+    device: torch.device | str | None = None,
+    autocast: torch.dtype | None = None,
+    track: Track | None = None,
+) -> RetrievalMetrics:
+    """The metrics of an embedder on classes that it has not seen.
+
+    Args:
+        embedder: In any mode; it is evaluated in evaluation mode and left as it was.
+        data: A data set, whose `test` is searched among itself or in `gallery`; or images to search among each other.
+        recall_at: The K of Recall@K; None for those that the literature reports on the data set, or 1, 2, 4, 8.
+        nmi: Whether to cluster, too.
+        seed: Of the clustering.
+        test_source: The test images, opened before, for repeated evaluation; None to open them for this one.
+        gallery_source: The gallery's images likewise.
+        batch_size: Images that pass through the network at a time.
+        device: Where to compute; the embedder is moved there, and stays. None for where it is.
+        autocast: torch.bfloat16 or torch.float16 for mixed precision in the network; None for float32.
+        track: Shows the progress, as track(iterable, description, total).
+
+    Raises:
+        SeenClassError: If the embedder was trained on a class of the test images or of the gallery.
+    """
+    whole = isinstance(data, RetrievalData)
+    test = data.test if isinstance(data, RetrievalData) else data
+    gallery = data.gallery if isinstance(data, RetrievalData) else None
+    if embedder.trained_on is not None:
+        for images, role in ((test, "test" if whole else "evaluated"), (gallery, "gallery")):
+            if images is not None:
+                refuse_seen_classes(embedder.trained_on.class_names, images, role)
+    if gallery is None and gallery_source is not None:
+        raise ValueError("gallery_source must be left out: the data has no gallery")
+    for images, source, name in ((test, test_source, "test_source"), (gallery, gallery_source, "gallery_source")):
+        if images is not None and source is not None and len(source.sizes) != len(images):
+            raise ValueError(f"{name} must hold the {len(images)} images of the data, got {len(source.sizes)}")
+    if recall_at is None:
+        recall_at = data.recall_at if isinstance(data, RetrievalData) else (1, 2, 4, 8)
+
+    def embedded(images: ImageSet | ImageSource) -> Tensor:
+        return embed(embedder, images, batch_size=batch_size, device=device, autocast=autocast, track=track)
+
+    return retrieval_metrics(
+        embedded(test_source or test),
+        test.labels,
+        gallery=None if gallery is None else embedded(gallery_source or gallery),
+        gallery_labels=None if gallery is None else gallery.labels,
+        recall_at=recall_at,
+        nmi=nmi,
+        seed=seed,
+    )
+
+
+def embed(
+    embedder: Embedder,
+    images: ImageSet | ImageSource,
+    *,
+    batch_size: int = 128,
+    device: torch.device | str | None = None,
+    autocast: torch.dtype | None = None,
+    track: Track | None = None,
+) -> Tensor:
+    """The embeddings of all images, (N, D) float32, in their order and on the device of the embedder.
+
+    Images are resized and cropped as the embedder's preprocessing says. The arguments are those of `evaluate`.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if device is not None:
+        embedder.to(device)
+    place = next(embedder.parameters()).device
+    source = open_images(images, device=place, track=track) if isinstance(images, ImageSet) else images
+    plan = list(_plan(embedder, source.sizes, batch_size))
+    # made outside of inference mode, so that it is an ordinary tensor
+    result = torch.empty(len(source.sizes), embedder.embedding_dim, device=place)
+    mixed = contextlib.nullcontext() if autocast is None else torch.autocast(place.type, dtype=autocast)
+    batches = zip(plan, source.crops(plan), strict=True)
+    with evaluation_mode(embedder), torch.inference_mode(), mixed:
+        for windows, crops in track(batches, "embedding", len(plan)) if track is not None else batches:
+            result[windows.indices.to(place)] = embedder(crops.to(place)).float()
+    return result
+
+
+def _plan(embedder: Embedder, sizes: Tensor, batch_size: int) -> Iterator[Windows]:
+    for indices in torch.arange(len(sizes)).split(batch_size):
+        if len(indices):
+            yield embedder.preprocessing.windows(indices, sizes)
+
+
+@contextlib.contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode within the block; afterwards every submodule is in the mode that it was in."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training

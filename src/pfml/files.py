@@ -1,0 +1,117 @@
+"""Files that are whole or absent: written under a temporary name, forced to disk, renamed, and checked when read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+__all__ = ["DamagedFileError", "load_tensors", "refuse_non_finite", "save_tensors", "sha256_of", "write_atomically"]
+
+
+class DamagedFileError(ValueError):
+    """A file is not what was written: cut short, changed, or filled with numbers that are not finite."""
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write `content` to `path` so that a reader, also after a power cut, finds the old file or the new one."""
+    with _replacing(Path(path)) as temporary:
+        temporary.write_bytes(content)
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> str:
+    """Write tensors to a safetensors file as `write_atomically` does; the sha256 of the file.
+
+    Tensors may be tied, strided or on any device. Tied ones are stored once for each name.
+    """
+    with _replacing(Path(path)) as temporary:
+        save_file(_separate(tensors), temporary, metadata)
+        return sha256_of(temporary)
+
+
+def load_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU.
+
+    Args:
+        path: The file.
+        sha256: What the file must hash to; None to accept any whole file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} must be a safetensors file, but there is no such file")
+    if sha256 is not None and (found := sha256_of(path)) != sha256:
+        raise DamagedFileError(
+            f"{path} must have sha256 {sha256[:12]}..., got {found[:12]}... ({path.stat().st_size:,} bytes): "
+            f"the file was damaged or changed after it was written; restore it from a copy"
+        )
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise DamagedFileError(
+            f"{path} must be a whole safetensors file, got one that cannot be read: {error}"
+        ) from None
+
+
+def refuse_non_finite(tensors: dict[str, Tensor], where: str | Path) -> None:
+    """Raise DamagedFileError at the first tensor with NaN or Inf."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise DamagedFileError(
+                f"all weights must be finite, "
+                f"got {bad:,} NaN or Inf of {tensor.numel():,} numbers in {name!r} of {where}"
+            )
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, as 64 hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`; what was written there replaces `path`, unless the block raises."""
+    # in the same folder, since a rename is atomic within one file system only
+    temporary = path.with_name(f".{path.name}.{uuid4().hex[:12]}.partial")
+    try:
+        yield temporary
+        with open(temporary, "r+b") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Force a rename in `folder` to disk."""
+    if os.name == "nt":  # Windows cannot open a folder, and journals the rename itself
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors on the CPU, contiguous, no two in one storage (safetensors refuses others)."""
+    separate: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        plain = tensor.detach().cpu().contiguous()
+        if plain.untyped_storage().data_ptr() in storages:
+            plain = plain.clone()
+        storages.add(plain.untyped_storage().data_ptr())
+        separate[name] = plain
+    return separate

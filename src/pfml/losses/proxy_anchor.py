@@ -1,0 +1,77 @@
+"""Proxy Anchor (Kim et al., CVPR 2020), the baseline that every proxy method is compared with."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pfml.losses.checks import check_batch
+from pfml.sphere import unit
+
+__all__ = ["ProxyAnchorLoss"]
+
+
+class ProxyAnchorLoss(nn.Module):
+    """One proxy per class, which pulls its batch mates and pushes the rest, the harder the worse they fit.
+
+    With s(x, p) the cosine of a sample and a proxy, P the proxies and P+ those with a sample in the batch:
+
+        mean over P+ of log(1 + sum over x of p's class     of exp(-scale * (s(x, p) - margin)))
+      + mean over P  of log(1 + sum over x of other classes of exp( scale * (s(x, p) + margin)))
+
+    Computed in float32 at least, whatever autocast says; checked as `PotentialFieldLoss` is.
+
+    Args:
+        num_classes: C; labels must lie in [0, C).
+        embedding_dim: D.
+        scale, margin: As published.
+    """
+
+    proxies: nn.Parameter  # (C, 1, D)
+
+    def __init__(self, num_classes: int, embedding_dim: int, *, scale: float = 32.0, margin: float = 0.1) -> None:
+        super().__init__()
+        for name, value in (("num_classes", num_classes), ("embedding_dim", embedding_dim)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+        if not scale > 0:
+            raise ValueError(f"scale must be positive, got {scale}")
+        self.num_classes = num_classes
+        self.embedding_dim = embedding_dim
+        self.scale = scale
+        self.margin = margin
+        # kaiming_normal with fan_out, as published: the length of a proxy is about sqrt(2 D / C)
+        self.proxies = nn.Parameter(torch.randn(num_classes, 1, embedding_dim) * math.sqrt(2 / num_classes))
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a batch: embeddings (batch, D) of any floating-point type, labels (batch,) in [0, C)."""
+        labels = check_batch(embeddings, labels, self.proxies)
+        wide = torch.promote_types(torch.promote_types(embeddings.dtype, self.proxies.dtype), torch.float32)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            cosines = unit(embeddings.to(wide)) @ unit(self.proxies[:, 0].to(wide)).T  # (batch, C)
+            own = F.one_hot(labels, self.num_classes).bool()  # (batch, C)
+            pull = _log_one_plus_sum(-self.scale * (cosines - self.margin), own)  # (C,)
+            push = _log_one_plus_sum(self.scale * (cosines + self.margin), ~own)  # (C,)
+            present = own.any(dim=0).sum().clamp(min=1)
+            return pull.sum() / present + push.mean()
+
+    def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+        """The proxies as an optimiser's parameter group; published: 100 times the learning rate of the trunk."""
+        return [{"params": [self.proxies], "lr": lr, "weight_decay": weight_decay}]
+
+    def proxy_points(self) -> Tensor:
+        """Where the proxies are on the unit sphere, (C, 1, D), detached."""
+        return unit(self.proxies.detach())
+
+    def extra_repr(self) -> str:
+        return f"{self.num_classes}, {self.embedding_dim}, scale={self.scale}, margin={self.margin}"
+
+
+def _log_one_plus_sum(exponents: Tensor, counted: Tensor) -> Tensor:
+    """log(1 + sum over the counted rows of exp(exponents)), per column, without overflow."""
+    exponents = exponents.masked_fill(~counted, -torch.inf)
+    return torch.logsumexp(torch.cat([exponents.new_zeros(1, exponents.shape[1]), exponents]), dim=0)

@@ -1,0 +1,28 @@
+"""What every backbone is: images in, features out."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+__all__ = ["Backbone"]
+
+
+class Backbone(nn.Module):
+    """A network without its classifier: normalised images to a feature map (B, C, h, w) or to tokens (B, T, C)."""
+
+    #: C
+    num_features: int
+    #: How many tokens stand before those of the patches (CLS, registers); 0 for feature maps.
+    num_prefix_tokens: int = 0
+
+    def weight_root(self) -> nn.Module:
+        """The module whose parameter names are those of published weight files."""
+        return self
+
+    def patch_embedding(self) -> nn.Module | None:
+        """The layer that turns patches into tokens, if there is one."""
+        return None
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features of images (B, 3, H, W) that `Preprocessing.normalize` has prepared."""
+        raise NotImplementedError

@@ -1,0 +1,100 @@
+"""Backbones by name: a table of the special ones, and timm for all others."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pfml.data.preprocessing import Preprocessing
+from pfml.models.backbone import Backbone
+from pfml.models.bn_inception import BNInception
+from pfml.models.convnet import SmallConvNet
+from pfml.models.resnet_he import ResNet50He
+from pfml.models.timm_backbone import ALIASES, TimmBackbone
+
+__all__ = ["BACKBONES", "SpecialBackbone", "create_backbone", "default_weights"]
+
+HALF = (0.5, 0.5, 0.5)
+
+
+@dataclass(frozen=True)
+class SpecialBackbone:
+    """A backbone that is not simply a model of timm's hub.
+
+    Args:
+        build: Makes the network for images of a size, randomly initialised.
+        preprocessing: What its published weights were trained with.
+        default_weights: What "default" stands for: see `pfml.models.weights.load_weights`; "file" if none come with
+            the package, so that the user must name a file.
+    """
+
+    build: Callable[[int | None], Backbone]
+    preprocessing: Preprocessing
+    default_weights: str
+
+
+BACKBONES: dict[str, SpecialBackbone] = {
+    "convnet": SpecialBackbone(
+        lambda image_size: SmallConvNet(),
+        Preprocessing(resize=32, crop=32, mean=HALF, std=HALF),
+        default_weights="none",
+    ),
+    "bn_inception": SpecialBackbone(
+        lambda image_size: BNInception(),
+        Preprocessing(mean=(104.0, 117.0, 128.0), std=(1.0, 1.0, 1.0), channel_order="bgr", value_scale=255.0),
+        default_weights="file",
+    ),
+    "resnet50_he": SpecialBackbone(
+        lambda image_size: ResNet50He(),
+        Preprocessing(),
+        default_weights="file",
+    ),
+    "efficientnet_lite0": SpecialBackbone(
+        lambda image_size: TimmBackbone("tf_efficientnet_lite0", image_size=image_size),
+        Preprocessing(interpolation="bicubic", mean=HALF, std=HALF),
+        default_weights="package",
+    ),
+}
+
+
+def create_backbone(name: str, *, image_size: int | None = None) -> tuple[Backbone, Preprocessing]:
+    """A randomly initialised backbone and the preprocessing that its published weights expect.
+
+    Args:
+        name: A key of `BACKBONES`, an alias ("resnet50", "vit_small", "dino_vits16"), or any model name of timm's.
+        image_size: Another height and width of the crop that the network sees; the short side is resized to
+            1 / 0.875 of it (256 for 224, the protocol of the field), or to the size itself for the small convnet.
+    """
+    if name in BACKBONES:
+        special = BACKBONES[name]
+        return special.build(image_size), with_image_size(special.preprocessing, image_size)
+    refuse_unknown(name)
+    backbone = TimmBackbone(name, image_size=image_size)
+    return backbone, with_image_size(backbone.preprocessing(), image_size)
+
+
+def default_weights(name: str) -> str:
+    """What weights="default" stands for with this backbone."""
+    return BACKBONES[name].default_weights if name in BACKBONES else "hub"
+
+
+def refuse_unknown(name: str) -> None:
+    """Raise ValueError with the nearest names if there is no such backbone."""
+    import timm
+
+    own = (*BACKBONES, *ALIASES)
+    if name in own or timm.is_model(name):
+        return
+    near = difflib.get_close_matches(name, [*own, *timm.list_models()], n=4, cutoff=0.5)
+    raise ValueError(
+        f"backbone must be one of {', '.join(own)}, or a model name of timm's, got {name!r}"
+        + (f"; nearest: {', '.join(near)}" if near else "")
+    )
+
+
+def with_image_size(preprocessing: Preprocessing, image_size: int | None) -> Preprocessing:
+    """The same preprocessing for crops of another size, at the same ratio of crop to resize."""
+    if image_size is None:
+        return preprocessing
+    return replace(preprocessing, resize=round(image_size * preprocessing.resize / preprocessing.crop), crop=image_size)

@@ -1,0 +1,249 @@
+"""The embedder: images in, points on the unit sphere out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from pfml.data.preprocessing import Preprocessing
+from pfml.models.backbone import Backbone
+from pfml.models.backbones import create_backbone, default_weights
+from pfml.models.bundle import read_bundle, write_bundle
+from pfml.models.head import Head
+from pfml.models.weights import load_into, load_weights
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["Embedder", "EmbedderConfig", "TrainedOn", "create_embedder", "load_embedder"]
+
+
+@dataclass(frozen=True)
+class EmbedderConfig:
+    """How an embedder is built.
+
+    Args:
+        backbone: "resnet50" (torchvision's first ImageNet weights), "bn_inception", "vit_small", "dino_vits16",
+            "efficientnet_lite0" (whose weights come with a package, so that no network is needed), "resnet50_he",
+            "convnet" (small images, trained from scratch), or any model name of timm's.
+        weights: "default" (what is usual for the backbone), "hub", "package", "none" (random), or a .safetensors or
+            .pth file.
+        embedding_dim: D; None for the pooled features of the backbone, without a linear layer.
+        pooling: "avg", "max", "avg+max" (their sum) or "token" (the CLS token of a vision transformer).
+        layer_norm: "none", or LayerNorm without parameters on the pooled "features" or on the "embedding".
+        freeze_patch_embedding: Whether the first layer of a vision transformer never trains.
+        image_size: Another height and width of what the network sees; None for what is usual for the backbone.
+    """
+
+    backbone: str = "resnet50"
+    weights: str = "default"
+    embedding_dim: int | None = 512
+    pooling: str = "avg"
+    layer_norm: str = "none"
+    freeze_patch_embedding: bool = False
+    image_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.image_size is not None and (not isinstance(self.image_size, int) or self.image_size < 1):
+            raise ValueError(f"image_size must be a positive integer or None, got {self.image_size!r}")
+        if not isinstance(self.freeze_patch_embedding, bool):
+            raise TypeError(f"freeze_patch_embedding must be True or False, got {self.freeze_patch_embedding!r}")
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """What an embedder has learned from: these classes are no test of it."""
+
+    dataset: str
+    class_names: tuple[str, ...] = field(repr=False)
+
+
+class Embedder(nn.Module):
+    """A backbone, a head, and the preprocessing that belongs to them.
+
+    Args:
+        config: How it is built; `create_embedder` is the same in one call.
+
+    Example:
+        >>> embedder = create_embedder("convnet", embedding_dim=64)
+        >>> embedder(torch.rand(2, 3, 32, 32)).shape  # RGB in [0, 1]; normalised inside
+        torch.Size([2, 64])
+    """
+
+    def __init__(self, config: EmbedderConfig) -> None:
+        super().__init__()
+        weights = default_weights(config.backbone) if config.weights == "default" else config.weights
+        self.config = config
+        self.trained_on: TrainedOn | None = None
+        self.backbone: Backbone
+        self.backbone, self.preprocessing = create_backbone(config.backbone, image_size=config.image_size)
+        self.head = Head(
+            self.backbone.num_features,
+            config.embedding_dim,
+            pooling=config.pooling,
+            layer_norm=config.layer_norm,
+            num_prefix_tokens=self.backbone.num_prefix_tokens,
+        )
+        load_weights(self.backbone, weights)
+        for parameter in self.frozen_parameters():
+            parameter.requires_grad_(False)
+
+    @property
+    def embedding_dim(self) -> int:
+        return self.head.embedding_dim
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Unit vectors (B, D) in float32 of RGB images (B, 3, H, W), floats in [0, 1] or uint8."""
+        return self.head(self.backbone(self.preprocessing.normalize(images)))
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """The parameters that no published weights exist for."""
+        return list(self.head.parameters())
+
+    def trunk_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the backbone, frozen or not."""
+        return list(self.backbone.parameters())
+
+    def frozen_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the configuration freezes for ever."""
+        if not self.config.freeze_patch_embedding:
+            return []
+        layer = self.backbone.patch_embedding()
+        if layer is None:
+            raise ValueError(
+                f"freeze_patch_embedding needs a backbone that has one, such as vit_small or dino_vits16, "
+                f"got {self.config.backbone!r}"
+            )
+        return list(layer.parameters())
+
+    @torch.no_grad()
+    def encode(
+        self,
+        images: Sequence[str | Path | Image.Image | Tensor],
+        *,
+        batch_size: int = 64,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Unit vectors (N, D) on the CPU of images of any size, resized and cropped as the backbone expects.
+
+        Args:
+            images: Files, PIL images, or RGB tensors (3, H, W), uint8 or floats in [0, 1].
+            batch_size: How many pass through the network at a time.
+            device: Where to compute; the embedder is moved there, and stays. None for where it is.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        if isinstance(images, str | Path):
+            raise TypeError(f"images must be a sequence of images, got the one path {str(images)!r}; put it in a list")
+        if device is not None:
+            self.to(device)
+        place = next(self.parameters()).device
+        parts = [torch.empty(0, self.embedding_dim)]
+        with _evaluating(self):
+            for first in range(0, len(images), batch_size):
+                pixels = [_pixels(image, first + k) for k, image in enumerate(images[first : first + batch_size])]
+                parts.append(self(self._crops(pixels).to(place)).cpu())
+        return torch.cat(parts)
+
+    def save(self, folder: str | Path, *, trained_on: TrainedOn | None = None) -> None:
+        """Write `model.safetensors`, `model.json` and a README.md to `folder`; `load_embedder` reads them."""
+        trained_on = trained_on or self.trained_on
+        description: dict[str, Any] = {
+            "embedder": asdict(self.config),
+            "preprocessing": self.preprocessing.to_dict(),
+            "trained_on": None if trained_on is None else asdict(trained_on),
+        }
+        write_bundle(Path(folder), self.state_dict(), description)
+
+    def _crops(self, pixels: list[Tensor]) -> Tensor:
+        """(B, 3, crop, crop) float32 in [0, 1] of images of any sizes."""
+        from pfml.data.resampling import resample
+
+        sizes = torch.tensor([image.shape[1:] for image in pixels])
+        windows = self.preprocessing.windows(torch.arange(len(pixels)), sizes)
+        return resample(lambda index: pixels[index], windows)
+
+
+def create_embedder(
+    backbone: str = "resnet50",
+    *,
+    weights: str = "default",
+    embedding_dim: int | None = 512,
+    pooling: str = "avg",
+    layer_norm: str = "none",
+    freeze_patch_embedding: bool = False,
+    image_size: int | None = None,
+) -> Embedder:
+    """An embedder with the weights of `weights` and a new head; the arguments are those of `EmbedderConfig`."""
+    return Embedder(
+        EmbedderConfig(
+            backbone=backbone,
+            weights=weights,
+            embedding_dim=embedding_dim,
+            pooling=pooling,
+            layer_norm=layer_norm,
+            freeze_patch_embedding=freeze_patch_embedding,
+            image_size=image_size,
+        )
+    )
+
+
+def load_embedder(folder: str | Path) -> Embedder:
+    """The embedder that `Embedder.save` wrote to `folder` (or to `folder`/model), in evaluation mode, on the CPU.
+
+    Nothing is downloaded and no code is run. A damaged file is refused by name.
+    """
+    description, tensors, path = read_bundle(Path(folder))
+    config = EmbedderConfig(**description["embedder"])
+    embedder = Embedder(EmbedderConfig(**{**description["embedder"], "weights": "none"}))
+    load_into(embedder, tensors, path)
+    embedder.config = config
+    embedder.preprocessing = Preprocessing.from_dict(description["preprocessing"])
+    if description["trained_on"] is not None:
+        learned = description["trained_on"]
+        embedder.trained_on = TrainedOn(learned["dataset"], tuple(learned["class_names"]))
+    return embedder.eval()
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode within the block; afterwards every submodule is in the mode that it was in."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
+
+
+def _pixels(image: str | Path | Image.Image | Tensor, index: int) -> Tensor:
+    """(3, H, W) RGB, 0 to 255."""
+    if isinstance(image, Tensor):
+        if image.ndim != 3 or len(image) != 3:
+            raise ValueError(
+                f"a tensor must be an RGB image (3, H, W), got shape {tuple(image.shape)} at index {index}"
+            )
+        return image.cpu() if image.dtype == torch.uint8 else image.cpu().float() * 255.0
+    if isinstance(image, str | Path):
+        from pfml.data.decoding import read_rgb
+
+        return read_rgb(Path(image))
+    return _from_pillow(image, index)
+
+
+def _from_pillow(image: Image.Image, index: int) -> Tensor:
+    import numpy
+    from PIL import Image
+
+    if not isinstance(image, Image.Image):
+        raise TypeError(f"images must be paths, PIL images or tensors, got {type(image).__name__} at index {index}")
+    if image.mode == "F" or image.mode.startswith("I"):  # Pillow would clip all but the darkest values to white
+        raise ValueError(f"a PIL image must have 8 bits per channel, got mode {image.mode!r} at index {index}")
+    return torch.from_numpy(numpy.array(image.convert("RGB"))).permute(2, 0, 1)

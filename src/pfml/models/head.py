@@ -1,0 +1,99 @@
+"""From features to a point on the unit sphere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pfml.sphere import unit
+
+__all__ = ["LAYER_NORMS", "POOLINGS", "Head"]
+
+#: pooling -> features (B, T, C) to (B, C); "token" takes the first token, the others never see prefix tokens
+POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
+    "avg": lambda tokens: tokens.mean(1),
+    "max": lambda tokens: tokens.amax(1),
+    "avg+max": lambda tokens: tokens.mean(1) + tokens.amax(1),
+    "token": lambda tokens: tokens[:, 0],
+}
+LAYER_NORMS = ("none", "features", "embedding")
+
+
+class Head(nn.Module):
+    """Pooling, a linear layer and the unit sphere; computed in float32, also under autocast.
+
+    Args:
+        num_features: C, the channels of a feature map or the width of tokens.
+        embedding_dim: D; None to leave out the linear layer, so that the pooled features are the embedding.
+        pooling: "avg", "max", "avg+max" (their sum, as the public Proxy-Anchor and HIST code does) or
+            "token" (the CLS token of a vision transformer).
+        layer_norm: "none", or LayerNorm without parameters on the pooled "features" (HIER) or on the "embedding"
+            before it is put on the sphere (HIST).
+        bias: Whether the linear layer has one.
+        num_prefix_tokens: How many tokens stand before those of the patches.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        embedding_dim: int | None = 512,
+        *,
+        pooling: str = "avg",
+        layer_norm: str = "none",
+        bias: bool = True,
+        num_prefix_tokens: int = 0,
+    ) -> None:
+        super().__init__()
+        if embedding_dim is not None and (not isinstance(embedding_dim, int) or embedding_dim < 1):
+            raise ValueError(f"embedding_dim must be a positive integer or None, got {embedding_dim!r}")
+        for name, choice, choices in (
+            ("pooling", pooling, tuple(POOLINGS)),
+            ("layer_norm", layer_norm, LAYER_NORMS),
+        ):
+            if choice not in choices:
+                raise ValueError(f"{name} must be one of {choices}, got {choice!r}")
+        if pooling == "token" and num_prefix_tokens == 0:
+            raise ValueError(
+                "pooling='token' needs a backbone with a CLS token, such as vit_small or dino_vits16, "
+                "got one without; use pooling='avg'"
+            )
+        self.num_features = num_features
+        self.embedding_dim = num_features if embedding_dim is None else embedding_dim
+        self.pooling = pooling
+        self.layer_norm = layer_norm
+        self.num_prefix_tokens = num_prefix_tokens
+        self.linear: nn.Linear | None = None
+        if embedding_dim is not None:
+            self.linear = nn.Linear(num_features, embedding_dim, bias=bias)
+            nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")
+            if bias:
+                nn.init.zeros_(self.linear.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Unit vectors (B, D) in float32 of a feature map (B, C, h, w) or of tokens (B, T, C)."""
+        with torch.autocast(features.device.type, enabled=False):
+            pooled = POOLINGS[self.pooling](self._tokens(features))
+            if self.layer_norm == "features":
+                pooled = F.layer_norm(pooled, (self.num_features,))
+            embedding = pooled if self.linear is None else self.linear(pooled.to(self.linear.weight.dtype)).float()
+            if self.layer_norm == "embedding":
+                embedding = F.layer_norm(embedding, (self.embedding_dim,))
+            return unit(embedding)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features} -> {self.embedding_dim}, pooling={self.pooling}, layer_norm={self.layer_norm}"
+
+    def _tokens(self, features: Tensor) -> Tensor:
+        """What is pooled, (B, T, C) in float32."""
+        channels = 1 if features.ndim == 4 else 2
+        if features.ndim not in (3, 4) or features.shape[channels] != self.num_features:
+            raise ValueError(
+                f"features must be a map (B, {self.num_features}, h, w) or tokens (B, T, {self.num_features}), "
+                f"got shape {tuple(features.shape)}"
+            )
+        if features.ndim == 4:
+            return features.flatten(2).mT.float()
+        return features.float() if self.pooling == "token" else features[:, self.num_prefix_tokens :].float()

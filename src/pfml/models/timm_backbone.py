@@ -1,0 +1,76 @@
+"""Any model of timm as a backbone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from pfml.data.preprocessing import Preprocessing
+from pfml.models.backbone import Backbone
+
+__all__ = ["ALIASES", "TimmBackbone"]
+
+#: the field's names -> timm's, with the weights that the field means
+ALIASES = {
+    "resnet50": "resnet50.tv_in1k",  # torchvision's first weights, as in every paper of the field
+    "vit_small": "vit_small_patch16_224",
+    "dino_vits16": "vit_small_patch16_224.dino",
+}
+
+
+class TimmBackbone(Backbone):
+    """A model of timm's without its pooling and classifier, randomly initialised.
+
+    Args:
+        name: As `timm.create_model` has it, or one of `ALIASES`.
+        image_size: Height and width of the images, for models that are built for one size (vision transformers);
+            None for the size that timm's weights were trained with.
+    """
+
+    def __init__(self, name: str, *, image_size: int | None = None) -> None:
+        super().__init__()
+        self.timm_name = ALIASES.get(name, name)
+        self.image_size = image_size
+        network: Any = self.create(pretrained=False)
+        self.network = network
+        self.num_features = int(network.num_features)
+        self.num_prefix_tokens = int(getattr(network, "num_prefix_tokens", 0))
+
+    def create(self, *, pretrained: bool) -> nn.Module:
+        """The bare model, with the weights of timm's hub if `pretrained`."""
+        import timm
+
+        options: dict[str, Any] = {}
+        published = timm.get_pretrained_cfg(self.timm_name)
+        if self.image_size is not None and published is not None and published.fixed_input_size:
+            options["img_size"] = self.image_size
+        return timm.create_model(self.timm_name, pretrained=pretrained, num_classes=0, global_pool="", **options)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.network.forward_features(images)  # type: ignore[operator]
+        channels_last = features.ndim == 4 and getattr(self.network, "output_fmt", "NCHW") == "NHWC"
+        return features.permute(0, 3, 1, 2) if channels_last else features
+
+    def weight_root(self) -> nn.Module:
+        return self.network
+
+    def patch_embedding(self) -> nn.Module | None:
+        return getattr(self.network, "patch_embed", None)
+
+    def preprocessing(self) -> Preprocessing:
+        """Mean, std and interpolation of timm's data configuration, resized to 1 / 0.875 of the crop.
+
+        The field tests with Resize(256) and CenterCrop(224) whatever the crop ratio of the classifier was.
+        """
+        from timm.data.config import resolve_data_config
+
+        data = resolve_data_config({}, model=self.network)
+        crop = int(data["input_size"][-1])
+        return Preprocessing(
+            resize=round(crop / 0.875),
+            crop=crop,
+            interpolation="bicubic" if data["interpolation"] == "bicubic" else "bilinear",
+            mean=tuple(data["mean"]),
+            std=tuple(data["std"]),
+        )

@@ -1,0 +1,141 @@
+"""What a training run is made of. Defaults follow the paper's supplement (CUB, ResNet-50) where it speaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pfml.data.preprocessing import Augmentation
+from pfml.training.methods import LossConfig
+
+__all__ = ["BatchConfig", "OptimizerConfig", "ScheduleConfig", "TrainConfig"]
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """How batches are drawn.
+
+    Args:
+        size: Images per batch.
+        samples_per_class: K of P x K sampling, P = size / K; 0 draws images at random. The paper is silent; a field
+            without mates in the batch has only proxies to attract, so the default is 4.
+    """
+
+    size: int = 100
+    samples_per_class: int = 4
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.samples_per_class < 0:
+            raise ValueError(
+                f"batch.size must be >= 1 and batch.samples_per_class >= 0, "
+                f"got {self.size} and {self.samples_per_class}"
+            )
+        if self.samples_per_class and self.size % self.samples_per_class:
+            raise ValueError(
+                f"batch.size must be a multiple of batch.samples_per_class, "
+                f"got {self.size} and {self.samples_per_class}"
+            )
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Optimiser and learning rates.
+
+    Args:
+        name: Adam couples weight decay to the step, AdamW does not.
+        lr: Of the trunk. The paper's text says 5e-4, its table 1e-4.
+        head_lr: Of the embedding layer; None for `lr`.
+        proxy_lr: Of proxies and whatever else the loss learns; None for 100 times `lr`.
+        weight_decay: Of trunk and head.
+        proxy_weight_decay: Of the loss's parameters; at rest a field exerts no force, and decay alone would move them.
+        eps: Added to the root of the second moment.
+        clip_value: Largest gradient component, None for no bound (Proxy Anchor's code: 10).
+        clip_norm: Largest gradient norm over all parameters, None for no bound.
+    """
+
+    name: Literal["adam", "adamw"] = "adam"
+    lr: float = 1e-4
+    head_lr: float | None = None
+    proxy_lr: float | None = None
+    weight_decay: float = 5e-4
+    proxy_weight_decay: float = 0.0
+    eps: float = 1e-8
+    clip_value: float | None = None
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "head_lr", "proxy_lr", "clip_value", "clip_norm", "eps"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"optimizer.{name} must be positive, got {value}")
+        for name in ("weight_decay", "proxy_weight_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"optimizer.{name} must not be negative, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """How learning rates change, all groups alike.
+
+    Args:
+        name: "constant"; "step": times `factor` every `every` epochs; "cosine": to zero at the end; "one-cycle": up
+            from 1/25 over the first 30 % of the steps, then down to zero, both along a cosine.
+        every: Epochs between steps.
+        factor: Of a step.
+    """
+
+    name: Literal["constant", "step", "cosine", "one-cycle"] = "constant"
+    every: int = 10
+    factor: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or not 0 < self.factor <= 1:
+            raise ValueError(
+                f"schedule.every must be >= 1 and schedule.factor in (0, 1], got {self.every} and {self.factor}"
+            )
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything about training but the data and the network.
+
+    Args:
+        epochs: Passes over the training images.
+        warm_up_epochs: First epochs in which only the embedding layer and the proxies train, at full rate.
+        batch_norm: "train"; "freeze" (Proxy Anchor's sense: statistics frozen, the affine part trained once a warm-up
+            has ended); "freeze-all" (the affine part too, throughout).
+        evaluate_every: Epochs between evaluations on the unseen classes; the last epoch is always evaluated.
+        select_by: What validation chooses the epoch by; MLRC uses map_at_r.
+        checkpoint_every: Steps between checkpoints within an epoch; 0 saves after each epoch only.
+        seed: Of everything that is random.
+        device: "auto" takes the GPU if there is one.
+        autocast: Precision of the trunk; the loss always computes in float32 at least.
+        compile: Whether torch.compile compiles the network.
+        deterministic: Only operations that give the same bits each time, also on a GPU; slower.
+        log_every: Steps between lines of the log.
+    """
+
+    epochs: int = 200
+    warm_up_epochs: int = 1
+    batch_norm: Literal["train", "freeze", "freeze-all"] = "freeze"
+    loss: LossConfig = field(default_factory=LossConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    evaluate_every: int = 1
+    select_by: Literal["recall_at_1", "map_at_r"] = "recall_at_1"
+    checkpoint_every: int = 0
+    seed: int = 0
+    device: str = "auto"
+    autocast: Literal["none", "bfloat16", "float16"] = "none"
+    compile: bool = False
+    deterministic: bool = False
+    log_every: int = 10
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("warm_up_epochs", 0), ("evaluate_every", 1), ("checkpoint_every", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        if self.log_every < 1:
+            raise ValueError(f"log_every must be >= 1, got {self.log_every}")

@@ -1,0 +1,61 @@
+"""Configurations as YAML: those that come with the package, and those of runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pfml.files import write_atomically
+from pfml.training.config import TrainConfig
+
+if TYPE_CHECKING:
+    from pfml.training.run import RunConfig
+
+__all__ = ["plain", "read_config", "shipped_config", "shipped_configs", "write_config"]
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """A configuration as nested dicts, lists and numbers, as JSON would give it back."""
+    return json.loads(json.dumps(dataclasses.asdict(config), default=str))
+
+
+def write_config(path: Path, config: TrainConfig) -> None:
+    """Write the whole configuration as YAML."""
+    import yaml
+
+    write_atomically(path, yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True).encode())
+
+
+def read_config(path: Path) -> RunConfig:
+    """The configuration of a run or of a file; unknown keys and wrong values are errors that name them."""
+    import yaml
+    from jsonargparse import ArgumentParser
+
+    from pfml.training.run import RunConfig
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} must be the configuration of a run, but there is no such file")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(RunConfig, "run")
+    try:
+        values = parser.parse_object({"run": yaml.safe_load(path.read_text(encoding="utf-8"))})
+    except Exception as error:
+        raise ValueError(f"{path} is not a configuration that can be read: {error}") from None
+    return parser.instantiate_classes(values).run
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Name -> file of the configurations that come with the package."""
+    folder = Path(str(resources.files("pfml"))) / "configs"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def shipped_config(name: str) -> Path:
+    """The file of the configuration `name`."""
+    configs = shipped_configs()
+    if name not in configs:
+        raise ValueError(f"{name!r} is neither a file nor a configuration of the package: {', '.join(configs)}")
+    return configs[name]

@@ -1,0 +1,334 @@
+"""The training loop, top to bottom.
+
+Everything random is a function of the seed and of a count (epoch, step), so a run that goes on from a checkpoint does
+what it would have done, to the bit on a CPU. Only torch's own generator, for networks with dropout, is stored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pfml.data import BalancedBatches, ImageSet, RandomBatches, RetrievalData, Windows
+from pfml.data.randomness import generator_for
+from pfml.data.sources import ImageSource
+from pfml.evaluation import embed, evaluate, proxy_alignment
+from pfml.files import write_atomically
+from pfml.models import Embedder, TrainedOn
+from pfml.models.batch_norm import set_trainable, start_training_mode
+from pfml.training.checkpoint import load_checkpoint, pack_optimizer, part, save_checkpoint, unpack_optimizer
+from pfml.training.config import TrainConfig
+from pfml.training.config_files import plain
+from pfml.training.interrupts import Interrupted, StopWish, stop_wish
+from pfml.training.methods import create_loss
+from pfml.training.monitor import Monitor
+from pfml.training.optimisation import clip_gradients, create_optimizer, set_learning_rates
+from pfml.training.results import summarize
+from pfml.training.run_folder import RunFolder
+from pfml.training.schedules import learning_rate_factor
+
+__all__ = ["NonFiniteLossError", "Training"]
+
+
+class NonFiniteLossError(RuntimeError):
+    """The loss was NaN or infinite; nothing was updated with it."""
+
+
+class Training:
+    """A run in progress: what changes while it trains, and the steps that change it.
+
+    Args:
+        embedder: The network, trained in place.
+        data: What to train and evaluate on.
+        sources: An image source for "train", "test", and "validation" and "gallery" if the data has them.
+        config: How to train.
+        folder: Where the run keeps its files.
+        monitor: What to show meanwhile.
+    """
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        data: RetrievalData,
+        sources: dict[str, ImageSource],
+        config: TrainConfig,
+        folder: RunFolder,
+        monitor: Monitor,
+    ) -> None:
+        self.device = resolve_device(config.device)
+        self.embedder = embedder.to(self.device)
+        self.embedder.trained_on = TrainedOn(data.name, data.train.class_names)
+        self.network = torch.compile(self.embedder) if config.compile else self.embedder
+        self.loss: Any = create_loss(config.loss, data.train.num_classes, embedder.embedding_dim).to(self.device)
+        self.optimizer = create_optimizer(config.optimizer, self.embedder, self.loss)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "float16")
+        self.batches = create_batches(data.train, config)
+        self.labels = data.train.labels.to(self.device)
+        self.data, self.sources, self.config, self.folder, self.monitor = data, sources, config, folder, monitor
+        self.epoch = 0
+        self.position = 0  # batches of this epoch that are done
+        self.loss_sum = 0.0  # of this epoch
+        self.history: list[dict[str, Any]] = []
+
+    @property
+    def step(self) -> int:
+        """Updates done so far."""
+        return self.epoch * len(self.batches) + self.position
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end; the results, also written to the run's folder."""
+        with stop_wish() as wish, reproducible(self.config):
+            if self.step == 0:
+                self.place_proxies()
+            self.monitor.start(self.config.epochs, len(self.batches), self.step)
+            try:
+                while self.epoch < self.config.epochs:
+                    self.train_epoch(wish)
+            finally:
+                self.monitor.stop()
+            return self.finish()
+
+    def train_epoch(self, wish: StopWish) -> None:
+        """The rest of the current epoch, an evaluation if one is due, a checkpoint."""
+        config = self.config
+        start_training_mode(self.embedder, batch_norm=config.batch_norm)
+        set_trainable(
+            self.embedder,
+            warming_up=self.epoch < config.warm_up_epochs,
+            batch_norm=config.batch_norm,
+            warm_up_epochs=config.warm_up_epochs,
+        )
+        self.loss.train()
+        started, images = time.perf_counter(), 0
+        remaining = self.batches.batches(self.epoch)[self.position :]
+        for indices, pixels in zip(remaining, self.sources["train"].crops(self.plan(remaining)), strict=True):
+            value = self.update(indices, pixels)
+            self.position += 1
+            self.loss_sum += value
+            images += len(indices)
+            speed = images / (time.perf_counter() - started)
+            self.monitor.step(self.epoch, value, speed)
+            if self.step % config.log_every == 0:
+                self.folder.append("step", self.step, epoch=self.epoch, loss=value, images_per_second=speed)
+            due = config.checkpoint_every and self.step % config.checkpoint_every == 0
+            if due or wish.asked:
+                self.save()
+            if wish.asked:
+                raise Interrupted(f"stopped at step {self.step}, state saved")
+        mean_loss = self.loss_sum / len(self.batches)
+        self.epoch, self.position, self.loss_sum = self.epoch + 1, 0, 0.0
+        if self.epoch % config.evaluate_every == 0 or self.epoch == config.epochs:
+            self.evaluate(mean_loss, images / max(time.perf_counter() - started, 1e-9))
+        self.save()
+
+    def plan(self, batches: list[Tensor]) -> Iterator[Windows]:
+        """Where each image of each batch is cropped."""
+        sizes = self.sources["train"].sizes
+        for step, indices in enumerate(batches, start=self.step):
+            generator = generator_for(self.config.seed, "crops", step)
+            yield self.config.augmentation.windows(indices, sizes, self.embedder.preprocessing, generator)
+
+    def update(self, indices: Tensor, pixels: Tensor) -> float:
+        """One step of the optimiser; the loss before it."""
+        config = self.config
+        factor = learning_rate_factor(config.schedule, self.step, len(self.batches), config.epochs)
+        set_learning_rates(self.optimizer, factor)
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self.device.type, precision(config.autocast), enabled=config.autocast != "none"):
+            embeddings = self.network(pixels)
+        loss = self.energy(embeddings, indices)
+        self.scaler.scale(loss).backward()
+        value = loss.item()  # waits for the device, when backward is under way
+        if not math.isfinite(value):
+            self.fail(indices, f"the loss is {value}")
+        self.scaler.unscale_(self.optimizer)
+        clip_gradients(self.optimizer, config.optimizer)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return value
+
+    def energy(self, embeddings: Tensor, indices: Tensor) -> Tensor:
+        """The loss of a batch; embeddings that are not finite end the run with the batch's name."""
+        try:
+            return self.loss(embeddings, self.labels[indices.to(self.device)])
+        except ValueError as error:
+            if torch.isfinite(embeddings).all():
+                raise
+            self.fail(indices, str(error))
+            raise AssertionError from error  # unreachable
+
+    def fail(self, indices: Tensor, reason: str) -> None:
+        """Stop the run before the update, and write down which images the batch holds."""
+        names = [self.data.train.name_of(int(k)) for k in indices]
+        record = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "reason": reason,
+            "images": names,
+        }
+        write_atomically(self.folder.failed_batch, json.dumps(record, indent=1).encode())
+        raise NonFiniteLossError(
+            f"{reason} at step {self.step} (epoch {self.epoch + 1}, batch {self.position + 1}), nothing was updated; "
+            f"its {len(names)} images, {names[0]} first, are listed in {self.folder.failed_batch}. "
+            f"A lower learning rate or gradient clipping may help"
+        )
+
+    def place_proxies(self) -> None:
+        """Start proxies from embeddings of the training set where the loss asks for it."""
+        if getattr(self.loss, "proxies_ready", True):
+            return
+        embeddings = self.embeddings("train")
+        generator = generator_for(self.config.seed, "proxies", 0)
+        self.loss.initialize_proxies(embeddings.to(self.device), self.labels, generator=generator)
+
+    def evaluate(self, mean_loss: float, images_per_second: float) -> None:
+        """Add an evaluation on the unseen classes to the history."""
+        entry: dict[str, Any] = {
+            "epoch": self.epoch,
+            "loss": mean_loss,
+            "images_per_second": images_per_second,
+            "test": self.scores("test"),
+        }
+        if "validation" in self.sources:
+            entry["validation"] = self.scores("validation")
+        self.history.append(entry)
+        self.folder.append("evaluation", self.step, **entry)
+        self.monitor.evaluated(entry)
+        chosen = summarize(self.history, select_by=self.config.select_by)["validation_selected"]
+        if chosen is entry:
+            self.embedder.save(self.folder.validation_model)
+
+    def scores(self, role: str) -> dict[str, float]:
+        """Retrieval on the test or validation classes."""
+        data = self.data if role == "test" else self.data.validation
+        assert data is not None
+        metrics = evaluate(
+            self.embedder,
+            data,
+            recall_at=self.data.recall_at,
+            test_source=self.sources[role],
+            gallery_source=self.sources.get("gallery") if role == "test" else None,
+            autocast=precision(self.config.autocast),
+        )
+        return metrics.as_dict()
+
+    def embeddings(self, role: str) -> Tensor:
+        """Embeddings of all images of a part of the data, as evaluation sees them."""
+        return embed(self.embedder, self.sources[role], autocast=precision(self.config.autocast))
+
+    def finish(self) -> dict[str, Any]:
+        """Save the embedder, measure how well proxies fit their data, write the results."""
+        self.embedder.save(self.folder.model)
+        results = summarize(self.history, select_by=self.config.select_by)
+        if hasattr(self.loss, "proxy_points") and self.loss.proxy_points().shape[1] > 0:
+            alignment = proxy_alignment(self.loss.proxy_points(), self.embeddings("train"), self.data.train.labels)
+            results["alignment"] = {"paper": alignment.paper, "wasserstein2": alignment.wasserstein2}
+        self.folder.write_results(results)
+        self.folder.close()
+        return results
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        tensors: dict[str, Tensor] = {}
+        for owner, module in (("embedder", self.embedder), ("loss", self.loss)):
+            tensors |= {f"{owner}/{name}": value for name, value in module.state_dict().items()}
+        tensors |= {f"optimizer/{name}": value for name, value in pack_optimizer(self.optimizer).items()}
+        tensors["generator/cpu"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["generator/cuda"] = torch.cuda.get_rng_state(self.device)
+        state = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "position": self.position,
+            "loss_sum": self.loss_sum,
+            "history": self.history,
+            "scaler": self.scaler.state_dict(),
+            "config": self.plain_config(),
+            "classes": list(self.data.train.class_names),
+            "embedding_dim": self.embedder.embedding_dim,
+        }
+        save_checkpoint(self.folder.checkpoints, tensors, state)
+
+    def plain_config(self) -> dict[str, Any]:
+        """How the run trains, without what a `RunConfig` says of data and network beside it."""
+        whole = plain(self.config)
+        return {one.name: whole[one.name] for one in fields(TrainConfig)}
+
+    def restore(self) -> None:
+        """Go on from the folder's checkpoint."""
+        tensors, state = load_checkpoint(self.folder.checkpoints)
+        if tuple(state["classes"]) != self.data.train.class_names:
+            raise ValueError(
+                f"the checkpoint in {self.folder.path} was trained on {len(state['classes'])} classes, "
+                f"and the data has other ones ({self.data.train.num_classes}): resume with the data it was started on"
+            )
+        _refuse_other_config(state["config"], self.plain_config())
+        self.embedder.load_state_dict(part(tensors, "embedder/"))
+        self.loss.load_state_dict(part(tensors, "loss/"))
+        unpack_optimizer(self.optimizer, part(tensors, "optimizer/"))
+        self.scaler.load_state_dict(state["scaler"])
+        self.epoch, self.position, self.loss_sum = state["epoch"], state["position"], state["loss_sum"]
+        self.history = state["history"]
+        self.folder.forget_after(self.step)
+        torch.set_rng_state(tensors["generator/cpu"])
+        if self.device.type == "cuda" and "generator/cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["generator/cuda"], self.device)
+
+
+def create_batches(images: ImageSet, config: TrainConfig) -> RandomBatches | BalancedBatches:
+    """The sampler that `config.batch` describes."""
+    per_class = config.batch.samples_per_class
+    if per_class == 0:
+        return RandomBatches(len(images), config.batch.size, config.seed)
+    return BalancedBatches(images.labels, config.batch.size // per_class, per_class, config.seed)
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device called `name`; "auto" is the GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r} was asked for, but torch finds no GPU: use --device cpu")
+    return device
+
+
+def precision(name: str) -> torch.dtype | None:
+    """The floating-point type of autocast; None for no autocast."""
+    return None if name == "none" else getattr(torch, name)
+
+
+@contextmanager
+def reproducible(config: TrainConfig) -> Iterator[None]:
+    """Deterministic algorithms if asked for; the settings of the process are restored afterwards."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(config.deterministic or before[0])
+    torch.backends.cudnn.benchmark = not config.deterministic
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]
+
+
+def _refuse_other_config(stored: dict[str, Any], given: dict[str, Any]) -> None:
+    """A run goes on as it began; only where it runs and what it shows may change."""
+    free = {"device", "compile", "log_every", "checkpoint_every"}
+    differing = [
+        f"{key}: was {stored.get(key)}, now {value}"
+        for key, value in given.items()
+        if key not in free and stored.get(key) != value
+    ]
+    if differing:
+        raise ValueError("a run must go on with the configuration it began with, got " + "; ".join(differing))

@@ -1,0 +1,101 @@
+"""What a person sees of a run while it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+__all__ = ["Monitor", "ProgressMonitor"]
+
+T = TypeVar("T")
+
+
+class Monitor:
+    """Silence: each method may be overridden to show something."""
+
+    def remark(self, text: str) -> None:
+        """A sentence for the user."""
+
+    def track(self, items: Iterable[T], description: str, total: int) -> Iterable[T]:
+        """The same items, with progress shown while they are taken."""
+        return items
+
+    def start(self, epochs: int, steps_per_epoch: int, steps_done: int) -> None:
+        """Training begins, or goes on."""
+
+    def step(self, epoch: int, loss: float, images_per_second: float) -> None:
+        """A step is done."""
+
+    def evaluated(self, entry: dict[str, Any]) -> None:
+        """An evaluation is done; `entry` is a line of the history."""
+
+    def stop(self) -> None:
+        """Training ended."""
+
+
+class ProgressMonitor(Monitor):
+    """A progress bar: epoch, loss, images/s, last R@1, time left; without a terminal, a line per evaluation."""
+
+    def __init__(self, console: Console | None = None, *, lines: bool = True) -> None:
+        from rich.console import Console
+
+        self.console = console or Console()
+        self.lines = lines
+        self._progress: Progress | None = None
+        self._epochs = 0
+        self._recall = ""
+
+    def remark(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def track(self, items: Iterable[T], description: str, total: int) -> Iterator[T]:
+        if self._progress is not None or not self.console.is_terminal:
+            yield from items
+            return
+        from rich.progress import track
+
+        yield from track(items, description, total, console=self.console, transient=True)
+
+    def start(self, epochs: int, steps_per_epoch: int, steps_done: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._epochs = epochs
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]:.4g}  {task.fields[speed]:,.0f} images/s{task.fields[recall]}  left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        fields: dict[str, Any] = {"loss": float("nan"), "speed": 0.0, "recall": ""}
+        self._bar = self._progress.add_task("starting", total=epochs * steps_per_epoch, completed=steps_done, **fields)
+        self._progress.start()
+
+    def step(self, epoch: int, loss: float, images_per_second: float) -> None:
+        assert self._progress is not None
+        description = f"epoch {epoch + 1}/{self._epochs}"
+        fields: dict[str, Any] = {"loss": loss, "speed": images_per_second, "recall": self._recall}
+        self._progress.update(self._bar, advance=1, description=description, **fields)
+
+    def evaluated(self, entry: dict[str, Any]) -> None:
+        parts = [f"epoch {entry['epoch']:>3}/{self._epochs}", f"loss {entry['loss']:.4g}"]
+        for role in ("validation", "test"):
+            if role in entry:
+                scores = entry[role]
+                parts.append(f"{role} R@1 {scores['recall_at_1']:.1%}, MAP@R {scores['map_at_r']:.1%}")
+        parts.append(f"{entry['images_per_second']:,.0f} images/s")
+        self._recall = f"  R@1 {entry['test']['recall_at_1']:.1%}" if "test" in entry else ""
+        if self.lines:
+            self.remark("  ".join(parts))
+
+    def stop(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None

@@ -1,0 +1,55 @@
+"""The optimiser: parameter groups for trunk, head and loss, and their learning rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from pfml.models import Embedder
+from pfml.training.config import OptimizerConfig
+
+__all__ = ["OPTIMIZERS", "clip_gradients", "create_optimizer", "set_learning_rates"]
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+def create_optimizer(config: OptimizerConfig, embedder: Embedder, loss: nn.Module) -> torch.optim.Optimizer:
+    """The optimiser over trunk, head and the loss's own parameters, in this order."""
+    proxy_lr = 100 * config.lr if config.proxy_lr is None else config.proxy_lr
+    groups = [
+        {"params": list(embedder.trunk_parameters()), "lr": config.lr, "weight_decay": config.weight_decay},
+        {
+            "params": list(embedder.head_parameters()),
+            "lr": config.lr if config.head_lr is None else config.head_lr,
+            "weight_decay": config.weight_decay,
+        },
+        *_loss_groups(loss, proxy_lr, config.proxy_weight_decay),
+    ]
+    groups = [{**group, "base_lr": group["lr"]} for group in groups if group["params"]]
+    if not groups:
+        raise ValueError("there is nothing to train: the network has no head and the loss no parameters")
+    return OPTIMIZERS[config.name](groups, eps=config.eps)
+
+
+def _loss_groups(loss: Any, lr: float, weight_decay: float) -> list[dict[str, Any]]:
+    if hasattr(loss, "param_groups"):
+        return loss.param_groups(lr=lr, weight_decay=weight_decay)
+    return [{"params": list(loss.parameters()), "lr": lr, "weight_decay": weight_decay}]
+
+
+def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Each group's own learning rate times `factor`."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["base_lr"] * factor
+
+
+def clip_gradients(optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> None:
+    """Bound the gradients as `config` says: components first, then the norm over all groups."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if config.clip_value is not None:
+        nn.utils.clip_grad_value_(parameters, config.clip_value)
+    if config.clip_norm is not None:
+        nn.utils.clip_grad_norm_(parameters, config.clip_norm)

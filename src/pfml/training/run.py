@@ -1,0 +1,202 @@
+"""From a configuration to a trained embedder."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pfml.data import (
+    Corruption,
+    ImageSet,
+    LabelNoise,
+    RetrievalData,
+    corrupt,
+    load_data,
+    open_images,
+    with_validation,
+)
+from pfml.data.decoded import DecodedImages
+from pfml.data.sources import ImageSource
+from pfml.models import Embedder, EmbedderConfig
+from pfml.training.checkpoint import load_checkpoint, part
+from pfml.training.config import TrainConfig
+from pfml.training.config_files import write_config
+from pfml.training.loop import Training, resolve_device
+from pfml.training.methods import LossConfig, create_loss
+from pfml.training.monitor import Monitor
+from pfml.training.run_folder import RunFolder
+
+__all__ = ["DataConfig", "RunConfig", "StorageConfig", "load_loss", "prepare_data", "run", "train"]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which images.
+
+    Args:
+        name: glyphs, cub, cars, sop, in-shop, folder or csv; or the path of a folder of class folders or of a CSV.
+        root: The data set's folder (or CSV file); glyphs needs none.
+        validation: Classes taken out of the training classes: none, half (as ProxyNCA++), fold-0 to fold-3 (MLRC).
+        noise: Training labels to change on purpose.
+    """
+
+    name: str = "glyphs"
+    root: Path | None = None
+    validation: str = "none"
+    noise: LabelNoise = field(default_factory=LabelNoise)
+
+
+@dataclass(frozen=True)
+class StorageConfig:
+    """Where images wait for their turn.
+
+    Args:
+        storage: Decoded on the device or in memory, or read from files by workers; auto takes the first that fits.
+        budget_gib: Memory that decoded images may take.
+        workers: Processes that read files.
+        short_side: Shrink larger images to this short side when decoding, to save memory; None keeps them exact.
+        cache: Folder that keeps decoded images for the next run.
+    """
+
+    storage: Literal["auto", "device", "memory", "files"] = "auto"
+    budget_gib: float = 8.0
+    workers: int = 2
+    short_side: int | None = None
+    cache: Path | None = None
+
+
+@dataclass(frozen=True)
+class RunConfig(TrainConfig):
+    """A whole run: data, network and training."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: EmbedderConfig = field(default_factory=EmbedderConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+
+
+def run(config: RunConfig, out: str | Path, *, resume: bool = False, monitor: Monitor | None = None) -> dict[str, Any]:
+    """Train as `config` says in the folder `out`; the results (see `pfml.training.results`)."""
+    monitor = monitor or Monitor()
+    data, corruption = prepare_data(config.data)
+    with seeded(config.seed):
+        embedder = Embedder(config.model)
+    folder = RunFolder(Path(out))
+    if not resume:
+        folder.start()
+    if corruption is not None:
+        monitor.remark(
+            f"{corruption.wrong:,} of {len(data.train):,} training labels are wrong on purpose: {folder.noise}"
+        )
+        corruption.write(folder.noise)
+    return train(embedder, data, config, out=out, resume=resume, storage=config.storage, monitor=monitor)
+
+
+def prepare_data(config: DataConfig) -> tuple[RetrievalData, Corruption | None]:
+    """The data set with validation classes set apart and training labels corrupted as asked, and the record of it.
+
+    Labels are corrupted within the classes that train, so that validation stays clean.
+    """
+    data = with_validation(load_data(config.name, config.root), config.validation)
+    noise = config.noise
+    if not noise.rate and noise.variant != "list":
+        return data, None
+    if noise.variant == "list" and config.validation != "none":
+        raise ValueError(
+            "a list of wrong labels counts all training classes, so that data.validation must be none, "
+            f"got {config.validation!r}"
+        )
+    train_images, corruption = corrupt(data.train, noise)
+    return replace(data, train=train_images, remarks=(*data.remarks, *corruption.remarks)), corruption
+
+
+def train(
+    embedder: Embedder,
+    data: RetrievalData,
+    config: TrainConfig | None = None,
+    *,
+    out: str | Path,
+    resume: bool = False,
+    storage: StorageConfig | None = None,
+    monitor: Monitor | None = None,
+) -> dict[str, Any]:
+    """Train `embedder` in place on `data` and evaluate it on the unseen classes; the results.
+
+    Args:
+        embedder: See `pfml.create_embedder`.
+        data: See `pfml.load_data`.
+        config: How to train; the paper's values if None.
+        out: Folder of the run, for log, checkpoints, model and results; must not hold a run yet.
+        resume: Go on from the checkpoint in `out`.
+        storage: Where images wait for their turn.
+        monitor: What to show; None for silence, `pfml.ProgressMonitor()` for a progress bar.
+    """
+    config, monitor = config or TrainConfig(), monitor or Monitor()
+    folder = RunFolder(Path(out))
+    if not resume:
+        folder.start()
+        write_config(folder.config, config)
+    for remark in data.remarks:
+        monitor.remark(remark)
+    sources = open_sources(data, resolve_device(config.device), storage or StorageConfig(), monitor)
+    with seeded(config.seed):
+        training = Training(embedder, data, sources, config, folder, monitor)
+        if resume:
+            training.restore()
+        return training.run()
+
+
+def load_loss(run_folder: str | Path) -> nn.Module:
+    """The loss of a run as of its last checkpoint, with the proxies that it has learned; on the CPU."""
+    tensors, state = load_checkpoint(RunFolder(Path(run_folder)).checkpoints)
+    loss = create_loss(LossConfig(**state["config"]["loss"]), len(state["classes"]), state["embedding_dim"])
+    loss.load_state_dict(part(tensors, "loss/"))
+    return loss.eval()
+
+
+def open_sources(
+    data: RetrievalData, device: torch.device, storage: StorageConfig, monitor: Monitor
+) -> dict[str, ImageSource]:
+    """An image source for each part of the data; every file has been read once before training starts."""
+    parts = {"train": data.train, "validation": data.validation, "test": data.test, "gallery": data.gallery}
+    sources: dict[str, ImageSource] = {}
+    budget = storage.budget_gib
+    for role, images in parts.items():
+        if images is None:
+            continue
+        files = not isinstance(images.images, Tensor)
+        sources[role] = open_images(
+            images,
+            device=device,
+            storage=storage.storage,
+            budget_gib=max(budget, 0.0),
+            workers=storage.workers,
+            short_side=storage.short_side,
+            cache=_cache_folder(storage.cache, images) if files and storage.cache is not None else None,
+            track=monitor.track,
+        )
+        if isinstance(sources[role], DecodedImages):
+            budget -= 3 * int(sources[role].sizes.prod(1).sum()) / 2**30
+        if files:
+            monitor.remark(f"{role}: {sources[role].description}")
+    return sources
+
+
+def _cache_folder(cache: Path, images: ImageSet) -> Path:
+    """A folder of its own for each list of files, so that splits of one data set do not replace each other."""
+    names = "\n".join(map(images.name_of, range(len(images))))
+    return cache / hashlib.sha256(names.encode()).hexdigest()[:16]
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Torch's generators seeded within the block, and as they were after it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,101 @@
+"""The folder of a run: what was asked for, what happened, what came out.
+
+config.yaml    the resolved configuration; `pfml train --config` takes it
+log.jsonl      one JSON object per line: steps, evaluations, remarks
+noise.csv      which training labels were changed, if any were
+checkpoints/   where training can go on
+model/         the embedder of the last epoch; model-validation/ the one that validation chose
+results.json   last epoch, best on test, validation-selected
+tensorboard/   the same curves, if TensorBoard is installed
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pfml.files import write_atomically
+
+__all__ = ["RunFolder"]
+
+
+class RunFolder:
+    """Where a run keeps its files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.log = self.path / "log.jsonl"
+        self.noise = self.path / "noise.csv"
+        self.checkpoints = self.path / "checkpoints"
+        self.model = self.path / "model"
+        self.validation_model = self.path / "model-validation"
+        self.results = self.path / "results.json"
+        self.failed_batch = self.path / "failed_batch.json"
+        self._tensorboard: Any = None
+
+    def start(self) -> None:
+        """Make the folder; one that already holds a run is refused, so that nothing is overwritten."""
+        if self.config.exists() or self.checkpoints.exists():
+            raise FileExistsError(f"{self.path} already holds a run: resume it, or choose another folder")
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def append(self, kind: str, step: int, **values: Any) -> None:
+        """Add a line to the log, and its numbers to TensorBoard if there is one."""
+        with open(self.log, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        writer = self._writer()
+        if writer is not None:
+            for name, value in _numbers(kind, values):
+                writer.add_scalar(name, value, step)
+
+    def forget_after(self, step: int) -> None:
+        """Drop lines of the log that are later than `step`, which a resumed run will write again."""
+        if self.log.exists():
+            lines = self.log.read_text(encoding="utf-8").splitlines()
+            kept = [line for line in lines if (entry := _parsed(line)) is not None and entry["step"] <= step]
+            write_atomically(self.log, "".join(line + "\n" for line in kept).encode())
+
+    def entries(self, kind: str) -> list[dict[str, Any]]:
+        """The lines of one kind, oldest first."""
+        lines = self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
+        return [entry for line in lines if (entry := _parsed(line)) is not None and entry["kind"] == kind]
+
+    def write_results(self, results: dict[str, Any]) -> None:
+        write_atomically(self.results, (json.dumps(results, indent=2) + "\n").encode())
+
+    def close(self) -> None:
+        if self._tensorboard:
+            self._tensorboard.close()
+            self._tensorboard = None
+
+    def _writer(self) -> Any:
+        """TensorBoard's writer, False-like None without TensorBoard."""
+        if self._tensorboard is None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._tensorboard = SummaryWriter(str(self.path / "tensorboard"))
+            except ImportError:
+                self._tensorboard = False
+        return self._tensorboard or None
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """A line of the log; None for the half line that a kill may leave."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _numbers(prefix: str, values: dict[str, Any]) -> list[tuple[str, float]]:
+    """Nested numbers as "prefix/name", as TensorBoard wants them."""
+    found: list[tuple[str, float]] = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found += _numbers(f"{prefix}/{name}", value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found.append((f"{prefix}/{name}", float(value)))
+    return found

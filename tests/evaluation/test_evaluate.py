@@ -1,0 +1,164 @@
+"""From images to metrics: an embedder that embeds the mean colour, so that every number can be foretold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from pfml.data.image_set import ImageSet, RetrievalData, SeenClassError
+from pfml.data.preprocessing import Preprocessing
+from pfml.data.sources import open_images
+from pfml.evaluation import embed, evaluate, retrieval_metrics
+from pfml.models import TrainedOn
+
+NAMES = ("red", "green", "blue")
+
+
+class MeanColour(nn.Module):
+    """Embeds an image as its mean colour; notes how it was called."""
+
+    embedding_dim = 3
+
+    def __init__(self, trained_on=None):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.frozen = nn.BatchNorm1d(3)
+        self.preprocessing = Preprocessing(resize=8, crop=8)
+        self.trained_on = trained_on
+        self.calls = []
+
+    def forward(self, images):
+        product = torch.ones(2, 2, device=images.device) @ torch.ones(2, 2, device=images.device)
+        self.calls.append((len(images), self.training, torch.is_inference_mode_enabled(), product.dtype))
+        return self.scale * images.mean(dim=(2, 3))
+
+
+def coloured(num_images=12, seed=0, names=NAMES, height=8, width=12):
+    """Noise around pure colours."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(num_images) % len(names)
+    noise = torch.randint(0, 120, (num_images, 3, height, width), generator=generator)
+    tint = 6 * torch.eye(3)[labels % 3][:, :, None, None]
+    return ImageSet((noise + tint).to(torch.uint8), labels, names)
+
+
+def means(images):
+    """Mean colours of the centre crops, by hand."""
+    return images.images[:, :, :, 2:10].float().mean(dim=(2, 3)) / 255
+
+
+def data(**changes):
+    train = coloured(4, names=("black", "white"))
+    return RetrievalData("colours", train=train, test=coloured(30), recall_at=(1, 5), **changes)
+
+
+def test_embeddings_come_in_the_order_of_the_images_in_float32():
+    images = coloured(11)
+    embedder = MeanColour()
+    embeddings = embed(embedder, images, batch_size=4)
+    torch.testing.assert_close(embeddings, means(images))
+    assert [size for size, *_ in embedder.calls] == [4, 4, 3]
+    assert not embeddings.is_inference()
+    assert not embeddings.requires_grad
+
+
+def test_an_open_source_can_be_embedded_again_and_again():
+    images = coloured(11)
+    source = open_images(images)
+    torch.testing.assert_close(embed(MeanColour(), source), means(images))
+    torch.testing.assert_close(embed(MeanColour(), source, batch_size=2), means(images))
+
+
+def test_the_embedder_is_evaluated_in_evaluation_mode_and_left_as_it_was():
+    embedder = MeanColour().train()
+    embedder.frozen.eval()
+    embed(embedder, coloured(3))
+    assert [(training, inference) for _, training, inference, _ in embedder.calls] == [(False, True)]
+    assert embedder.training
+    assert not embedder.frozen.training
+
+
+def test_the_mode_is_restored_after_an_error():
+    embedder = MeanColour().train()
+    embedder.scale = nn.Parameter(torch.ones(2))
+    with pytest.raises(RuntimeError):
+        embed(embedder, coloured(3))
+    assert embedder.training
+
+
+def test_autocast_reaches_the_network_and_the_result_is_float32():
+    embedder = MeanColour()
+    assert embed(embedder, coloured(3), autocast=torch.bfloat16).dtype == torch.float32
+    embed(embedder, coloured(3))
+    assert [dtype for *_, dtype in embedder.calls] == [torch.bfloat16, torch.float32]
+
+
+def test_progress_is_shown():
+    seen = []
+
+    def track(iterable, description, total):
+        seen.append((description, total))
+        return iterable
+
+    embed(MeanColour(), coloured(10), batch_size=4, track=track)
+    assert ("embedding", 3) in seen
+
+
+def test_the_test_images_are_searched_among_each_other_at_the_ks_of_the_data_set():
+    colours = data()
+    expected = retrieval_metrics(means(colours.test), colours.test.labels, recall_at=(1, 5))
+    assert evaluate(MeanColour(), colours) == expected
+    assert 0 < expected.r_precision < 1
+    assert set(evaluate(MeanColour(), colours, recall_at=(3,)).recall) == {3}
+    assert set(evaluate(MeanColour(), colours.test).recall) == {1, 2, 4, 8}
+    assert evaluate(MeanColour(), colours.test).map_at_r == expected.map_at_r
+
+
+def test_queries_are_searched_in_the_gallery_if_there_is_one():
+    colours = data(gallery=coloured(24, seed=1))
+    expected = retrieval_metrics(
+        means(colours.test),
+        colours.test.labels,
+        gallery=means(colours.gallery),
+        gallery_labels=colours.gallery.labels,
+        recall_at=(1, 5),
+    )
+    assert evaluate(MeanColour(), colours) == expected
+    sources = {"test_source": open_images(colours.test), "gallery_source": open_images(colours.gallery)}
+    assert evaluate(MeanColour(), colours, **sources) == expected
+
+
+def test_nmi_and_its_seed_arrive():
+    colours = data()
+    values = [evaluate(MeanColour(), colours, nmi=True, seed=seed).nmi for seed in range(4)]
+    expected = [
+        retrieval_metrics(means(colours.test), colours.test.labels, nmi=True, seed=seed).nmi for seed in range(4)
+    ]
+    assert values == expected
+
+
+def test_classes_that_the_embedder_was_trained_on_are_refused():
+    with pytest.raises(SeenClassError, match="test classes must be unseen, but green is also trained on"):
+        evaluate(MeanColour(TrainedOn("colours", ("green", "pink"))), data())
+    with pytest.raises(SeenClassError, match="evaluated classes"):
+        evaluate(MeanColour(TrainedOn("colours", ("green", "pink"))), data().test)
+    evaluate(MeanColour(TrainedOn("colours", ("black", "white"))), data())
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        embed(MeanColour(), coloured(), batch_size=0)
+    with pytest.raises(ValueError, match="gallery_source must be left out"):
+        evaluate(MeanColour(), data(), gallery_source=open_images(coloured(5)))
+    with pytest.raises(ValueError, match="test_source must hold the 30 images of the data, got 5"):
+        evaluate(MeanColour(), data(), test_source=open_images(coloured(5)))
+
+
+@pytest.mark.gpu
+def test_a_gpu_embeds_and_evaluates_alike():
+    colours = data()
+    assert embed(MeanColour(), colours.test, device="cuda").is_cuda
+    assert evaluate(MeanColour(), colours, device="cuda").as_dict() == pytest.approx(
+        evaluate(MeanColour(), colours).as_dict(), abs=0.05
+    )

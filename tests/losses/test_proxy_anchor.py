@@ -1,0 +1,98 @@
+import math
+
+import pytest
+import torch
+
+from pfml.losses import ProxyAnchorLoss
+
+
+def literal(embeddings, labels, proxies, scale, margin):
+    """The published equation in Python loops, float64."""
+    unit = lambda v: v.double() / v.double().norm()  # noqa: E731
+    pull, push, present = 0.0, 0.0, 0
+    for c, proxy in enumerate(proxies[:, 0]):
+        same = other = 0.0
+        for x, label in zip(embeddings, labels.tolist(), strict=True):
+            s = float(unit(x) @ unit(proxy))
+            if label == c:
+                same += math.exp(-scale * (s - margin))
+            else:
+                other += math.exp(scale * (s + margin))
+        present += c in labels.tolist()
+        pull, push = pull + math.log1p(same), push + math.log1p(other)
+    return pull / max(present, 1) + push / len(proxies)
+
+
+@pytest.fixture
+def batch():
+    return torch.randn(12, 8), torch.arange(12) % 4
+
+
+@pytest.mark.parametrize("scale", [8.0, 32.0])
+@pytest.mark.parametrize("margin", [0.1, 0.3])
+def test_it_is_the_published_equation(batch, scale, margin):
+    loss = ProxyAnchorLoss(5, 8, scale=scale, margin=margin)
+    expected = literal(*batch, loss.proxies.detach(), scale, margin)
+    assert loss(*batch).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_it_equals_pytorch_metric_learning_with_the_same_proxies(batch):
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    theirs = losses.ProxyAnchorLoss(5, 8, margin=0.1, alpha=32)
+    ours = ProxyAnchorLoss(5, 8)
+    with torch.no_grad():
+        ours.proxies.copy_(theirs.proxies[:, None])
+    embeddings, labels = batch
+    embeddings.requires_grad_()
+    (ours_gradient,) = torch.autograd.grad(ours(embeddings, labels), embeddings)
+    value = theirs(embeddings, labels)
+    (their_gradient,) = torch.autograd.grad(value, embeddings)
+    assert ours(embeddings, labels).item() == pytest.approx(value.item(), rel=1e-5)
+    torch.testing.assert_close(ours_gradient, their_gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_it_does_not_overflow_in_half_precision():
+    loss = ProxyAnchorLoss(3, 4)
+    embeddings = torch.eye(4, dtype=torch.float16)[:3].requires_grad_()
+    value = loss(embeddings * 100, torch.tensor([0, 1, 2]))
+    value.backward()
+    assert value.dtype == torch.float32
+    assert torch.isfinite(embeddings.grad).all()
+
+
+def test_autocast_changes_neither_the_value_nor_the_proxies(batch):
+    loss = ProxyAnchorLoss(5, 8)
+    plain = loss(*batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = loss(*batch)
+    assert torch.equal(plain, cast)
+    assert loss.proxies.dtype == torch.float32
+
+
+def test_a_label_out_of_range_is_named(batch):
+    with pytest.raises(ValueError, match=r"labels must lie in \[0, 3\), got 3 at index 3"):
+        ProxyAnchorLoss(3, 8)(*batch)
+
+
+def test_the_proxies_have_their_own_group():
+    loss = ProxyAnchorLoss(3, 8)
+    (group,) = loss.param_groups(lr=0.5, weight_decay=0.25)
+    assert group["params"][0] is loss.proxies
+    assert (group["lr"], group["weight_decay"]) == (0.5, 0.25)
+
+
+def test_proxy_points_lie_on_the_sphere():
+    points = ProxyAnchorLoss(3, 8).proxy_points()
+    assert points.shape == (3, 1, 8)
+    torch.testing.assert_close(points.norm(dim=-1), torch.ones(3, 1))
+
+
+def test_an_empty_batch_is_finite_and_pushes_nothing():
+    loss = ProxyAnchorLoss(3, 8)
+    assert loss(torch.empty(0, 8), torch.empty(0, dtype=torch.int64)).item() == 0
+
+
+@pytest.mark.parametrize("wrong", [{"num_classes": 0}, {"embedding_dim": 0}, {"scale": 0.0}])
+def test_bad_sizes_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        ProxyAnchorLoss(**{"num_classes": 3, "embedding_dim": 8, **wrong})

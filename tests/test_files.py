@@ -1,0 +1,117 @@
+"""Files that are whole or absent."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import pfml.files
+from pfml.files import DamagedFileError, load_tensors, refuse_non_finite, save_tensors, sha256_of, write_atomically
+
+
+def some_tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {"a": torch.randn(5, 7, generator=generator), "b": torch.arange(11)}
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "note", b"first")
+    write_atomically(tmp_path / "note", b"second")
+    assert (tmp_path / "note").read_bytes() == b"second"
+    digest = save_tensors(tmp_path / "t.safetensors", some_tensors())
+    loaded = load_tensors(tmp_path / "t.safetensors", digest)
+    assert loaded.keys() == some_tensors().keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in some_tensors().items())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["note", "t.safetensors"]
+
+
+def test_the_sha256_is_that_of_the_file(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "abc", b"abc")
+    assert sha256_of(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert save_tensors(tmp_path / "t", some_tensors()) == sha256_of(tmp_path / "t")
+
+
+def test_metadata_is_stored(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    save_tensors(tmp_path / "t", some_tensors(), {"step": "7"})
+    with safe_open(tmp_path / "t", framework="pt") as file:
+        assert file.metadata() == {"step": "7"}
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    digest = save_tensors(tmp_path / "t", some_tensors())
+
+    def fail(*arguments: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(pfml.files.os, failing, fail)
+    with pytest.raises(OSError, match="disk full"):
+        save_tensors(tmp_path / "t", {"a": torch.zeros(3)})
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(tmp_path / "t", b"other")
+    monkeypatch.undo()
+    assert load_tensors(tmp_path / "t", digest).keys() == {"a", "b"}
+    assert os.listdir(tmp_path) == ["t"]
+
+
+def test_file_and_folder_are_forced_to_disk_around_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(pfml.files.os, "fsync", lambda file: (events.append("fsync"), fsync(file)))
+    monkeypatch.setattr(pfml.files.os, "replace", lambda a, b: (events.append("rename"), replace(a, b)))
+    write_atomically(tmp_path / "note", b"text")
+    save_tensors(tmp_path / "t", some_tensors())
+    assert events == ["fsync", "rename", "fsync"] * 2
+
+
+def test_tied_strided_and_sliced_tensors_are_stored(tmp_path: Path) -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    tensors = {"one": base, "same": base, "turned": base.T, "part": base[1:3, ::2], "none": base[:0]}
+    loaded = load_tensors(tmp_path / "t", save_tensors(tmp_path / "t", tensors))
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_parameter_that_needs_a_gradient_is_stored(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "t", {"w": torch.nn.Parameter(torch.ones(3))})
+    assert not load_tensors(tmp_path / "t")["w"].requires_grad
+
+
+def test_a_flipped_bit_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    digest = save_tensors(path, some_tensors())
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DamagedFileError, match="t.safetensors must have sha256"):
+        load_tensors(path, digest)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 40, -1])
+def test_a_truncated_file_is_refused_by_name_with_and_without_a_checksum(tmp_path: Path, kept: int) -> None:
+    path = tmp_path / "t.safetensors"
+    digest = save_tensors(path, some_tensors())
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(DamagedFileError, match="t.safetensors"):
+        load_tensors(path, digest)
+    with pytest.raises(DamagedFileError, match="t.safetensors must be a whole safetensors file"):
+        load_tensors(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="gone.safetensors"):
+        load_tensors(tmp_path / "gone.safetensors")
+
+
+def test_numbers_that_are_not_finite_are_refused_by_tensor_and_place() -> None:
+    refuse_non_finite(some_tensors(), "here")
+    with pytest.raises(DamagedFileError, match=r"1 NaN or Inf of 3 numbers in 'w' of model.safetensors"):
+        refuse_non_finite({"w": torch.tensor([0.0, float("nan"), 1.0])}, "model.safetensors")
+    with pytest.raises(DamagedFileError, match="'w'"):
+        refuse_non_finite({"w": torch.tensor([float("inf")])}, "here")

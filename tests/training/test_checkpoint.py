@@ -1,0 +1,109 @@
+import json
+
+import pytest
+import torch
+
+from pfml.files import DamagedFileError
+from pfml.training.checkpoint import load_checkpoint, pack_optimizer, part, save_checkpoint, unpack_optimizer
+
+TENSORS = {"embedder/weight": torch.arange(6.0).view(2, 3), "generator/cpu": torch.arange(5, dtype=torch.uint8)}
+
+
+def save(folder, step=7):
+    save_checkpoint(folder, TENSORS, {"step": step, "history": [{"loss": 1.5}]})
+
+
+def test_what_was_saved_comes_back(tmp_path):
+    save(tmp_path)
+    tensors, state = load_checkpoint(tmp_path)
+    assert state == {"step": 7, "history": [{"loss": 1.5}]}
+    assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
+
+
+def test_only_the_newest_checkpoint_is_kept(tmp_path):
+    (tmp_path / ".step-1.partial").write_bytes(b"left by a kill")
+    for step in (1, 2, 2):
+        save(tmp_path, step)
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".safetensors"]
+    assert load_checkpoint(tmp_path)[1]["step"] == 2
+
+
+def test_a_save_that_fails_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    monkeypatch.setattr("pfml.training.checkpoint.write_atomically", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        save(tmp_path, 2)
+    assert load_checkpoint(tmp_path)[1]["step"] == 1
+
+
+def test_no_checkpoint_is_said_in_words(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nothing to resume"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("where", [0, 50, -1])
+def test_a_flipped_byte_in_the_tensors_is_refused_by_name(tmp_path, where):
+    save(tmp_path)
+    path = next(tmp_path.glob("*.safetensors"))
+    content = bytearray(path.read_bytes())
+    content[where] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DamagedFileError, match=path.name):
+        load_checkpoint(tmp_path)
+
+
+def test_a_changed_manifest_is_refused_by_name(tmp_path):
+    save(tmp_path)
+    path = tmp_path / "last.json"
+    path.write_text(path.read_text().replace('"step": 7', '"step": 8'))
+    with pytest.raises(DamagedFileError, match="last.json was changed"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "not json", '{"content": {}}'])
+def test_something_else_in_place_of_the_manifest_is_refused_by_name(tmp_path, content):
+    save(tmp_path)
+    (tmp_path / "last.json").write_text(content)
+    with pytest.raises(DamagedFileError, match="last.json"):
+        load_checkpoint(tmp_path)
+
+
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path):
+    save_checkpoint(tmp_path, {"embedder/weight": torch.tensor([1.0, torch.nan])}, {"step": 1})
+    with pytest.raises(DamagedFileError, match="embedder/weight"):
+        load_checkpoint(tmp_path)
+
+
+def test_another_format_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("pfml.training.checkpoint.FORMAT", 2)
+    save(tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(DamagedFileError, match="must have format 1, got 2"):
+        load_checkpoint(tmp_path)
+
+
+def test_the_manifest_is_json_a_person_can_read(tmp_path):
+    save(tmp_path)
+    assert json.loads((tmp_path / "last.json").read_text())["content"]["state"]["step"] == 7
+
+
+def test_an_optimiser_goes_on_with_its_moments():
+    def steps(optimizer, weight, count):
+        for _ in range(count):
+            optimizer.zero_grad()
+            (weight * torch.tensor([1.0, -2.0])).square().sum().backward()
+            optimizer.step()
+
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([weight], lr=0.1)
+    steps(optimizer, weight, 3)
+    copy = torch.nn.Parameter(weight.detach().clone())
+    other = torch.optim.AdamW([copy], lr=0.1)
+    unpack_optimizer(other, {name: value.clone() for name, value in pack_optimizer(optimizer).items()})
+    steps(optimizer, weight, 3)
+    steps(other, copy, 3)
+    assert torch.equal(weight, copy)
+
+
+def test_a_part_is_named_without_its_prefix():
+    assert list(part(TENSORS, "embedder/")) == ["weight"]

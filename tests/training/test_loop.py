@@ -1,0 +1,297 @@
+import json
+import os
+import signal
+
+import pytest
+import torch
+from small_data import letters, small_config, small_embedder
+
+from pfml.data import SeenClassError, with_validation
+from pfml.evaluation import embed, evaluate, retrieval_metrics
+from pfml.models import create_embedder, load_embedder
+from pfml.training import BatchConfig, LossConfig, Monitor, NonFiniteLossError, OptimizerConfig, ScheduleConfig, train
+from pfml.training.checkpoint import load_checkpoint
+from pfml.training.run import load_loss
+from pfml.training.run_folder import RunFolder
+
+
+def run(out, *, resume=False, monitor=None, data=None, embedder=None, **changes):
+    torch.manual_seed(1)
+    embedder = embedder or small_embedder()
+    return train(embedder, data or letters(), small_config(**changes), out=out, resume=resume, monitor=monitor)
+
+
+class InterruptAt(Monitor):
+    """Ctrl-C during a step."""
+
+    def __init__(self, step):
+        self.left = step
+
+    def step(self, *_):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def outcome(folder):
+    """Everything a run ends with, apart from times."""
+    tensors, state = load_checkpoint(folder / "checkpoints")
+    for entry in state["history"]:
+        del entry["images_per_second"]
+    return tensors, state
+
+
+@pytest.mark.parametrize("name", ["pfml", "pfml-log", "proxy-anchor"])
+def test_training_separates_the_classes_it_trains_on(tmp_path, name):
+    def fit(embedder):
+        return retrieval_metrics(embed(embedder, letters().train), letters().train.labels).map_at_r
+
+    torch.manual_seed(1)
+    embedder = small_embedder()
+    before = fit(embedder)
+    options = {} if name == "proxy-anchor" else {"proxies_per_class": 2}
+    run(tmp_path / "run", embedder=embedder, epochs=10, evaluate_every=10, loss=LossConfig(name, options))
+    assert fit(embedder) > 1.5 * before
+
+
+@pytest.mark.parametrize("changes", [{}, {"loss": LossConfig("proxy-anchor")}, {"batch": BatchConfig(32, 0)}])
+@pytest.mark.parametrize("step", [1, 3, 4, 7])
+def test_a_run_that_was_interrupted_at_any_step_ends_as_one_that_was_not(tmp_path, step, changes):
+    run(tmp_path / "whole", **changes)
+    with pytest.raises(KeyboardInterrupt, match=f"stopped at step {step}, state saved"):
+        run(tmp_path / "broken", monitor=InterruptAt(step), **changes)
+    run(tmp_path / "broken", resume=True, **changes)
+
+    (tensors, state), (resumed_tensors, resumed_state) = outcome(tmp_path / "whole"), outcome(tmp_path / "broken")
+    assert resumed_state == state
+    assert tensors.keys() == resumed_tensors.keys()
+    for name in tensors:
+        assert torch.equal(tensors[name], resumed_tensors[name]), name
+    whole, broken = (RunFolder(tmp_path / name).entries("step") for name in ("whole", "broken"))
+    assert [(entry["step"], entry["loss"]) for entry in broken] == [(entry["step"], entry["loss"]) for entry in whole]
+
+
+def test_a_run_with_dropout_resumes_exactly(tmp_path):
+    def with_dropout():
+        torch.manual_seed(1)
+        embedder = small_embedder()
+        embedder.backbone.layers.append(torch.nn.Dropout(0.5))
+        return embedder
+
+    run(tmp_path / "whole", embedder=with_dropout())
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "broken", embedder=with_dropout(), monitor=InterruptAt(3))
+    run(tmp_path / "broken", embedder=with_dropout(), resume=True)
+    whole, broken = outcome(tmp_path / "whole"), outcome(tmp_path / "broken")
+    assert whole[1] == broken[1]
+    assert all(torch.equal(whole[0][name], broken[0][name]) for name in whole[0])
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        run(tmp_path / name, seed=seed)
+    a, b, c = (outcome(tmp_path / name)[0]["embedder/head.linear.weight"] for name in "abc")
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
+def test_training_leaves_the_caller_s_random_numbers_alone(tmp_path):
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    train(small_embedder_without_draws(), letters(), small_config(epochs=1), out=tmp_path / "run")
+    assert torch.equal(torch.rand(3), expected)
+
+
+def small_embedder_without_draws():
+    with torch.random.fork_rng():
+        return small_embedder()
+
+
+def test_a_checkpoint_can_be_saved_every_few_steps(tmp_path):
+    steps = []
+
+    class Watch(Monitor):
+        def step(self, *_):
+            folder = tmp_path / "run" / "checkpoints"
+            steps.append(load_checkpoint(folder)[1]["step"] if folder.exists() else 0)
+
+    run(tmp_path / "run", checkpoint_every=3, epochs=2, monitor=Watch())
+    assert steps == [0, 0, 0, 3, 4, 4, 6, 6]
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
+    run(tmp_path / "run", epochs=1)
+    with pytest.raises(FileExistsError, match="already holds a run"):
+        run(tmp_path / "run", epochs=1)
+
+
+def test_a_run_goes_on_only_with_the_configuration_it_began_with(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", monitor=InterruptAt(1))
+    with pytest.raises(ValueError, match="configuration it began with, got seed: was 0, now 5"):
+        run(tmp_path / "run", resume=True, seed=5)
+
+
+def test_a_run_goes_on_only_with_the_classes_it_began_with(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", monitor=InterruptAt(1))
+    with pytest.raises(ValueError, match="was trained on 8 classes"):
+        run(tmp_path / "run", resume=True, data=with_validation(letters(), "half"), batch=BatchConfig(16, 4))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_before_the_update(tmp_path, monkeypatch):
+    embedder = small_embedder()
+    before = {name: value.clone() for name, value in embedder.state_dict().items()}
+    monkeypatch.setattr(
+        "pfml.losses.ProxyAnchorLoss.forward", lambda self, embeddings, labels: embeddings.sum() * torch.inf
+    )
+    with pytest.raises(NonFiniteLossError, match=r"at step 0 \(epoch 1, batch 1\), nothing was updated"):
+        run(tmp_path / "run", embedder=embedder, loss=LossConfig("proxy-anchor"), batch_norm="freeze")
+    assert all(torch.equal(value, before[name]) for name, value in embedder.state_dict().items())
+    record = json.loads((tmp_path / "run" / "failed_batch.json").read_text())
+    assert len(record["images"]) == 32
+    assert all("DejaVu" in name or "STIX" in name for name in record["images"])
+
+
+def test_embeddings_that_are_not_finite_stop_the_run_with_the_batch_named(tmp_path):
+    embedder = small_embedder()
+    with torch.no_grad():
+        embedder.head.linear.weight[0, 0] = torch.nan
+    with pytest.raises(NonFiniteLossError, match="embeddings must be finite.*at step 0"):
+        run(tmp_path / "run", embedder=embedder)
+
+
+def test_only_head_and_proxies_train_during_warm_up(tmp_path):
+    torch.manual_seed(1)
+    embedder = small_embedder()
+    before = {name: value.clone() for name, value in embedder.named_parameters()}
+    run(tmp_path / "run", embedder=embedder, epochs=1, warm_up_epochs=1)
+    for name, value in embedder.named_parameters():
+        assert torch.equal(value, before[name]) == name.startswith("backbone"), name
+
+
+@pytest.mark.parametrize(("batch_norm", "moved"), [("train", True), ("freeze", False), ("freeze-all", False)])
+def test_statistics_of_batch_norm_move_only_if_they_may(tmp_path, batch_norm, moved):
+    torch.manual_seed(1)
+    embedder = small_embedder()
+    layer = next(layer for layer in embedder.modules() if isinstance(layer, torch.nn.BatchNorm2d))
+    before = layer.running_mean.clone()
+    run(tmp_path / "run", embedder=embedder, epochs=1, batch_norm=batch_norm)
+    assert torch.equal(layer.running_mean, before) != moved
+
+
+def learned(folder):
+    return outcome(folder)[0]["embedder/head.linear.weight"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer": OptimizerConfig("adam", lr=1e-3, weight_decay=0.1)},
+        {"optimizer": OptimizerConfig("adamw", lr=1e-3, head_lr=1e-2)},
+        {"optimizer": OptimizerConfig("adamw", lr=1e-3, proxy_lr=1e-3)},
+        {"optimizer": OptimizerConfig("adamw", lr=1e-3, eps=1.0)},
+        {"optimizer": OptimizerConfig("adamw", lr=1e-3, clip_value=1e-9)},
+        {"optimizer": OptimizerConfig("adamw", lr=1e-3, clip_norm=1e-9)},
+        {"schedule": ScheduleConfig("cosine")},
+        {"autocast": "bfloat16"},
+        {"batch": BatchConfig(32, 0)},
+        {"loss": LossConfig("pfml", {"proxies_per_class": 2, "proxy_init": "samples"})},
+    ],
+    ids=str,
+)
+def test_every_option_of_the_optimisation_changes_what_is_learned(tmp_path, changes):
+    run(tmp_path / "plain")
+    run(tmp_path / "changed", **changes)
+    assert not torch.equal(learned(tmp_path / "plain"), learned(tmp_path / "changed"))
+
+
+def test_compiled_training_learns_the_same(tmp_path, monkeypatch):
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda module: compiled(module, backend="aot_eager"))
+    run(tmp_path / "plain", epochs=1)
+    run(tmp_path / "compiled", epochs=1, compile=True)
+    torch.testing.assert_close(learned(tmp_path / "plain"), learned(tmp_path / "compiled"), rtol=1e-4, atol=1e-6)
+
+
+def test_deterministic_mode_ends_with_the_run(tmp_path):
+    seen = []
+
+    class Watch(Monitor):
+        def step(self, *_):
+            seen.append(torch.are_deterministic_algorithms_enabled())
+
+    run(tmp_path / "run", epochs=1, deterministic=True, monitor=Watch())
+    assert all(seen)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_float16_with_a_scaler_keeps_parameters_finite(tmp_path):
+    run(tmp_path / "run", epochs=1, autocast="float16")
+    assert torch.isfinite(learned(tmp_path / "run")).all()
+
+
+def test_results_name_the_last_the_best_and_the_chosen_epoch(tmp_path):
+    results = run(tmp_path / "run", data=with_validation(letters(), "half"), batch=BatchConfig(16, 4), epochs=3)
+    history = RunFolder(tmp_path / "run").entries("evaluation")
+    assert results["last"]["epoch"] == 3
+    assert results["best_on_test"]["test"]["recall_at_1"] == max(e["test"]["recall_at_1"] for e in history)
+    chosen = results["validation_selected"]
+    assert chosen["validation"]["recall_at_1"] == max(e["validation"]["recall_at_1"] for e in history)
+    assert json.loads((tmp_path / "run" / "results.json").read_text()) == results
+    assert load_embedder(tmp_path / "run" / "model-validation").trained_on.class_names == letters().train.class_names[:4]
+
+
+def test_the_last_epoch_is_evaluated_whatever_the_interval(tmp_path):
+    run(tmp_path / "run", epochs=3, evaluate_every=2)
+    assert [entry["epoch"] for entry in RunFolder(tmp_path / "run").entries("evaluation")] == [2, 3]
+
+
+def test_the_saved_model_refuses_the_classes_it_was_trained_on(tmp_path):
+    run(tmp_path / "run", epochs=1)
+    embedder = load_embedder(tmp_path / "run")
+    assert evaluate(embedder, letters()).num_queries == len(letters().test)
+    with pytest.raises(SeenClassError, match="LATIN CAPITAL LETTER A"):
+        evaluate(embedder, letters().train)
+
+
+def test_results_hold_the_alignment_of_proxies_with_data(tmp_path):
+    results = run(tmp_path / "run", epochs=1)
+    assert 0 < results["alignment"]["paper"] <= results["alignment"]["wasserstein2"] < 2
+
+
+def test_a_loss_without_proxies_trains_too(tmp_path):
+    results = run(tmp_path / "run", epochs=1, loss=LossConfig("pfml", {"proxies_per_class": 0}))
+    assert "alignment" not in results
+
+
+def test_the_loss_of_a_run_can_be_loaded_with_its_proxies(tmp_path):
+    run(tmp_path / "run", epochs=1)
+    loss = load_loss(tmp_path / "run")
+    assert torch.equal(loss.proxies.detach(), outcome(tmp_path / "run")[0]["loss/proxies"])
+
+
+def test_a_missing_gpu_is_said_in_words(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ValueError, match="torch finds no GPU"):
+        run(tmp_path / "run", device="cuda")
+
+
+def test_a_batch_larger_than_the_set_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="classes_per_batch must not exceed the 8 classes"):
+        run(tmp_path / "run", batch=BatchConfig(36, 4))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["pfml", "pfml-log", "proxy-anchor"])
+def test_a_gpu_learns_what_a_cpu_learns_at_first(tmp_path, name):
+    options = {} if name == "proxy-anchor" else {"proxies_per_class": 2}
+    losses = {}
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(1)
+        changes = {"device": device, "epochs": 1, "loss": LossConfig(name, options), "deterministic": device == "cpu"}
+        train(create_embedder("convnet", embedding_dim=8), letters(), small_config(**changes), out=tmp_path / device)
+        losses[device] = [entry["loss"] for entry in RunFolder(tmp_path / device).entries("step")]
+    assert losses["cuda"][0] == pytest.approx(losses["cpu"][0], rel=1e-3)
