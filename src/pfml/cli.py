@@ -157,14 +157,19 @@ COMMANDS: dict[str, Any] = {"train": train, "evaluate": evaluate, "embed": embed
 
 
 class Parser(ArgumentParser):
-    """A parser whose errors suggest the option that was meant."""
+    """A parser whose errors are one sentence, and suggest the option that was meant."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         unknown = re.search(r"unrecognized arguments: --([\w.]+)|does not accept option '([\w.]+)'", message)
         if unknown:
             known = {action.dest for parser in self._with_subparsers() for action in parser._actions}
             message += did_you_mean(unknown[1] or unknown[2], known)
-        super().error(message, ex)
+        name = self.prog.replace(" [options]", "")
+        sys.stderr.write(f"{name}: error: {message}\nFor all options: {name} --help\n")
+        sys.exit(2)
 
     def _with_subparsers(self) -> list[ArgumentParser]:
         action = self._subcommands_action
@@ -217,21 +222,26 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _with_shipped_configs(arguments: list[str]) -> list[str]:
     """Names of the package's configurations replaced by their files; a file of that name takes precedence."""
+    replaced = list(arguments)
+    for position, argument in enumerate(arguments):
+        if argument.startswith("--config="):
+            replaced[position] = f"--config={_config_file(argument.removeprefix('--config='))}"
+        elif argument == "--config" and position + 1 < len(arguments):
+            replaced[position + 1] = _config_file(arguments[position + 1])
+    return replaced
+
+
+def _config_file(name: str) -> str:
     from pfml.training.config_files import shipped_configs
 
     shipped = shipped_configs()
-    replaced = list(arguments)
-    for position, argument in enumerate(arguments):
-        option, separator, value = argument.partition("=")
-        if option != "--config":
-            continue
-        if separator and value in shipped and not Path(value).exists():
-            replaced[position] = f"--config={shipped[value]}"
-        elif not separator and position + 1 < len(arguments):
-            value = arguments[position + 1]
-            if value in shipped and not Path(value).exists():
-                replaced[position + 1] = str(shipped[value])
-    return replaced
+    if Path(name).exists():
+        return name
+    if name not in shipped:
+        hint = did_you_mean(name, shipped) or f"; the package has {', '.join(shipped)}"
+        sys.stderr.write(f"pfml: error: {name!r} is neither a file nor a configuration of the package{hint}\n")
+        sys.exit(2)
+    return str(shipped[name])
 
 
 def _train_arguments(values: dict[str, Any]) -> dict[str, Any]:

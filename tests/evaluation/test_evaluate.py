@@ -10,7 +10,7 @@ from pfml.data.image_set import ImageSet, RetrievalData, SeenClassError
 from pfml.data.preprocessing import Preprocessing
 from pfml.data.sources import open_images
 from pfml.evaluation import embed, evaluate, retrieval_metrics
-from pfml.models import TrainedOn
+from pfml.models import TrainedOn, create_embedder
 
 NAMES = ("red", "green", "blue")
 
@@ -92,6 +92,13 @@ def test_autocast_reaches_the_network_and_the_result_is_float32():
     assert embed(embedder, coloured(3), autocast=torch.bfloat16).dtype == torch.float32
     embed(embedder, coloured(3))
     assert [dtype for *_, dtype in embedder.calls] == [torch.bfloat16, torch.float32]
+
+
+def test_images_of_other_sizes_are_cropped_by_threads():
+    images = ImageSet.unlabelled(torch.randint(0, 256, (5, 3, 20, 26), dtype=torch.uint8))
+    embedder = create_embedder("convnet", embedding_dim=4)
+    expected = embedder.encode(list(images.images))
+    torch.testing.assert_close(embed(embedder, open_images(images, workers=2)), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_progress_is_shown():

@@ -99,13 +99,14 @@ def embed(
     place = next(embedder.parameters()).device
     source = open_images(images, device=place, track=track) if isinstance(images, ImageSet) else images
     plan = list(_plan(embedder, source.sizes, batch_size))
-    # made outside of inference mode, so that it is an ordinary tensor
     result = torch.empty(len(source.sizes), embedder.embedding_dim, device=place)
     mixed = contextlib.nullcontext() if autocast is None else torch.autocast(place.type, dtype=autocast)
     batches = zip(plan, source.crops(plan), strict=True)
-    with evaluation_mode(embedder), torch.inference_mode(), mixed:
+    with evaluation_mode(embedder), mixed:
         for windows, crops in track(batches, "embedding", len(plan)) if track is not None else batches:
-            result[windows.indices.to(place)] = embedder(crops.to(place)).float()
+            with torch.inference_mode():  # not around the crops: threads make them, which know nothing of it
+                points = embedder(crops.to(place)).float()
+            result[windows.indices.to(place)] = points
     return result
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pfml.files import write_atomically
 from pfml.training.config import TrainConfig
+from pfml.words import did_you_mean
 
 if TYPE_CHECKING:
     from pfml.training.run import RunConfig
@@ -44,7 +45,7 @@ def read_config(path: Path) -> RunConfig:
         values = parser.parse_object({"run": yaml.safe_load(path.read_text(encoding="utf-8"))})
     except Exception as error:
         raise ValueError(f"{path} is not a configuration that can be read: {error}") from None
-    return parser.instantiate_classes(values).run
+    return parser.instantiate(values).run
 
 
 def shipped_configs() -> dict[str, Path]:
@@ -53,9 +54,10 @@ def shipped_configs() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
-def shipped_config(name: str) -> Path:
-    """The file of the configuration `name`."""
+def shipped_config(name: str) -> RunConfig:
+    """The configuration `name` of the package."""
     configs = shipped_configs()
     if name not in configs:
-        raise ValueError(f"{name!r} is neither a file nor a configuration of the package: {', '.join(configs)}")
-    return configs[name]
+        hint = did_you_mean(name, configs)
+        raise ValueError(f"the package must have a configuration of that name, got {name!r}{hint}")
+    return read_config(configs[name])

@@ -1,0 +1,1 @@
+"""What a run came to, for people: pictures of it, and one HTML page that holds them."""

@@ -1,0 +1,102 @@
+"""Loss and retrieval over epochs, from the log of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pfml.report.theme import Theme, new_figure, style_axes
+from pfml.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Curve", "draw_losses", "draw_metric", "loss_curve", "mean_loss_curve", "metric_curve"]
+
+DASHES = (0, (4, 3))
+MARKERS = "osD^v"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A number over epochs; epoch 0 is before training."""
+
+    name: str
+    epochs: tuple[float, ...]
+    values: tuple[float, ...]
+
+
+def metric_curve(folder: RunFolder, name: str, metric: str, *, untrained: float | None = None) -> Curve:
+    """A metric on the unseen classes, such as "recall_at_1", at each evaluation; `untrained` is put at epoch 0."""
+    points = [] if untrained is None else [(0.0, untrained)]
+    points += [(float(entry["epoch"]), entry["test"][metric]) for entry in _evaluations(folder)]
+    return Curve(name, *_columns(points))
+
+
+def loss_curve(folder: RunFolder, name: str) -> Curve:
+    """The loss of each logged step, at the middle of the step on the axis of epochs."""
+    first = _evaluations(folder)[0]
+    steps_per_epoch = first["step"] / first["epoch"]
+    points = [((entry["step"] - 0.5) / steps_per_epoch, entry["loss"]) for entry in folder.entries("step")]
+    return Curve(name, *_columns(points))
+
+
+def mean_loss_curve(folder: RunFolder, name: str) -> Curve:
+    """The mean loss of each evaluated epoch, at the middle of the epoch."""
+    return Curve(name, *_columns([(entry["epoch"] - 0.5, entry["loss"]) for entry in _evaluations(folder)]))
+
+
+def draw_metric(
+    curves: Sequence[Curve], theme: Theme, *, levels: Mapping[str, float] | None = None, width: int = 470
+) -> Figure:
+    """Lines of several runs in percent, with dashed levels of what needs no training.
+
+    Args:
+        curves: Of one metric, fractions; line k has colour k + 1 of the theme, colour 0 is that of the levels.
+        theme: Colours.
+        levels: Name -> fraction.
+        width: In CSS pixels.
+    """
+    figure = new_figure(theme, width=width, height=round(0.74 * width))
+    axes = figure.subplots()
+    style_axes(axes, theme)
+    for name, level in (levels or {}).items():
+        axes.axhline(100 * level, color=theme.series[0], linewidth=1.4, linestyle=DASHES, label=name)
+    for curve, colour, marker in zip(curves, theme.series[1:], MARKERS, strict=False):
+        percent = [100 * value for value in curve.values]
+        axes.plot(curve.epochs, percent, color=colour, linewidth=2, marker=marker, markersize=4.5, label=curve.name)
+    axes.set_xlabel("epoch", fontsize=9)
+    axes.set_ylabel("%", fontsize=9, rotation=0, labelpad=8)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    legend = figure.legend(loc="outside upper left", ncols=2, fontsize=8.5, frameon=False, labelcolor=theme.ink)
+    legend.set_in_layout(True)
+    return figure
+
+
+def draw_losses(steps: Sequence[Curve], means: Sequence[Curve], theme: Theme, *, width: int = 980) -> Figure:
+    """One panel per run, since their losses have different scales: each step faint, the mean of each epoch strong."""
+    figure = new_figure(theme, width=width, height=250)
+    panels = figure.subplots(1, len(steps), sharex=True, squeeze=False)[0]
+    for axes, curve, mean, colour in zip(panels, steps, means, theme.series[1:], strict=False):
+        style_axes(axes, theme)
+        axes.plot(curve.epochs, curve.values, color=colour, linewidth=0.8, alpha=0.4)
+        axes.plot(mean.epochs, mean.values, color=colour, linewidth=2, marker="o", markersize=4)
+        axes.set_title(curve.name, fontsize=9.5, loc="left")
+        axes.set_xlabel("epoch", fontsize=9)
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4), useMathText=True)
+        axes.yaxis.get_offset_text().set(color=theme.muted, fontsize=8.5)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    return figure
+
+
+def _evaluations(folder: RunFolder) -> list[dict]:
+    entries = folder.entries("evaluation")
+    if not entries:
+        raise ValueError(f"{folder.log} must hold an evaluation, got none: the run ended before its first one")
+    return entries
+
+
+def _columns(points: list[tuple[float, float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    return tuple(x for x, _ in points), tuple(y for _, y in points)

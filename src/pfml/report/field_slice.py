@@ -1,0 +1,179 @@
+"""Proxies in the field: the learned class potential on a two-dimensional slice of the sphere of embeddings.
+
+A plane through the origin meets the unit sphere in a circle. So a slice that is a surface is a sphere of its own, the
+unit vectors of a three-dimensional subspace. It is drawn flat around its middle: directions from the middle are kept,
+and a distance from the middle is the angle on the sphere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pfml.field import repulsion
+from pfml.losses import PotentialFieldLoss
+from pfml.report.theme import DARK, Theme, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["FieldSlice", "SphereSlice", "best_slice", "draw_field_slice", "measure_field", "neighbouring_classes"]
+
+#: Marker of each class: they differ in shape and in colour.
+MARKERS = ("o", "s", "^", "D")
+COLOURS = ("#f8fafc", "#facc15", "#f472b6", "#34d399")
+INK = "#11151a"
+
+
+@dataclass(frozen=True, eq=False)
+class SphereSlice:
+    """The unit vectors of a three-dimensional subspace.
+
+    Args:
+        frame: (3, D) float64, orthonormal; the first row is the middle of the picture, the others its axes.
+    """
+
+    frame: Tensor
+
+    def flatten(self, points: Tensor) -> Tensor:
+        """(n, 2): where the nearest points of the slice are in the picture, in radians."""
+        inside = points.double() @ self.frame.T
+        along, across = inside[:, 0], inside[:, 1:]
+        length = across.norm(dim=1)
+        return across * (torch.atan2(length, along) / length.clamp(min=1e-12))[:, None]
+
+    def lift(self, places: Tensor) -> Tensor:
+        """(n, D): the unit vectors at places (n, 2) of the picture; the inverse of `flatten` within pi."""
+        angle = places.double().norm(dim=1, keepdim=True)
+        return angle.cos() * self.frame[:1] + torch.sinc(angle / math.pi) * places.double() @ self.frame[1:]
+
+    def nearness(self, points: Tensor) -> Tensor:
+        """(n,): the cosine of the angle between each unit vector and the slice; 1 on it."""
+        return (points.double() @ self.frame.T).norm(dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class FieldSlice:
+    """The field of one class on a slice, and who lies near.
+
+    Args:
+        slice: The slice.
+        classes: Labels of the classes that are drawn; the first one feels the field.
+        edge: Half of the picture's width, in radians.
+        potential: (n, n): Psi_j of all proxies on the slice, minus its value out of reach of all repulsion but with
+            no attraction; rows from bottom to top.
+        samples, sample_labels: Embeddings of the classes, (s, D) and (s,).
+        proxies, proxy_labels: Proxies of the classes, (p, D) and (p,).
+    """
+
+    slice: SphereSlice
+    classes: tuple[int, ...]
+    edge: float
+    potential: Tensor
+    samples: Tensor
+    sample_labels: Tensor
+    proxies: Tensor
+    proxy_labels: Tensor
+
+
+def neighbouring_classes(embeddings: Tensor, labels: Tensor, *, first: int, count: int) -> tuple[int, ...]:
+    """The class `first` and the `count` - 1 classes whose mean directions are nearest to its own."""
+    classes = labels.unique()
+    means = torch.stack([embeddings[labels == label].double().mean(0) for label in classes])
+    means = means / means.norm(dim=1, keepdim=True)
+    similarity = means @ means[(classes == first).nonzero()[0, 0]]
+    similarity[classes == first] = 2.0
+    return tuple(classes[similarity.argsort(descending=True, stable=True)[:count]].tolist())
+
+
+def best_slice(points: Tensor) -> SphereSlice:
+    """The slice nearest to unit vectors (n, D): the three main directions without removing the mean, which is kept.
+
+    The middle is the mean of the points; the picture's first axis is where they spread most.
+    """
+    directions = torch.linalg.svd(points.double(), full_matrices=False).Vh[:3]
+    inside = points.double() @ directions.T
+    middle = inside.mean(0) / inside.mean(0).norm()
+    rest = inside - (inside @ middle)[:, None] * middle
+    axes = torch.linalg.svd(rest, full_matrices=False).Vh[:2]
+    frame = torch.stack([middle, *axes]) @ directions
+    # an eigenvector has no sign: the larger entries decide, so that the picture is the same everywhere
+    signs = frame.gather(1, frame.abs().argmax(1, keepdim=True)).sign()
+    signs[0] = 1.0
+    return SphereSlice(frame * signs)
+
+
+def measure_field(
+    loss: PotentialFieldLoss, embeddings: Tensor, labels: Tensor, classes: tuple[int, ...], *, cells: int = 180
+) -> FieldSlice:
+    """The field that class `classes[0]` feels on the slice that fits the samples and proxies of `classes` best."""
+    shown = torch.isin(labels, torch.tensor(classes))
+    samples = embeddings[shown].detach().cpu().double()
+    proxies = loss.proxy_points().cpu().double()[list(classes)]
+    proxy_labels = torch.tensor(classes).repeat_interleave(proxies.shape[1])
+    proxies = proxies.flatten(0, 1)
+    slice_ = best_slice(torch.cat([samples, proxies]))
+    places = slice_.flatten(torch.cat([samples, proxies]))
+    edge = min(1.12 * float(places.abs().amax(1).quantile(0.99)), math.pi / math.sqrt(2))
+    line = torch.linspace(-edge, edge, cells, dtype=torch.float64)
+    grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), dim=-1).view(-1, 2)
+    potential = loss.class_potentials(slice_.lift(grid))[:, classes[0]]
+    others = (loss.num_classes - 1) * loss.proxies_per_class
+    potential = potential - others * repulsion(loss.field.law, shifted=True).offset
+    return FieldSlice(
+        slice_, classes, edge, potential.view(cells, cells), samples, labels[shown].cpu(), proxies, proxy_labels
+    )
+
+
+def draw_field_slice(field: FieldSlice, names: dict[int, str], theme: Theme, *, width: int = 470) -> Figure:
+    """The potential as colour, samples as small marks and proxies as stars.
+
+    Args:
+        field: See `measure_field`.
+        names: Label -> what to call the class.
+        theme: Colours.
+        width: In CSS pixels.
+    """
+    figure = new_figure(theme, width=width, height=round(1.1 * width))
+    axes = figure.subplots()
+    edge = field.edge
+    levels = _levels(field.potential)
+    cells = torch.linspace(-edge, edge, len(field.potential), dtype=torch.float64)
+    contours = axes.contourf(cells, cells, field.potential, levels=levels, cmap="viridis", extend="both")
+    axes.contour(cells, cells, field.potential, levels=levels[::4], colors="white", linewidths=0.4, alpha=0.35)
+    _draw_members(axes, field, names)
+    axes.set(xlim=(-edge, edge), ylim=(-edge, edge), aspect="equal")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_color(theme.line)
+    bar = figure.colorbar(contours, ax=axes, orientation="horizontal", shrink=0.86, aspect=36, pad=0.02)
+    bar.outline.set_edgecolor(theme.line)  # type: ignore[operator]
+    bar.ax.tick_params(colors=theme.muted, labelsize=8, length=0)
+    bar.set_label(f"potential felt by {names[field.classes[0]]} (low attracts)", fontsize=8.5, color=theme.ink)
+    legend = figure.legend(loc="outside upper left", ncols=4, fontsize=8.5, frameon=False, labelcolor=theme.ink)
+    for handle in legend.legend_handles:
+        if handle is not None and theme is DARK:
+            handle.set_alpha(1.0)
+    return figure
+
+
+def _levels(potential: Tensor) -> list[float]:
+    low, high = potential.min().item(), potential.max().item()
+    if not high > low:
+        low, high = low - 1.0, high + 1.0
+    return torch.linspace(low, high, 33, dtype=torch.float64).tolist()
+
+
+def _draw_members(axes: Axes, field: FieldSlice, names: dict[int, str]) -> None:
+    for number, label in enumerate(field.classes):
+        marker, colour = MARKERS[number % len(MARKERS)], COLOURS[number % len(COLOURS)]
+        x, y = field.slice.flatten(field.samples[field.sample_labels == label]).T
+        axes.scatter(x, y, s=16, marker=marker, c=colour, edgecolors=INK, linewidths=0.5, label=names[label], zorder=4)
+        x, y = field.slice.flatten(field.proxies[field.proxy_labels == label]).T
+        axes.scatter(x, y, s=190, marker="*", c=colour, edgecolors=INK, linewidths=1.0, zorder=5)
