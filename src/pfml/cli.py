@@ -211,7 +211,7 @@ def main(arguments: list[str] | None = None) -> None:
     from pfml.training.loop import NonFiniteLossError
 
     parser = create_parser()
-    parsed = parser.parse_args(_with_shipped_configs(sys.argv[1:] if arguments is None else arguments))
+    parsed = parser.parse_args(_with_config_first(sys.argv[1:] if arguments is None else arguments))
     command = parsed.command
     try:
         values = vars(parser.instantiate(parsed)[command])
@@ -220,15 +220,17 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(f"pfml {command}: error: {error}")
 
 
-def _with_shipped_configs(arguments: list[str]) -> list[str]:
-    """Names of the package's configurations replaced by their files; a file of that name takes precedence."""
-    replaced = list(arguments)
-    for position, argument in enumerate(arguments):
-        if argument.startswith("--config="):
-            replaced[position] = f"--config={_config_file(argument.removeprefix('--config='))}"
-        elif argument == "--config" and position + 1 < len(arguments):
-            replaced[position + 1] = _config_file(arguments[position + 1])
-    return replaced
+def _with_config_first(arguments: list[str]) -> list[str]:
+    """--config moved before the other options, so that these override it wherever it stands; names made files."""
+    configs, others = [], []
+    rest = iter(arguments)
+    for argument in rest:
+        option, separator, value = argument.partition("=")
+        if option == "--config":
+            configs += ["--config", _config_file(value if separator else next(rest, ""))]
+        else:
+            others.append(argument)
+    return [*others[:1], *configs, *others[1:]]
 
 
 def _config_file(name: str) -> str:

@@ -1,5 +1,8 @@
 """One suite that every backend must pass: value and gradient against the dense reference in float64."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -189,6 +192,18 @@ def test_products_stay_exact_whatever_the_precision_switch_and_autocast_say():
     finally:
         torch.set_float32_matmul_precision("highest")
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_the_switch_for_tf32_that_most_people_use_does_no_harm():
+    # a process of its own: on some versions torch cannot tell its precision any more once this switch was set
+    code = """
+import torch, pfml
+torch.backends.cuda.matmul.allow_tf32 = True
+loss = pfml.PotentialFieldLoss(10, 33, backend="tiled")
+loss(torch.randn(50, 33), torch.arange(50) % 10).backward()
+assert torch.backends.cuda.matmul.allow_tf32
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_inputs_are_left_as_they_were():

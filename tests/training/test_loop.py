@@ -4,7 +4,6 @@ import signal
 
 import pytest
 import torch
-from small_data import letters, small_config, small_embedder
 
 from pfml.data import SeenClassError, with_validation
 from pfml.evaluation import embed, evaluate, retrieval_metrics
@@ -13,6 +12,7 @@ from pfml.training import BatchConfig, LossConfig, Monitor, NonFiniteLossError, 
 from pfml.training.checkpoint import load_checkpoint
 from pfml.training.run import load_loss
 from pfml.training.run_folder import RunFolder
+from small_data import letters, small_config, small_embedder
 
 
 def run(out, *, resume=False, monitor=None, data=None, embedder=None, **changes):
@@ -240,7 +240,9 @@ def test_results_name_the_last_the_best_and_the_chosen_epoch(tmp_path):
     chosen = results["validation_selected"]
     assert chosen["validation"]["recall_at_1"] == max(e["validation"]["recall_at_1"] for e in history)
     assert json.loads((tmp_path / "run" / "results.json").read_text()) == results
-    assert load_embedder(tmp_path / "run" / "model-validation").trained_on.class_names == letters().train.class_names[:4]
+    assert (
+        load_embedder(tmp_path / "run" / "model-validation").trained_on.class_names == letters().train.class_names[:4]
+    )
 
 
 def test_the_last_epoch_is_evaluated_whatever_the_interval(tmp_path):

@@ -145,14 +145,18 @@ def _gradient_or_nothing(group: Group) -> Tensor:
 
 @contextlib.contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Products in true float32, whatever autocast and the precision switch for products say outside."""
-    outside = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    """Products in true float32, whatever autocast and the precision switches for products say outside."""
+    # The switches of each backend: torch's older, common one refuses to be read once allow_tf32 has been set.
+    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    outside = [switch.fp32_precision for switch in switches]
     try:
+        for switch in switches:
+            switch.fp32_precision = "ieee"
         with torch.autocast(device.type, enabled=False), torch.no_grad():
             yield
     finally:
-        torch.set_float32_matmul_precision(outside)
+        for switch, precision in zip(switches, outside, strict=True):
+            switch.fp32_precision = precision
 
 
 @_tiled_energy.register_fake

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pfml.report.theme import Theme, new_figure, style_axes
 from pfml.training.run_folder import RunFolder
@@ -43,8 +44,11 @@ def loss_curve(folder: RunFolder, name: str) -> Curve:
 
 
 def mean_loss_curve(folder: RunFolder, name: str) -> Curve:
-    """The mean loss of each evaluated epoch, at the middle of the epoch."""
-    return Curve(name, *_columns([(entry["epoch"] - 0.5, entry["loss"]) for entry in _evaluations(folder)]))
+    """The mean loss of the logged steps of each epoch, at the middle of the epoch."""
+    losses: dict[int, list[float]] = {}
+    for entry in folder.entries("step"):
+        losses.setdefault(entry["epoch"], []).append(entry["loss"])
+    return Curve(name, *_columns([(epoch + 0.5, statistics.fmean(values)) for epoch, values in losses.items()]))
 
 
 def draw_metric(
@@ -58,6 +62,8 @@ def draw_metric(
         levels: Name -> fraction.
         width: In CSS pixels.
     """
+    from matplotlib.ticker import MaxNLocator
+
     figure = new_figure(theme, width=width, height=round(0.74 * width))
     axes = figure.subplots()
     style_axes(axes, theme)
@@ -69,14 +75,15 @@ def draw_metric(
     axes.set_xlabel("epoch", fontsize=9)
     axes.set_ylabel("%", fontsize=9, rotation=0, labelpad=8)
     axes.set_ylim(bottom=0)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    legend = figure.legend(loc="outside upper left", ncols=2, fontsize=8.5, frameon=False, labelcolor=theme.ink)
-    legend.set_in_layout(True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.legend(loc="outside upper left", ncols=2, fontsize=8.5, frameon=False, labelcolor=theme.ink)
     return figure
 
 
 def draw_losses(steps: Sequence[Curve], means: Sequence[Curve], theme: Theme, *, width: int = 980) -> Figure:
     """One panel per run, since their losses have different scales: each step faint, the mean of each epoch strong."""
+    from matplotlib.ticker import MaxNLocator
+
     figure = new_figure(theme, width=width, height=250)
     panels = figure.subplots(1, len(steps), sharex=True, squeeze=False)[0]
     for axes, curve, mean, colour in zip(panels, steps, means, theme.series[1:], strict=False):
@@ -87,11 +94,11 @@ def draw_losses(steps: Sequence[Curve], means: Sequence[Curve], theme: Theme, *,
         axes.set_xlabel("epoch", fontsize=9)
         axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4), useMathText=True)
         axes.yaxis.get_offset_text().set(color=theme.muted, fontsize=8.5)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 
-def _evaluations(folder: RunFolder) -> list[dict]:
+def _evaluations(folder: RunFolder) -> list[dict[str, Any]]:
     entries = folder.entries("evaluation")
     if not entries:
         raise ValueError(f"{folder.log} must hold an evaluation, got none: the run ended before its first one")

@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL import Image
 
-__all__ = ["DARK", "LIGHT", "PIXEL_DENSITY", "Theme", "class_colours", "in_both_themes", "png_of_figure", "png_of_image"]
+__all__ = [
+    "DARK",
+    "LIGHT",
+    "PIXEL_DENSITY",
+    "Theme",
+    "class_colours",
+    "in_both_themes",
+    "png_of_figure",
+    "png_of_image",
+]
 
 #: Pixels of a picture per CSS pixel, so that pictures are sharp on dense screens.
 PIXEL_DENSITY = 2
