@@ -1,27 +1,73 @@
 """Potential field based deep metric learning: every embedding is a charge.
 
-loss = PotentialFieldLoss(num_classes, embedding_dim)
-loss(embeddings, labels).backward()
+In a loop of one's own:
+
+    loss = PotentialFieldLoss(num_classes, embedding_dim)
+    loss(embeddings, labels).backward()
+
+From images to an embedder:
+
+    data = load_data("cub", "CUB_200_2011")
+    embedder = create_embedder("resnet50", embedding_dim=512)
+    train(embedder, data, TrainConfig(epochs=40), out="runs/cub", monitor=ProgressMonitor())
+    load_embedder("runs/cub").encode(["bird.jpg"])
 """
 
+from pfml.data import ImageSet, LabelNoise, RetrievalData, SeenClassError, load_data, with_validation
 from pfml.energy import class_potential, class_potentials, forces, potential_energy
+from pfml.evaluation import RetrievalMetrics, embed, evaluate, nearest, proxy_alignment, retrieval_metrics
 from pfml.field import ContrastiveLaw, DecayLaw, LogarithmicLaw, PowerLaw
 from pfml.labels import LabelMap
-from pfml.losses import CollapseWarning, FieldDiagnostics, PotentialFieldLoss
+from pfml.losses import CollapseWarning, FieldDiagnostics, PotentialFieldLoss, ProxyAnchorLoss
+from pfml.models import Embedder, create_embedder, load_embedder
+from pfml.training import (
+    BatchConfig,
+    LossConfig,
+    OptimizerConfig,
+    ProgressMonitor,
+    ScheduleConfig,
+    StorageConfig,
+    TrainConfig,
+    train,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchConfig",
     "CollapseWarning",
     "ContrastiveLaw",
     "DecayLaw",
+    "Embedder",
     "FieldDiagnostics",
+    "ImageSet",
     "LabelMap",
+    "LabelNoise",
     "LogarithmicLaw",
+    "LossConfig",
+    "OptimizerConfig",
     "PotentialFieldLoss",
     "PowerLaw",
+    "ProgressMonitor",
+    "ProxyAnchorLoss",
+    "RetrievalData",
+    "RetrievalMetrics",
+    "ScheduleConfig",
+    "SeenClassError",
+    "StorageConfig",
+    "TrainConfig",
     "class_potential",
     "class_potentials",
+    "create_embedder",
+    "embed",
+    "evaluate",
     "forces",
+    "load_data",
+    "load_embedder",
+    "nearest",
     "potential_energy",
+    "proxy_alignment",
+    "retrieval_metrics",
+    "train",
+    "with_validation",
 ]

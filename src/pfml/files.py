@@ -33,7 +33,10 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
     Tensors may be tied, strided or on any device. Tied ones are stored once for each name.
     """
     with _replacing(Path(path)) as temporary:
+        temporary.touch()
+        permissions = temporary.stat().st_mode  # those of any new file; safetensors makes its files private
         save_file(_separate(tensors), temporary, metadata)
+        temporary.chmod(permissions)
         return sha256_of(temporary)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from pathlib import Path
 
 from pfml.data.glyphs import read_glyphs
 from pfml.data.image_set import RetrievalData
 from pfml.data.readers import read_cars, read_cub, read_folder, read_in_shop, read_sop, read_table
+from pfml.words import did_you_mean
 
 __all__ = ["DATASETS", "load_data"]
 
@@ -46,8 +46,7 @@ def load_data(name: str, root: str | Path | None = None) -> RetrievalData:
         if root is not None:
             raise ValueError(f"a data set given by its path must have no root, got {name} and the root {root}")
         return read_table(path) if is_table else read_folder(path)
-    near = difflib.get_close_matches(name, DATASETS, n=1)
     raise ValueError(
         f"the data set must be one of {', '.join(DATASETS)}, or an existing folder or .csv file, got {name!r}"
-        + (f"; did you mean {near[0]}?" if near else "")
+        + did_you_mean(name, DATASETS)
     )

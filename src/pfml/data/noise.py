@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import difflib
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from pfml.data.image_set import ImageSet
 from pfml.data.randomness import generator_for
+from pfml.files import write_atomically
+from pfml.words import did_you_mean
 
 __all__ = ["VARIANTS", "Corruption", "LabelNoise", "corrupt"]
 
@@ -46,10 +48,9 @@ class LabelNoise:
 
     def __post_init__(self) -> None:
         if self.variant not in VARIANTS:
-            near = difflib.get_close_matches(self.variant, VARIANTS, n=1)
             raise ValueError(
                 f"the variant of label noise must be one of {', '.join(VARIANTS)}, got {self.variant!r}"
-                + (f"; did you mean {near[0]}?" if near else "")
+                + did_you_mean(self.variant, VARIANTS)
             )
         if not 0 <= self.rate <= 1:
             raise ValueError(f"the rate of label noise must lie in [0, 1], got {self.rate}")
@@ -97,19 +98,12 @@ class Corruption:
 
     def write(self, path: Path) -> None:
         """Write a CSV table of image, true class and given class; `path` is either complete or as it was."""
-        path = Path(path)
-        draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
-        try:
-            with draft.open("w", encoding="utf-8", newline="") as text:
-                table = csv.writer(text, lineterminator="\n")
-                table.writerow(COLUMNS)
-                for name, true, given in zip(self.image_names, self.true_labels, self.given_labels, strict=True):
-                    table.writerow((name, self.class_names[true], self.class_names[given]))
-                text.flush()
-                os.fsync(text.fileno())
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(COLUMNS)
+        for name, true, given in zip(self.image_names, self.true_labels, self.given_labels, strict=True):
+            table.writerow((name, self.class_names[true], self.class_names[given]))
+        write_atomically(Path(path), text.getvalue().encode())
 
     @classmethod
     def read(cls, path: Path, images: ImageSet) -> Corruption:

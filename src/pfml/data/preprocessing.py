@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pfml.data.windows import INTERPOLATIONS, Windows
+from pfml.words import did_you_mean
 
 __all__ = ["Augmentation", "Preprocessing"]
 
@@ -112,8 +112,7 @@ class Preprocessing:
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; the keys are {', '.join(known)}"
+                hint = did_you_mean(name, known) or f"; the keys are {', '.join(known)}"
                 raise ValueError(f"{name!r} is no key of a Preprocessing{hint}")
         plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
         return cls(**plain)

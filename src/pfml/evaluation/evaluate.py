@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pfml.data.decoding import Track
 from pfml.data.image_set import ImageSet, RetrievalData, refuse_seen_classes
@@ -14,8 +14,9 @@ from pfml.data.sources import ImageSource, open_images
 from pfml.data.windows import Windows
 from pfml.evaluation.retrieval import RetrievalMetrics, retrieval_metrics
 from pfml.models.embedder import Embedder
+from pfml.models.modes import evaluation_mode
 
-__all__ = ["embed", "evaluate", "evaluation_mode"]
+__all__ = ["embed", "evaluate"]
 
 
 def evaluate(
@@ -114,15 +115,3 @@ def _plan(embedder: Embedder, sizes: Tensor, batch_size: int) -> Iterator[Window
     for indices in torch.arange(len(sizes)).split(batch_size):
         if len(indices):
             yield embedder.preprocessing.windows(indices, sizes)
-
-
-@contextlib.contextmanager
-def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode within the block; afterwards every submodule is in the mode that it was in."""
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes.items():
-            part.training = training

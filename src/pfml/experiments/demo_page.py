@@ -14,9 +14,11 @@ from torch import Tensor
 
 from pfml import __version__
 from pfml.data.image_set import ImageSet
-from pfml.experiments.demo import Contender, Demo, demo_losses, describe, scores_table
+from pfml.evaluation import embed
+from pfml.experiments.demo_results import Contender, Demo, demo_losses, describe, scores_table
 from pfml.losses import PotentialFieldLoss
-from pfml.report.curves import draw_losses, draw_metric, loss_curve, mean_loss_curve, metric_curve
+from pfml.models import load_embedder
+from pfml.report.curves import draw_loss, draw_metric, loss_curve, mean_loss_curve, metric_curve
 from pfml.report.field_slice import FieldSlice, draw_field_slice, measure_field, neighbouring_classes
 from pfml.report.maps import choose_images, draw_map, flatten
 from pfml.report.page import Figure, Gallery, Listing, Page, Section
@@ -30,7 +32,8 @@ from pfml.training.run import load_loss
 __all__ = ["demo_page"]
 
 SIDE = 32  # pixels of a letter
-MAP_CLASSES, MAP_IMAGES = 24, 24
+MAP_SIDE = 46  # pixels of a letter in a map
+MAP_CLASSES, MAP_IMAGES = 20, 24
 RANDOM_QUERIES, WORST_QUERIES, FOUND = 6, 3, 8
 FIELD_CLASSES = 3
 
@@ -40,9 +43,9 @@ def demo_page(demo: Demo) -> Page:
     preset = demo.trained["pfml-log"]
     lead = (
         f"Can images of letters that were never trained on be found by example? "
-        f"{preset.name} puts a right one first for {preset.metrics.recall[1]:.1%} of the unseen images, "
-        f"Proxy Anchor for {demo.trained['proxy-anchor'].metrics.recall[1]:.1%}, "
-        f"raw pixels for {demo.pixels.metrics.recall[1]:.1%}."
+        f"{preset.name} puts a right one first for {preset.scores['recall_at_1']:.1%} of the unseen images, "
+        f"Proxy Anchor for {demo.trained['proxy-anchor'].scores['recall_at_1']:.1%}, "
+        f"raw pixels for {demo.pixels.scores['recall_at_1']:.1%}."
     )
     sections = (
         Section("Results", (scores_table(demo),)),
@@ -81,24 +84,23 @@ def _letter_rows(images: ImageSet, seed: int) -> Tensor:
 def _curves(demo: Demo) -> Section:
     figures = []
     for metric, title in (("recall_at_1", "R@1 on unseen letters"), ("map_at_r", "MAP@R on unseen letters")):
-        start, level = (one.metrics.as_dict()[metric] for one in (demo.untrained, demo.pixels))
-        curves = [metric_curve(c.folder, c.name, metric, untrained=start) for c in demo.trained.values() if c.folder]
+        start, level = (one.scores[metric] for one in (demo.untrained, demo.pixels))
+        curves = [metric_curve(c.folder, c.name, metric, untrained=start) for c in demo.trained.values()]
         light, dark = in_both_themes(partial(draw_metric, curves, levels={demo.pixels.name: level}))
         figures.append(Figure(light, "", alt=f"{title} over epochs, a line per method", dark=dark, title=title))
-    folders = [(c.folder, c.name) for c in demo.trained.values() if c.folder]
-    steps = [loss_curve(folder, name) for folder, name in folders]
-    means = [mean_loss_curve(folder, name) for folder, name in folders]
-    light, dark = in_both_themes(partial(draw_losses, steps, means))
-    losses = Figure(
-        light,
-        "The loss of every step (faint) and its mean over each epoch. Losses of different methods are not comparable, "
-        "so each has a scale of its own.",
-        alt="Training loss over epochs, a panel per method",
-        dark=dark,
-        title="Training loss",
+    losses = []
+    for number, contender in enumerate(demo.trained.values(), start=1):
+        steps, means = loss_curve(contender.folder, contender.name), mean_loss_curve(contender.folder, contender.name)
+        light, dark = in_both_themes(partial(draw_loss, steps, means, colour=number))
+        title = f"Loss: {contender.name}"
+        losses.append(Figure(light, "", alt=f"{title} over epochs", dark=dark, title=title))
+    loss_caption = (
+        "Training loss: every step (faint) and the mean of each epoch. Losses of different methods are not comparable, "
+        "so each has a scale of its own."
     )
     caption = "Epoch 0 is the untrained net, the same for all methods; the dashed line needs no training."
-    return Section("Learning curves", (Gallery(tuple(figures), caption), losses))
+    galleries = (Gallery(tuple(figures), caption), Gallery(tuple(losses), loss_caption, narrowest=260))
+    return Section("Learning curves", galleries)
 
 
 def _shown(demo: Demo) -> tuple[Contender, ...]:
@@ -108,7 +110,7 @@ def _shown(demo: Demo) -> tuple[Contender, ...]:
 def _maps(demo: Demo) -> Section:
     labels, seed = demo.data.test.labels, demo.config.seed
     chosen = choose_images(labels, classes=MAP_CLASSES, per_class=MAP_IMAGES, seed=seed)
-    tiles = thumbnails(demo.data.test, chosen, side=SIDE)
+    tiles = thumbnails(demo.data.test, chosen, side=MAP_SIDE)
     figures = []
     for contender in _shown(demo):
         places = flatten(contender.embeddings[chosen], seed=seed)
@@ -118,7 +120,7 @@ def _maps(demo: Demo) -> Section:
     caption = (
         f"t-SNE of {len(chosen):,} images of {len(labels[chosen].unique())} unseen letters drawn at random, the same "
         f"in each map: every image stands where its embedding was put, in the colour of its letter. Near images are "
-        f"near in the embedding; large distances in a map mean nothing."
+        f"near in the embedding; large distances in a map mean nothing, and each map is stretched to its square."
     )
     return Section("Maps of unseen letters", (Gallery(tuple(figures), caption),))
 
@@ -130,14 +132,12 @@ def _fields(demo: Demo) -> Section:
     figures = []
     for method in ("pfml", "pfml-log"):
         contender = demo.trained[method]
-        assert contender.folder is not None
-        assert contender.train_embeddings is not None
         loss = load_loss(contender.folder.path)
         assert isinstance(loss, PotentialFieldLoss)
-        points = contender.train_embeddings
+        points = embed(load_embedder(contender.folder.path), demo.data.train)
         classes = neighbouring_classes(points, labels, first=first, count=FIELD_CLASSES)
         field = measure_field(loss, points, labels, classes)
-        letters = {label: letter_of(names[label]) for label in classes}
+        letters = {label: spelled(names[label]) for label in classes}
         light, dark = in_both_themes(partial(draw_field_slice, field, letters))
         figures.append(
             Figure(
@@ -182,6 +182,11 @@ def _field_caption(field: FieldSlice, loss: PotentialFieldLoss) -> str:
     )
 
 
+def spelled(class_name: str) -> str:
+    """The letter and its name, since some letters look alike."""
+    return f"{letter_of(class_name)}  {class_name.partition(' ')[2].replace('LETTER ', '').lower()}".strip()
+
+
 def letter_of(class_name: str) -> str:
     """The letter itself of a class such as "U+0041 LATIN CAPITAL LETTER A"; other names as they are."""
     code = class_name.split(" ")[0].removeprefix("U+")
@@ -219,8 +224,9 @@ def _origin(demo: Demo) -> Section:
     settings = {**plain(config), "loss": losses}
     device = resolve_device(config.device).type
     versions = (
-        f"pfml {__version__}, torch {torch.__version__}, Python {platform.python_version()}, on {device}. "
-        f"The same seed gives the same numbers on the same machine, but for times."
+        f"pfml {__version__}, torch {torch.__version__}, Python {platform.python_version()}, on {device} with "
+        f"{torch.get_num_threads()} threads. The same seed gives the same numbers, but for times, on the same machine "
+        f"with as many threads."
     )
     listing = Listing(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), "Configuration of all runs")
     return Section("How this page was made", (Listing(shlex.join(command)), versions, listing))

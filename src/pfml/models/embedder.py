@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from pfml.models.backbone import Backbone
 from pfml.models.backbones import create_backbone, default_weights
 from pfml.models.bundle import read_bundle, write_bundle
 from pfml.models.head import Head
+from pfml.models.modes import evaluation_mode
 from pfml.models.weights import load_into, load_weights
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Embedder(nn.Module):
             self.to(device)
         place = next(self.parameters()).device
         parts = [torch.empty(0, self.embedding_dim)]
-        with _evaluating(self):
+        with evaluation_mode(self):
             for first in range(0, len(images), batch_size):
                 pixels = [_pixels(image, first + k) for k, image in enumerate(images[first : first + batch_size])]
                 parts.append(self(self._crops(pixels).to(place)).cpu())
@@ -209,18 +209,6 @@ def load_embedder(folder: str | Path) -> Embedder:
         learned = description["trained_on"]
         embedder.trained_on = TrainedOn(learned["dataset"], tuple(learned["class_names"]))
     return embedder.eval()
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode within the block; afterwards every submodule is in the mode that it was in."""
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes.items():
-            part.training = training
 
 
 def _pixels(image: str | Path | Image.Image | Tensor, index: int) -> Tensor:

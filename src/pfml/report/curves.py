@@ -13,7 +13,7 @@ from pfml.training.run_folder import RunFolder
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Curve", "draw_losses", "draw_metric", "loss_curve", "mean_loss_curve", "metric_curve"]
+__all__ = ["Curve", "draw_loss", "draw_metric", "loss_curve", "mean_loss_curve", "metric_curve"]
 
 DASHES = (0, (4, 3))
 MARKERS = "osD^v"
@@ -80,21 +80,27 @@ def draw_metric(
     return figure
 
 
-def draw_losses(steps: Sequence[Curve], means: Sequence[Curve], theme: Theme, *, width: int = 980) -> Figure:
-    """One panel per run, since their losses have different scales: each step faint, the mean of each epoch strong."""
-    from matplotlib.ticker import MaxNLocator
+def draw_loss(steps: Curve, means: Curve, theme: Theme, *, colour: int = 1, width: int = 300) -> Figure:
+    """The loss of each step faint, the mean of each epoch strong.
 
-    figure = new_figure(theme, width=width, height=250)
-    panels = figure.subplots(1, len(steps), sharex=True, squeeze=False)[0]
-    for axes, curve, mean, colour in zip(panels, steps, means, theme.series[1:], strict=False):
-        style_axes(axes, theme)
-        axes.plot(curve.epochs, curve.values, color=colour, linewidth=0.8, alpha=0.4)
-        axes.plot(mean.epochs, mean.values, color=colour, linewidth=2, marker="o", markersize=4)
-        axes.set_title(curve.name, fontsize=9.5, loc="left")
-        axes.set_xlabel("epoch", fontsize=9)
-        axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4), useMathText=True)
-        axes.yaxis.get_offset_text().set(color=theme.muted, fontsize=8.5)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    Args:
+        steps: See `loss_curve`.
+        means: See `mean_loss_curve`.
+        theme: Colours.
+        colour: Which of the theme's colours.
+        width: In CSS pixels.
+    """
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    figure = new_figure(theme, width=width, height=round(0.66 * width))
+    axes = figure.subplots()
+    style_axes(axes, theme)
+    axes.plot(steps.epochs, steps.values, color=theme.series[colour], linewidth=0.8, alpha=0.45)
+    axes.plot(means.epochs, means.values, color=theme.series[colour], linewidth=2, marker="o", markersize=4)
+    axes.set_xlabel("epoch", fontsize=9)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     return figure
 
 

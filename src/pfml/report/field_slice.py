@@ -92,7 +92,7 @@ def neighbouring_classes(embeddings: Tensor, labels: Tensor, *, first: int, coun
 
 
 def best_slice(points: Tensor) -> SphereSlice:
-    """The slice nearest to unit vectors (n, D): the three main directions without removing the mean, which is kept.
+    """The slice nearest to unit vectors (n, D), n >= 3: their three main directions, without removing the mean.
 
     The middle is the mean of the points; the picture's first axis is where they spread most.
     """
@@ -102,16 +102,24 @@ def best_slice(points: Tensor) -> SphereSlice:
     rest = inside - (inside @ middle)[:, None] * middle
     axes = torch.linalg.svd(rest, full_matrices=False).Vh[:2]
     frame = torch.stack([middle, *axes]) @ directions
-    # an eigenvector has no sign: the larger entries decide, so that the picture is the same everywhere
+    # a main direction has no sign: its largest entry decides, so that the picture is the same everywhere
     signs = frame.gather(1, frame.abs().argmax(1, keepdim=True)).sign()
     signs[0] = 1.0
     return SphereSlice(frame * signs)
 
 
 def measure_field(
-    loss: PotentialFieldLoss, embeddings: Tensor, labels: Tensor, classes: tuple[int, ...], *, cells: int = 180
+    loss: PotentialFieldLoss, embeddings: Tensor, labels: Tensor, classes: tuple[int, ...], *, cells: int = 120
 ) -> FieldSlice:
-    """The field that class `classes[0]` feels on the slice that fits the samples and proxies of `classes` best."""
+    """The field that class `classes[0]` feels on the slice that fits the samples and proxies of `classes` best.
+
+    Args:
+        loss: Whose proxies make the field.
+        embeddings: (N, D) unit vectors of the training set.
+        labels: (N,).
+        classes: Those to draw.
+        cells: Points of the grid along each side.
+    """
     shown = torch.isin(labels, torch.tensor(classes))
     samples = embeddings[shown].detach().cpu().double()
     proxies = loss.proxy_points().cpu().double()[list(classes)]
@@ -139,41 +147,77 @@ def draw_field_slice(field: FieldSlice, names: dict[int, str], theme: Theme, *, 
         theme: Colours.
         width: In CSS pixels.
     """
-    figure = new_figure(theme, width=width, height=round(1.1 * width))
+    from matplotlib.colors import LinearSegmentedColormap
+
+    figure = new_figure(theme, width=width, height=round(1.24 * width))
     axes = figure.subplots()
     edge = field.edge
-    levels = _levels(field.potential)
     cells = torch.linspace(-edge, edge, len(field.potential), dtype=torch.float64)
-    contours = axes.contourf(cells, cells, field.potential, levels=levels, cmap="viridis", extend="both")
-    axes.contour(cells, cells, field.potential, levels=levels[::4], colors="white", linewidths=0.4, alpha=0.35)
+    scale = ColourScale(peak=max(field.potential.abs().max().item(), 1e-9))
+    height = scale.height(field.potential)
+    colours = LinearSegmentedColormap.from_list("field", _poles(theme))
+    contours = axes.contourf(cells, cells, height, levels=scale.levels(), cmap=colours)
+    axes.contour(cells, cells, height, levels=scale.levels()[::4], colors=theme.muted, linewidths=0.4, linestyles="-")
     _draw_members(axes, field, names)
-    axes.set(xlim=(-edge, edge), ylim=(-edge, edge), aspect="equal")
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xlim=(-edge, edge), ylim=(-edge, edge), aspect="equal", xticks=[], yticks=[])
     for spine in axes.spines.values():
         spine.set_color(theme.line)
-    bar = figure.colorbar(contours, ax=axes, orientation="horizontal", shrink=0.86, aspect=36, pad=0.02)
-    bar.outline.set_edgecolor(theme.line)  # type: ignore[operator]
+    bar = figure.colorbar(contours, ax=axes, orientation="horizontal", shrink=0.94, aspect=40, pad=0.02)
+    ticks = scale.ticks()
+    bar.set_ticks(scale.height(torch.tensor(ticks)).tolist(), labels=[f"{tick:g}" for tick in ticks])
+    bar.outline.set_visible(False)  # type: ignore[operator]
     bar.ax.tick_params(colors=theme.muted, labelsize=8, length=0)
-    bar.set_label(f"potential felt by {names[field.classes[0]]} (low attracts)", fontsize=8.5, color=theme.ink)
-    legend = figure.legend(loc="outside upper left", ncols=4, fontsize=8.5, frameon=False, labelcolor=theme.ink)
-    for handle in legend.legend_handles:
-        if handle is not None and theme is DARK:
-            handle.set_alpha(1.0)
+    text = f"potential felt by {names[field.classes[0]]}: blue attracts, red repels"
+    bar.set_label(text, fontsize=8.5, color=theme.ink)
+    figure.legend(loc="outside upper left", ncols=1, fontsize=8.5, frameon=False, labelcolor=theme.ink)
     return figure
 
 
-def _levels(potential: Tensor) -> list[float]:
-    low, high = potential.min().item(), potential.max().item()
-    if not high > low:
-        low, high = low - 1.0, high + 1.0
-    return torch.linspace(low, high, 33, dtype=torch.float64).tolist()
+@dataclass(frozen=True)
+class ColourScale:
+    """Colour as a function of the potential: logarithmic, as a field spans decades, but linear near zero.
+
+    Args:
+        peak: Largest size of the potential.
+        faint: Share of the peak below which the scale is linear.
+    """
+
+    peak: float
+    faint: float = 0.1
+
+    def height(self, potential: Tensor) -> Tensor:
+        return potential.sign() * (1 + potential.abs() / (self.faint * self.peak)).log10()
+
+    def levels(self) -> list[float]:
+        top = self.height(torch.tensor(self.peak)).item() * 1.001
+        return torch.linspace(-top, top, 42, dtype=torch.float64).tolist()
+
+    def ticks(self) -> list[float]:
+        """Zero, and with both signs a number near the peak and one near a fifth of it, of one digit each."""
+        high, low = _one_digit(self.peak), _one_digit(self.peak / 5)
+        return [-high, -low, 0.0, low, high]
+
+
+def _one_digit(size: float) -> float:
+    """The largest number of one significant digit that does not exceed `size`."""
+    unit = 10.0 ** math.floor(math.log10(size))
+    return math.floor(size / unit) * unit
+
+
+def _poles(theme: Theme) -> list[str]:
+    """Colours from attraction to repulsion, with the page's own for no potential."""
+    if theme is DARK:
+        return ["#8ec2ff", "#2f62b8", theme.paper, "#a8433a", "#ffab97"]
+    return ["#12418f", "#7fb0e8", theme.paper, "#ee9a86", "#9b1c1c"]
 
 
 def _draw_members(axes: Axes, field: FieldSlice, names: dict[int, str]) -> None:
     for number, label in enumerate(field.classes):
         marker, colour = MARKERS[number % len(MARKERS)], COLOURS[number % len(COLOURS)]
         x, y = field.slice.flatten(field.samples[field.sample_labels == label]).T
-        axes.scatter(x, y, s=16, marker=marker, c=colour, edgecolors=INK, linewidths=0.5, label=names[label], zorder=4)
+        axes.scatter(x, y, s=17, marker=marker, c=colour, edgecolors=INK, linewidths=0.6, label=names[label], zorder=4)
+    for number, label in enumerate(field.classes):
         x, y = field.slice.flatten(field.proxies[field.proxy_labels == label]).T
-        axes.scatter(x, y, s=190, marker="*", c=colour, edgecolors=INK, linewidths=1.0, zorder=5)
+        text = None if number else "stars: proxies, each in the colour of its class"
+        colour = COLOURS[number % len(COLOURS)]
+        axes.scatter(x, y, s=190, marker="*", c=colour, edgecolors=INK, linewidths=1.0, label=text, zorder=5)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from pfml.report.theme import Theme, class_colours, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from pfml.report.theme import PIXEL_DENSITY, Theme, class_colours, png_of_image
 
 __all__ = ["choose_images", "draw_map", "flatten"]
 
@@ -28,7 +23,10 @@ def choose_images(labels: Tensor, *, classes: int, per_class: int, seed: int = 0
 
 
 def flatten(points: Tensor, *, perplexity: float = 20.0, seed: int = 0) -> Tensor:
-    """t-SNE of the directions of `points` (n, D), (n, 2) in [0, 1]: neighbours stay, large distances mean nothing."""
+    """t-SNE of the directions of `points` (n, D), (n, 2), each axis stretched to [0, 1].
+
+    Neighbours stay neighbours; large distances mean nothing.
+    """
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
@@ -42,36 +40,31 @@ def flatten(points: Tensor, *, perplexity: float = 20.0, seed: int = 0) -> Tenso
         tsne = TSNE(perplexity=perplexity, init="pca", random_state=seed)
         places = torch.from_numpy(tsne.fit_transform(directions(points, "points").cpu().numpy())).double()
     low, high = places.amin(0), places.amax(0)
-    middle, extent = (low + high) / 2, (high - low).amax()
-    return 0.5 + (places - middle) / extent
+    return (places - low) / (high - low).clamp(min=1e-12)
 
 
-def draw_map(places: Tensor, labels: Tensor, tiles: Tensor, theme: Theme, *, width: int = 470) -> Figure:
-    """Each image at its place, in the colour of its class.
+def draw_map(places: Tensor, labels: Tensor, tiles: Tensor, theme: Theme, *, width: int = 470) -> bytes:
+    """A PNG with each image at its place, in the colour of its class.
 
     Args:
-        places: (n, 2) in [0, 1].
+        places: (n, 2) in [0, 1], x to the right and y up.
         labels: (n,).
-        tiles: (n, 3, side, side), RGB in [0, 1]: bright signs on dark ground are drawn as signs without their ground,
-            in the colour of the class; other pictures would be drawn by their brightness, likewise.
+        tiles: (n, 3, side, side), RGB in [0, 1], bright signs on dark ground: their brightness is drawn as ink, in the
+            colour of the class, so that the ground does not cover the neighbours.
         theme: Colours.
         width: In CSS pixels.
     """
     from matplotlib.colors import to_rgb
+    from PIL import Image
 
-    figure = new_figure(theme, width=width, height=width)
-    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
-    axes.set_axis_off()
-    side = tiles.shape[-1]
-    pixels = round(figure.get_figwidth() * figure.dpi)
+    side, pixels = tiles.shape[-1], width * PIXEL_DENSITY
     canvas = torch.tensor(to_rgb(theme.paper)).view(3, 1, 1).repeat(1, pixels, pixels)
     classes, numbers = labels.unique(return_inverse=True)
     colours = torch.tensor(class_colours(len(classes), theme))
     corners = (places * torch.tensor([1.0, -1.0]) + torch.tensor([0.0, 1.0])) * (pixels - side)
-    for (left, top), number, tile in zip(corners.round().long().tolist(), numbers.tolist(), tiles, strict=True):
+    # what is faint is noise of the ground
+    inks = ((tiles.mean(1) - 0.35) / 0.4).clamp(0, 1) * 0.9
+    for (left, top), number, ink in zip(corners.round().long().tolist(), numbers.tolist(), inks, strict=True):
         area = canvas[:, top : top + side, left : left + side]
-        # what is faint is noise of the ground
-        opacity = ((tile.mean(0) - 0.35) / 0.4).clamp(0, 1) * 0.9
-        area.lerp_(colours[number].view(3, 1, 1).expand_as(area), opacity.expand_as(area))
-    axes.imshow(canvas.permute(1, 2, 0).numpy(), interpolation="none")
-    return figure
+        area.lerp_(colours[number].view(3, 1, 1).expand_as(area), ink.expand_as(area))
+    return png_of_image(Image.fromarray(canvas.mul(255).round().byte().permute(1, 2, 0).contiguous().numpy()))

@@ -184,11 +184,12 @@ def _gallery(gallery: Gallery) -> str:
 def _table(table: Table) -> str:
     heads = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
     rows = "\n".join(_row(table, number) for number in range(len(table.rows)))
-    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
-    # focusable, so that a narrow screen can also scroll it with the keyboard
+    # beside the table, since on a narrow screen the table scrolls and its caption should not
+    caption = f'<p class="caption">{escape(table.caption)}</p>' if table.caption else ""
+    # focusable, so that the keyboard can scroll it too
     return (
-        f'<div class="scroll" tabindex="0"><table>{caption}\n<thead><tr>{heads}</tr></thead>\n'
-        f"<tbody>\n{rows}\n</tbody></table></div>"
+        f'<div class="table"><div class="scroll" tabindex="0"><table>\n<thead><tr>{heads}</tr></thead>\n'
+        f"<tbody>\n{rows}\n</tbody></table></div>{caption}</div>"
     )
 
 
@@ -230,17 +231,19 @@ section + section {{ border-top: 1px solid var(--line); }}
 figure {{ margin: 0 0 16px; padding: 16px; background: var(--paper); border: 1px solid var(--line);
   border-radius: 12px; }}
 figure img {{ display: block; max-width: 100%; height: auto; margin: 0 auto; }}
-figcaption, .caption, caption {{ color: var(--muted); font-size: 0.875rem; line-height: 1.5; }}
+figcaption, .caption {{ color: var(--muted); font-size: 0.875rem; line-height: 1.5; }}
 figcaption {{ margin-top: 12px; }}
 .gallery {{ display: grid; gap: 16px;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, var(--narrowest)), 1fr)); }}
 .gallery figure {{ margin: 0; }}
+.gallery img {{ width: 100%; }}
 .gallery + .caption {{ margin: 12px 0 16px; max-width: 90ch; }}
 .gallery + .gallery {{ margin-top: 16px; }}
-.scroll {{ overflow-x: auto; margin: 0 0 16px; background: var(--paper); border: 1px solid var(--line);
+.scroll {{ overflow-x: auto; }}
+.table {{ margin: 0 0 16px; background: var(--paper); border: 1px solid var(--line);
   border-radius: 12px; }}
 table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }}
-caption {{ caption-side: bottom; text-align: left; padding: 12px 16px; border-top: 1px solid var(--line); }}
+.table .caption {{ max-width: none; margin: 0; padding: 12px 16px; border-top: 1px solid var(--line); }}
 th, td {{ padding: 9px 16px; text-align: right; white-space: nowrap; }}
 th:first-child {{ text-align: left; }}
 thead th {{ color: var(--muted); font-size: 0.85rem; font-weight: 600; border-bottom: 1px solid var(--line); }}

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -72,9 +74,12 @@ DARK = Theme(
 )
 
 
-def in_both_themes(draw: Callable[[Theme], Figure]) -> tuple[bytes, bytes]:
-    """A picture as PNG in light and in dark colours."""
-    return png_of_figure(draw(LIGHT)), png_of_figure(draw(DARK))
+def in_both_themes(draw: Callable[[Theme], Figure | bytes]) -> tuple[bytes, bytes]:
+    """A picture as PNG in light and in dark colours; `draw` gives a matplotlib figure or a PNG."""
+    light, dark = (
+        picture if isinstance(picture, bytes) else png_of_figure(picture) for picture in (draw(LIGHT), draw(DARK))
+    )
+    return light, dark
 
 
 def new_figure(theme: Theme, *, width: int, height: int) -> Figure:
@@ -108,13 +113,25 @@ def png_of_figure(figure: Figure) -> bytes:
     return png_of_image(Image.open(buffer).convert("RGB"))
 
 
-def png_of_image(image: Image.Image) -> bytes:
-    """An image as a PNG of at most 256 colours, a third of the size of one of all colours."""
+def png_of_image(image: Image.Image, *, transparent: np.ndarray | None = None) -> bytes:
+    """An image as a PNG of at most 255 colours, a third of the size of one of all colours.
+
+    Args:
+        image: Any size and mode.
+        transparent: (height, width) bool: pixels through which the page is seen; None for none.
+    """
     from PIL import Image
 
     buffer = BytesIO()
-    reduced = image.convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    reduced.save(buffer, format="PNG", optimize=True)
+    reduced = image.convert("RGB").quantize(255, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    if transparent is None:
+        reduced.save(buffer, format="PNG", optimize=True)
+        return buffer.getvalue()
+    palette = reduced.getpalette() or []
+    numbers = np.where(transparent, len(palette) // 3, np.asarray(reduced)).astype(np.uint8)
+    cut = Image.fromarray(numbers)
+    cut.putpalette([*palette, 128, 128, 128])
+    cut.save(buffer, format="PNG", optimize=True, transparency=len(palette) // 3)
     return buffer.getvalue()
 
 

@@ -28,12 +28,12 @@ def thumbnails(images: ImageSet | ImageSource, indices: Tensor | Sequence[int], 
 
 
 def image_sheet(tiles: Tensor, *, zoom: int = 1, gap: int = 4, column_gaps: Sequence[int] = ()) -> bytes:
-    """A PNG of rows of tiles.
+    """A PNG of rows of tiles, with nothing but the page between them.
 
     Args:
         tiles: (rows, columns, 3, side, side), RGB in [0, 1].
         zoom: Pixels per pixel of a tile.
-        gap: Pixels between tiles, in a neutral grey that suits light and dark pages.
+        gap: Pixels between tiles.
         column_gaps: Columns before which the gap is four times as wide.
     """
     from PIL import Image
@@ -41,11 +41,11 @@ def image_sheet(tiles: Tensor, *, zoom: int = 1, gap: int = 4, column_gaps: Sequ
     rows, columns, _, side, _ = tiles.shape
     large = tiles.repeat_interleave(zoom, 3).repeat_interleave(zoom, 4)
     step = side * zoom + gap
-    lefts = [gap + step * k + 3 * gap * sum(k >= before for before in column_gaps) for k in range(columns)]
-    sheet = torch.full((3, gap + step * rows, lefts[-1] + step), 0.5)
+    lefts = [step * k + 3 * gap * sum(k >= before for before in column_gaps) for k in range(columns)]
+    sheet = torch.full((3, step * rows - gap, lefts[-1] + side * zoom), torch.nan)
     for row in range(rows):
         for column, left in enumerate(lefts):
-            top = gap + step * row
+            top = step * row
             sheet[:, top : top + side * zoom, left : left + side * zoom] = large[row, column]
-    pixels = sheet.mul(255).round().clamp(0, 255).byte().permute(1, 2, 0).contiguous()
-    return png_of_image(Image.fromarray(pixels.numpy()))
+    pixels = sheet.nan_to_num(0.5).mul(255).round().clamp(0, 255).byte().permute(1, 2, 0).contiguous()
+    return png_of_image(Image.fromarray(pixels.numpy()), transparent=sheet[0].isnan().numpy())

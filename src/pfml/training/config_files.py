@@ -33,7 +33,7 @@ def write_config(path: Path, config: TrainConfig) -> None:
 def read_config(path: Path) -> RunConfig:
     """The configuration of a run or of a file; unknown keys and wrong values are errors that name them."""
     import yaml
-    from jsonargparse import ArgumentParser
+    from jsonargparse import ArgumentError, ArgumentParser
 
     from pfml.training.run import RunConfig
 
@@ -42,9 +42,12 @@ def read_config(path: Path) -> RunConfig:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(RunConfig, "run")
     try:
-        values = parser.parse_object({"run": yaml.safe_load(path.read_text(encoding="utf-8"))})
-    except Exception as error:
-        raise ValueError(f"{path} is not a configuration that can be read: {error}") from None
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise TypeError(f"it holds {type(content).__name__}, not names and values")
+        values = parser.parse_object({"run": content})
+    except (yaml.YAMLError, ArgumentError, TypeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} must be a configuration: {error}") from None
     return parser.instantiate(values).run
 
 

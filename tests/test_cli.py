@@ -1,0 +1,169 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import numpy
+import pytest
+import yaml
+from PIL import Image
+
+from pfml.cli import main
+from small_data import letters
+
+SMALL = ["--epochs=1", "--loss.options.proxies_per_class=2", "--device=cpu", "--evaluate_every=1"]
+
+
+@pytest.fixture(autouse=True)
+def _few_letters(monkeypatch):
+    """`glyphs` made small, so that commands take a second."""
+    monkeypatch.setattr("pfml.data.datasets.read_glyphs", letters)
+    monkeypatch.setitem(__import__("pfml.data.datasets").data.datasets.DATASETS, "glyphs", lambda root: letters())
+
+
+@pytest.fixture
+def trained(tmp_path, capsys):
+    run = tmp_path / "run"
+    main(["train", "--config=glyphs", "--batch.size=32", f"--out={run}", *SMALL])
+    capsys.readouterr()
+    return run
+
+
+def failure(capsys, *arguments):
+    with pytest.raises(SystemExit) as exit_:
+        main(list(arguments))
+    return (
+        (exit_.value.code, capsys.readouterr().err.strip())
+        if isinstance(exit_.value.code, int)
+        else (1, exit_.value.code)
+    )
+
+
+def test_training_prints_the_numbers_that_it_writes(tmp_path, capsys):
+    run = tmp_path / "run"
+    main(["train", "--config", "glyphs", "--batch.size=32", f"--out={run}", *SMALL])
+    results = json.loads((run / "results.json").read_text())
+    printed = capsys.readouterr().out
+    assert f"{100 * results['last']['test']['recall_at_1']:.1f}" in printed
+    assert "best on test (chosen on what it reports), epoch 1" in printed
+    assert f"{results['alignment']['paper']:.3f}" in printed
+
+
+def test_options_override_the_configuration_wherever_it_stands(tmp_path):
+    run = tmp_path / "run"
+    main(["train", "--batch.size=32", *SMALL, f"--out={run}", "--config", "glyphs", "--seed=4"])
+    resolved = yaml.safe_load((run / "config.yaml").read_text())
+    assert (resolved["batch"]["size"], resolved["seed"], resolved["epochs"]) == (32, 4, 1)
+    assert resolved["optimizer"]["name"] == "adamw"
+
+
+def test_the_written_configuration_can_be_trained_again(trained, tmp_path):
+    main(["train", f"--config={trained / 'config.yaml'}", f"--out={tmp_path / 'again'}"])
+    results = [json.loads((folder / "results.json").read_text()) for folder in (trained, tmp_path / "again")]
+    assert results[0]["last"]["test"] == results[1]["last"]["test"]
+
+
+def test_without_out_runs_get_free_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        main(["train", "--config=glyphs", "--batch.size=32", *SMALL])
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["glyphs-pfml-1", "glyphs-pfml-2"]
+
+
+def test_the_configuration_can_be_printed(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--config=glyphs", "--epochs=3", "--print_config"])
+    assert yaml.safe_load(capsys.readouterr().out)["epochs"] == 3
+
+
+def test_a_run_stopped_by_ctrl_c_says_how_to_go_on_and_goes_on(tmp_path, capsys, monkeypatch):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("pfml.training.monitor.ProgressMonitor.step", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        code, _ = failure(capsys, "train", "--config=glyphs", "--batch.size=32", f"--out={run}", *SMALL)
+    assert code == 130
+    assert not (run / "results.json").exists()
+    main(["train", f"--resume={run}"])
+    assert json.loads((run / "results.json").read_text())["last"]["epoch"] == 1
+
+
+def test_resume_takes_no_other_options(trained, capsys):
+    _, message = failure(capsys, "train", f"--resume={trained}", "--epochs=9")
+    assert "give --resume alone" in message
+
+
+def test_evaluating_a_run_gives_the_numbers_of_its_last_epoch(trained, capsys):
+    main(["evaluate", str(trained), "--nmi=true"])
+    printed = capsys.readouterr().out
+    results = json.loads((trained / "results.json").read_text())
+    assert f"{100 * results['last']['test']['recall_at_1']:.1f}" in printed
+    assert "NMI" in printed
+
+
+def test_evaluating_on_classes_that_were_trained_on_is_refused(trained, tmp_path, capsys):
+    for name in (*letters().train.class_names[:2], "new", "newer"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for number in range(2):
+            Image.new("L", (32, 32)).save(tmp_path / "data" / name / f"{number}.png")
+    (tmp_path / "data" / "new").rename(tmp_path / "data" / "A")
+    (tmp_path / "data" / "newer").rename(tmp_path / "data" / "B")
+    code, message = failure(capsys, "evaluate", str(trained), f"--data={tmp_path / 'data'}")
+    assert code == 1
+    assert "test classes must be unseen" in message
+
+
+def test_images_are_embedded_to_an_archive(trained, tmp_path):
+    (tmp_path / "images" / "deep").mkdir(parents=True)
+    for number in range(3):
+        Image.new("L", (40, 50), 80 * number).save(tmp_path / "images" / "deep" / f"{number}.png")
+    Image.new("L", (40, 50)).save(tmp_path / "other.png")
+    main(["embed", str(trained), f"[{tmp_path / 'images'},{tmp_path / 'other.png'}]", f"--out={tmp_path / 'out.npz'}"])
+    with numpy.load(tmp_path / "out.npz", allow_pickle=False) as archive:
+        assert archive["embeddings"].shape == (4, 64)
+        assert numpy.allclose(numpy.linalg.norm(archive["embeddings"], axis=1), 1, atol=1e-5)
+        assert [path.rsplit("/", 1)[-1] for path in archive["paths"]] == ["0.png", "1.png", "2.png", "other.png"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["train", "--epohcs=3"], 2, "did you mean 'epochs'"),
+        (["train", "--optimizer.l=3"], 2, "did you mean 'optimizer.lr'"),
+        (["train", "--config=glyph"], 2, "did you mean 'glyphs'"),
+        (["train", "--epochs=many"], 2, "epochs"),
+        (["train", "--config=glyphs", "--epochs=0"], 1, "epochs must be >= 1, got 0"),
+        (["train", "--config=glyphs", "--loss.name=pfm"], 1, "did you mean 'pfml'"),
+        (["train", "--config=cub-resnet50-512"], 1, "cub must have a root"),
+        (["train", "--resume=nowhere"], 1, "no such file"),
+        (["evaluate", "nowhere"], 1, "nowhere"),
+        (["embed", "nowhere", "[nothing.png]"], 1, "nothing.png"),
+        (["trian"], 2, "trian"),
+        (["theory", "--trials=0"], 1, "trials"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_mistake_ends_with_one_sentence(arguments, code, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    got, message = failure(capsys, *arguments)
+    assert got == code
+    assert words in message
+    assert len(message.splitlines()) <= 4
+    assert "Traceback" not in message
+
+
+def test_help_names_every_command():
+    text = subprocess.run(
+        [sys.executable, "-m", "pfml.cli", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    for command in ("train", "evaluate", "embed", "demo", "theory"):
+        assert re.search(rf"^\s+{command}\s", text, re.MULTILINE), command
+
+
+def test_every_field_of_a_run_has_an_option_with_help(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = capsys.readouterr().out
+    for option in ("--optimizer.proxy_lr", "--data.noise.rate", "--model.pooling", "--storage.cache", "--resume"):
+        assert option in text

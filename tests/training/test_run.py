@@ -1,0 +1,132 @@
+import csv
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+
+from pfml.data import LabelNoise
+from pfml.models import EmbedderConfig
+from pfml.training import DataConfig, Monitor, RunConfig, StorageConfig, run
+from pfml.training.config_files import read_config
+from pfml.training.run import prepare_data
+from small_data import small_config
+
+COLOURS = {"a": 30, "b": 90, "c": 150, "d": 210}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Four classes of eight pictures, 40 x 36 pixels."""
+    for name, level in COLOURS.items():
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(8):
+            picture = Image.new("RGB", (40, 36), (level, 255 - level, 16 * number))
+            picture.save(tmp_path / "images" / name / f"{number}.png")
+    return tmp_path / "images"
+
+
+def config(folder, **changes):
+    small = small_config()
+    values = {name: getattr(small, name) for name in ("warm_up_epochs", "batch_norm", "loss", "optimizer", "device")}
+    values |= {"batch": replace(small.batch, size=8), "epochs": 1, "log_every": 1}
+    model = EmbedderConfig("convnet", embedding_dim=8)
+    return RunConfig(**{**values, "data": DataConfig(str(folder)), "model": model, **changes})
+
+
+class Remarks(Monitor):
+    def __init__(self):
+        self.lines = []
+
+    def remark(self, text):
+        self.lines.append(text)
+
+
+def test_a_folder_of_images_trains(folder, tmp_path):
+    remarks = Remarks()
+    results = run(config(folder), tmp_path / "run", monitor=remarks)
+    assert results["last"]["test"]["num_queries"] == 16
+    assert remarks.lines[0].startswith("train: 16 images decoded into memory")
+
+
+def test_the_run_keeps_its_resolved_configuration(folder, tmp_path):
+    asked = config(folder, seed=3)
+    run(asked, tmp_path / "run")
+    assert read_config(tmp_path / "run" / "config.yaml") == asked
+
+
+def test_a_broken_image_is_named_before_training_starts(folder, tmp_path):
+    (folder / "a" / "3.png").write_bytes((folder / "a" / "3.png").read_bytes()[:40])
+    (folder / "d" / "5.png").write_text("no image")
+    (folder / "b" / "2.png").unlink()
+    with pytest.raises(ValueError, match="3.png"):
+        run(config(folder), tmp_path / "run")
+    assert not (tmp_path / "run" / "log.jsonl").exists()
+
+
+@pytest.mark.parametrize("storage", ["files", "memory"])
+def test_every_storage_trains_alike(folder, tmp_path, storage):
+    auto = run(config(folder), tmp_path / "auto")
+    other = run(config(folder, storage=StorageConfig(storage, workers=1)), tmp_path / storage)
+    assert other["last"]["loss"] == pytest.approx(auto["last"]["loss"], rel=1e-5)
+
+
+def test_a_budget_too_small_for_both_parts_is_shared_by_them(folder, tmp_path):
+    remarks = Remarks()
+    one_part = 16 * 40 * 36 * 3 / 2**30
+    run(config(folder, storage=StorageConfig(budget_gib=1.5 * one_part)), tmp_path / "run", monitor=remarks)
+    assert "decoded into memory" in remarks.lines[0]
+    assert "read from files" in remarks.lines[1]
+
+
+def test_decoded_images_are_cached_for_the_next_run(folder, tmp_path):
+    storage = StorageConfig(cache=tmp_path / "cache")
+    first, second = Remarks(), Remarks()
+    run(config(folder, storage=storage), tmp_path / "a", monitor=first)
+    run(config(folder, storage=storage), tmp_path / "b", monitor=second)
+    assert "decoded into memory" in first.lines[0]
+    assert "read from a cache" in second.lines[0]
+    assert "read from a cache" in second.lines[1]
+
+
+def test_images_can_be_shrunk_when_they_are_decoded(folder, tmp_path):
+    remarks = Remarks()
+    run(config(folder, storage=StorageConfig(short_side=34)), tmp_path / "run", monitor=remarks)
+    full = Remarks()
+    run(config(folder), tmp_path / "full", monitor=full)
+    assert remarks.lines[0] != full.lines[0]
+
+
+def test_wrong_labels_are_listed_beside_the_run_and_said(folder, tmp_path):
+    remarks = Remarks()
+    data = DataConfig(str(folder), noise=LabelNoise(0.25))
+    run(config(folder, data=data), tmp_path / "run", monitor=remarks)
+    with (tmp_path / "run" / "noise.csv").open() as table:
+        rows = list(csv.DictReader(table))
+    assert len(rows) == 4
+    assert all(row["true class"] != row["given class"] for row in rows)
+    assert remarks.lines[0].startswith("4 of 16 training labels are wrong on purpose")
+
+
+def test_noise_stays_within_the_classes_that_train(folder):
+    data, corruption = prepare_data(DataConfig(str(folder), validation="none", noise=LabelNoise(0.5)))
+    assert corruption.wrong == 8
+    assert (data.test.labels == torch.arange(2).repeat_interleave(8)).all()
+
+
+def test_validation_stays_clean(folder):
+    for name in ("e", "f", "g", "h"):
+        (folder / name).mkdir()
+        Image.new("RGB", (40, 36)).save(folder / name / "0.png")
+        Image.new("RGB", (40, 36)).save(folder / name / "1.png")
+    data, corruption = prepare_data(DataConfig(str(folder), validation="half", noise=LabelNoise(0.5)))
+    assert data.train.class_names == ("a", "b")
+    assert data.validation.class_names == ("c", "d")
+    assert corruption.class_names == ("a", "b")
+
+
+def test_a_noise_list_with_validation_is_refused(folder, tmp_path):
+    (tmp_path / "list.csv").write_text("a/0.png,b\n")
+    noise = LabelNoise(variant="list", file=tmp_path / "list.csv")
+    with pytest.raises(ValueError, match="data.validation must be none"):
+        prepare_data(DataConfig(str(folder), validation="half", noise=noise))
