@@ -138,7 +138,7 @@ def theory(
     _print_line(console, f"{out / 'field.png'}: the class potentials and forces of the paper's Figure 2")
 
 
-def demo(out: Path = Path("out/demo"), epochs: int = 8, seed: int = 0) -> None:
+def demo(out: Path = Path("out/demo"), epochs: int = 6, seed: int = 0) -> None:
     """Train on the embedded glyphs by several methods, search among unseen letters, write a report as one HTML page.
 
     Args:

@@ -208,7 +208,7 @@ def test_a_record_with_other_columns_is_refused(tmp_path):
     [
         ({"rate": 1.5}, r"must lie in \[0, 1\], got 1.5"),
         ({"rate": float("nan")}, r"must lie in \[0, 1\], got nan"),
-        ({"variant": "exakt"}, "got 'exakt'; did you mean exact?"),
+        ({"variant": "exakt"}, "got 'exakt'; did you mean 'exact'?"),
         ({"variant": "list"}, "must have a file if and only if it is a list"),
         ({"file": Path("noise.csv")}, "must have a file if and only if it is a list"),
         ({"rate": 0.2, "variant": "list", "file": Path("noise.csv")}, "must stay 0 for a list"),

@@ -461,7 +461,7 @@ def test_the_data_sets_have_these_names():
 @pytest.mark.parametrize(
     ("name", "root", "message"),
     [
-        ("inshop", None, "got 'inshop'; did you mean in-shop?"),
+        ("inshop", None, "got 'inshop'; did you mean 'in-shop'?"),
         ("nothing-like-it", None, "must be one of glyphs, cub, .*got 'nothing-like-it'$"),
         ("cub", None, "cub must have a root, the folder to read, got none"),
         ("csv", None, "csv must have a root, the file to read, got none"),

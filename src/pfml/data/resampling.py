@@ -77,8 +77,9 @@ def resample(image_of: Callable[[int], Tensor], windows: Windows, *, pool: Execu
         else:
             out[row] = _weigh_one(image, windows.rows(slice(row, row + 1)))
 
-    for _ in (map if pool is None else pool.map)(fill, range(len(windows))):
-        pass
+    with full_precision(out.device):  # here and not in the threads, since the switch belongs to the whole process
+        for _ in (map if pool is None else pool.map)(fill, range(len(windows))):
+            pass
     return out.clamp_(0.0, 1.0) if windows.interpolation == "bicubic" else out
 
 
@@ -137,10 +138,11 @@ def resample_batch(pixels: PixelBuffer, windows: Windows, *, chunk_values: int =
         return _copy(pixels, windows)
     out = pixels.data.new_empty((len(windows), 3, windows.size, windows.size), dtype=torch.float32)
     first, end = windows.footprint()
-    for chosen in _chunks(end - first, chunk_values):
-        part = windows.rows(chosen)
-        crops = _weigh_one(pixels.image(int(part.indices)), part) if len(part) == 1 else _weigh(pixels, part)
-        out[_send(chosen, out.device)] = crops
+    with full_precision(out.device):
+        for chosen in _chunks(end - first, chunk_values):
+            part = windows.rows(chosen)
+            crops = _weigh_one(pixels.image(int(part.indices)), part) if len(part) == 1 else _weigh(pixels, part)
+            out[_send(chosen, out.device)] = crops
     return out
 
 
@@ -233,9 +235,8 @@ def _filter(distance: Tensor, interpolation: str) -> Tensor:
 def _products(sources: Tensor, row_weights: Tensor, column_weights: Tensor, interpolation: str) -> Tensor:
     """(B, 3, height, width) -> (B, 3, size, size) in [0, 1]: columns first, then rows."""
     count, _, height, width = sources.shape
-    with full_precision(sources.device):
-        narrow = torch.bmm(sources.view(count, 3 * height, width), column_weights.transpose(1, 2))
-        crops = torch.matmul(row_weights[:, None], narrow.view(count, 3, height, -1)) / 255.0
+    narrow = torch.bmm(sources.view(count, 3 * height, width), column_weights.transpose(1, 2))
+    crops = torch.matmul(row_weights[:, None], narrow.view(count, 3, height, -1)) / 255.0
     return crops.clamp_(0.0, 1.0) if interpolation == "bicubic" else crops
 
 

@@ -33,7 +33,7 @@ __all__ = ["run_demo"]
 MARK = "made-by-pfml-demo"
 
 
-def run_demo(out: Path, *, console: Console, epochs: int = 8, seed: int = 0, data: RetrievalData | None = None) -> Path:
+def run_demo(out: Path, *, console: Console, epochs: int = 6, seed: int = 0, data: RetrievalData | None = None) -> Path:
     """Train and compare the methods, print a table, write a page of results; the page's path, out/report.html.
 
     Args:
@@ -44,7 +44,7 @@ def run_demo(out: Path, *, console: Console, epochs: int = 8, seed: int = 0, dat
         data: Other letters, as pixels; None for the glyphs.
     """
     out = Path(out)
-    config = replace(shipped_config("glyphs"), epochs=epochs, seed=seed, log_every=1)
+    config = replace(shipped_config("glyphs"), epochs=epochs, seed=seed, log_every=5)
     losses = demo_losses(config)
     _clear(out, losses)
     data = read_glyphs() if data is None else data
