@@ -6,11 +6,11 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 help:
-	@echo "make demo       draw the field of the paper's Figure 2 and check Prop. 1 and Corollary 1 (out/)"
+	@echo "make demo       train on the embedded letters by three methods, write a report (out/demo/report.html)"
 	@echo "make test       run the test suite"
 	@echo "make test-slow  run the tests that take minutes"
 	@echo "make lint       check style and types"
-	@echo "make bench      time the field on this CPU (out/bench/)"
+	@echo "make bench      time the field and the evaluation on this CPU (out/bench/)"
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -41,6 +41,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 bench: $(READY)
+	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/field.py
 
 clean:

@@ -59,6 +59,20 @@ def test_options_override_the_configuration_wherever_it_stands(tmp_path):
     assert resolved["optimizer"]["name"] == "adamw"
 
 
+@pytest.mark.parametrize("given", [["--loss.name=proxy-anchor"], ["--loss.name", "proxy-anchor"]])
+def test_another_loss_does_not_inherit_the_options_of_the_configuration_s(capsys, given):
+    with pytest.raises(SystemExit):
+        main(["train", *given, "--config", "cub-resnet50-512", "--loss.options.margin=0.2", "--print_config"])
+    assert yaml.safe_load(capsys.readouterr().out)["loss"] == {"name": "proxy-anchor", "options": {"margin": 0.2}}
+
+
+def test_naming_the_configuration_s_own_loss_keeps_its_options(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--config=cub-resnet50-512", "--loss.name=pfml", "--loss.options.delta=0.3", "--print_config"])
+    options = yaml.safe_load(capsys.readouterr().out)["loss"]["options"]
+    assert options == {"proxies_per_class": 15, "delta": 0.3, "alpha": 3.0}
+
+
 def test_the_written_configuration_can_be_trained_again(trained, tmp_path):
     main(["train", f"--config={trained / 'config.yaml'}", f"--out={tmp_path / 'again'}"])
     results = [json.loads((folder / "results.json").read_text()) for folder in (trained, tmp_path / "again")]

@@ -221,16 +221,33 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _with_config_first(arguments: list[str]) -> list[str]:
-    """--config moved before the other options, so that these override it wherever it stands; names made files."""
-    configs, others = [], []
+    """--config moved before the other options, so that these override it wherever it stands; names made files.
+
+    Options of a loss make no sense for another one: those of the configuration are dropped if --loss.name names one.
+    """
+    configs, others, loss = [], [], None
     rest = iter(arguments)
     for argument in rest:
         option, separator, value = argument.partition("=")
+        if option in ("--config", "--loss.name"):
+            value = value if separator else next(rest, "")
         if option == "--config":
-            configs += ["--config", _config_file(value if separator else next(rest, ""))]
-        else:
-            others.append(argument)
-    return [*others[:1], *configs, *others[1:]]
+            configs.append(_config_file(value))
+            continue
+        others += [f"{option}={value}"] if option == "--loss.name" else [argument]
+        loss = value if option == "--loss.name" else loss
+    fresh = ["--loss.options={}"] if loss is not None and any(_loss_name(file) != loss for file in configs) else []
+    return [*others[:1], *(f"--config={file}" for file in configs), *fresh, *others[1:]]
+
+
+def _loss_name(config_file: str) -> str | None:
+    """The loss that a configuration names; None if it cannot be read, which the parser will say."""
+    import yaml
+
+    try:
+        return yaml.safe_load(Path(config_file).read_text(encoding="utf-8"))["loss"]["name"]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+        return None
 
 
 def _config_file(name: str) -> str:

@@ -54,39 +54,6 @@ def test_training_separates_the_classes_it_trains_on(tmp_path, name):
     assert fit(embedder) > 1.5 * before
 
 
-@pytest.mark.parametrize("changes", [{}, {"loss": LossConfig("proxy-anchor")}, {"batch": BatchConfig(32, 0)}])
-@pytest.mark.parametrize("step", [1, 3, 4, 7])
-def test_a_run_that_was_interrupted_at_any_step_ends_as_one_that_was_not(tmp_path, step, changes):
-    run(tmp_path / "whole", **changes)
-    with pytest.raises(KeyboardInterrupt, match=f"stopped at step {step}, state saved"):
-        run(tmp_path / "broken", monitor=InterruptAt(step), **changes)
-    run(tmp_path / "broken", resume=True, **changes)
-
-    (tensors, state), (resumed_tensors, resumed_state) = outcome(tmp_path / "whole"), outcome(tmp_path / "broken")
-    assert resumed_state == state
-    assert tensors.keys() == resumed_tensors.keys()
-    for name in tensors:
-        assert torch.equal(tensors[name], resumed_tensors[name]), name
-    whole, broken = (RunFolder(tmp_path / name).entries("step") for name in ("whole", "broken"))
-    assert [(entry["step"], entry["loss"]) for entry in broken] == [(entry["step"], entry["loss"]) for entry in whole]
-
-
-def test_a_run_with_dropout_resumes_exactly(tmp_path):
-    def with_dropout():
-        torch.manual_seed(1)
-        embedder = small_embedder()
-        embedder.backbone.layers.append(torch.nn.Dropout(0.5))
-        return embedder
-
-    run(tmp_path / "whole", embedder=with_dropout())
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "broken", embedder=with_dropout(), monitor=InterruptAt(3))
-    run(tmp_path / "broken", embedder=with_dropout(), resume=True)
-    whole, broken = outcome(tmp_path / "whole"), outcome(tmp_path / "broken")
-    assert whole[1] == broken[1]
-    assert all(torch.equal(whole[0][name], broken[0][name]) for name in whole[0])
-
-
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         run(tmp_path / name, seed=seed)
