@@ -133,7 +133,16 @@ def test_images_are_embedded_to_an_archive(trained, tmp_path):
     for number in range(3):
         Image.new("L", (40, 50), 80 * number).save(tmp_path / "images" / "deep" / f"{number}.png")
     Image.new("L", (40, 50)).save(tmp_path / "other.png")
-    main(["embed", str(trained), f"[{tmp_path / 'images'},{tmp_path / 'other.png'}]", f"--out={tmp_path / 'out.npz'}"])
+    main(
+        [
+            "embed",
+            str(trained),
+            str(tmp_path / "images"),
+            str(tmp_path / "other.png"),
+            "--out",
+            str(tmp_path / "out.npz"),
+        ]
+    )
     with numpy.load(tmp_path / "out.npz", allow_pickle=False) as archive:
         assert archive["embeddings"].shape == (4, 64)
         assert numpy.allclose(numpy.linalg.norm(archive["embeddings"], axis=1), 1, atol=1e-5)
@@ -152,7 +161,8 @@ def test_images_are_embedded_to_an_archive(trained, tmp_path):
         (["train", "--config=cub-resnet50-512"], 1, "cub must have a root"),
         (["train", "--resume=nowhere"], 1, "no such file"),
         (["evaluate", "nowhere"], 1, "nowhere"),
-        (["embed", "nowhere", "[nothing.png]"], 1, "nothing.png"),
+        (["embed", "nowhere", "nothing.png"], 1, "nothing.png"),
+        (["embed", "nowhere", "nothing.png", "--out=x.csv"], 1, "must end in .npz"),
         (["trian"], 2, "trian"),
         (["theory", "--trials=0"], 1, "trials"),
     ],

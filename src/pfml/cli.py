@@ -32,6 +32,7 @@ DESCRIPTION = "Potential field based deep metric learning (CVPR 2025)."
 def train(config: RunConfig, out: Path | None = None, resume: Path | None = None) -> None:
     """Train an embedder and evaluate it on unseen classes: log, checkpoints, model and results in a run folder."""
     from pfml.training.config_files import read_config
+    from pfml.training.interrupts import Interrupted
     from pfml.training.monitor import ProgressMonitor
     from pfml.training.run import RunConfig, run
 
@@ -44,9 +45,9 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
     _print_line(console, f"{config.loss.name} on {config.data.name}, {config.model.backbone}, in {out}")
     try:
         results = run(config, out, resume=resume is not None, monitor=ProgressMonitor(console))
-    except KeyboardInterrupt as interrupt:
-        _print_line(console, f"{interrupt or 'interrupted'}; go on with: pfml train --resume {out}")
-        sys.exit(130)
+    except Interrupted as interrupt:
+        _print_line(console, f"{interrupt}; go on with: pfml train --resume {out}")
+        sys.exit(128 + interrupt.signal)
     _print_results(console, results)
     _print_line(console, f"{out}: config, log, results; the model: pfml.load_embedder({str(out)!r})")
 
@@ -64,11 +65,13 @@ def evaluate(run: Path, data: str | None = None, root: Path | None = None, nmi: 
     from pfml.evaluation import evaluate as metrics_of
     from pfml.models import load_embedder
     from pfml.training.config_files import read_config
-    from pfml.training.loop import resolve_device
+    from pfml.training.environment import resolve_device
     from pfml.training.monitor import ProgressMonitor
 
     console = _console()
     if data is None:
+        if not (run / "config.yaml").is_file():
+            raise ValueError(f"{run} does not say its data: name it with --data, and --root if it is not a path")
         config = read_config(run / "config.yaml").data
         data, root = config.name, root or config.root
     images = load_data(data, root)
@@ -92,11 +95,13 @@ def embed(run: Path, images: list[Path], out: Path = Path("embeddings.npz"), bat
     from pfml.data.readers.folder import image_files
     from pfml.evaluation import embed as embeddings_of
     from pfml.evaluation import write_embeddings
+    from pfml.evaluation.archive import refuse_ending
     from pfml.models import load_embedder
-    from pfml.training.loop import resolve_device
+    from pfml.training.environment import resolve_device
     from pfml.training.monitor import ProgressMonitor
 
     console = _console()
+    refuse_ending(out)
     files = image_files(images)
     embedder = load_embedder(run).to(resolve_device("auto"))
     track = ProgressMonitor(console).track
@@ -185,6 +190,10 @@ def create_parser() -> Parser:
         subparser = Parser(description=summary)
         if command is train:
             _add_train_arguments(subparser)
+        elif command is embed:
+            subparser.add_argument("run", type=Path, help="Folder of a run, or of a saved embedder.")
+            subparser.add_argument("images", type=Path, nargs="+", help="Image files, or folders with images in them.")
+            subparser.add_function_arguments(command, skip={"run", "images"})
         else:
             subparser.add_function_arguments(command, as_positional=True)
         subcommands.add_subcommand(name, subparser, help=summary)
@@ -216,8 +225,11 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         values = vars(parser.instantiate(parsed)[command])
         COMMANDS[command](**_train_arguments(values) if command == "train" else values)
-    except (ValueError, OSError, NonFiniteLossError) as error:
+    except (ValueError, OSError, ImportError, NonFiniteLossError) as error:
         sys.exit(f"pfml {command}: error: {error}")
+    except KeyboardInterrupt:
+        sys.stderr.write(f"pfml {command}: interrupted\n")
+        sys.exit(130)
 
 
 def _with_config_first(arguments: list[str]) -> list[str]:

@@ -35,7 +35,10 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
     with _replacing(Path(path)) as temporary:
         temporary.touch()
         permissions = temporary.stat().st_mode  # those of any new file; safetensors makes its files private
-        save_file(_separate(tensors), temporary, metadata)
+        try:
+            save_file(_separate(tensors), temporary, metadata)
+        except SafetensorError as error:  # its way to say that a disk is full
+            raise OSError(f"{path} could not be written: {error}") from None
         temporary.chmod(permissions)
         return sha256_of(temporary)
 

@@ -288,7 +288,27 @@ def test_class_folders_are_halved_and_searched_deeply_for_images_of_any_suffix(t
     assert data.train.labels.tolist() == [0, 0, 1]
     assert data.test.class_names == ("c", "d")
     assert data.test.images == (tmp_path / "c/x.tiff", tmp_path / "d/1.JPG")
-    assert data.remarks == ()
+    assert data.remarks == (f"{Path('c', 'notes.txt')} in {tmp_path} left out: no name of an image",)
+
+
+def test_a_link_to_a_folder_around_a_class_brings_no_other_classes_into_it(tmp_path):
+    for file in ("a/1.png", "b/1.png"):
+        draw(tmp_path / file)
+    (tmp_path / "a" / "loop").symlink_to(tmp_path, target_is_directory=True)
+    data = load_data("folder", tmp_path)
+    assert data.train.images == (tmp_path / "a/1.png",)
+
+
+def test_a_broken_csv_line_is_named(tmp_path):
+    (tmp_path / "a.csv").write_text('path,label\n"' + "x" * 200_000)
+    with pytest.raises(ValueError, match="a.csv, line .* must be a line of a CSV table"):
+        load_data("csv", tmp_path / "a.csv")
+
+
+def test_a_csv_with_two_columns_of_one_name_is_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("path,label,label\na.png,1,2\n")
+    with pytest.raises(ValueError, match="one column label, got 2"):
+        load_data("csv", tmp_path / "a.csv")
 
 
 def test_folders_named_by_numbers_are_in_their_order(tmp_path):

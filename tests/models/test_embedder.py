@@ -298,25 +298,31 @@ def test_saving_again_replaces_the_model(embedder: Embedder, saved: Path) -> Non
         embedder.head.linear.weight.mul_(-1)
     embedder.save(saved)
     assert torch.equal(load_embedder(saved).head.linear.weight, embedder.head.linear.weight)
-    assert sorted(path.name for path in saved.iterdir()) == ["README.md", "model.json", "model.safetensors"]
+    assert {path.name for path in saved.iterdir()} == {"README.md", "model.json", weights_of(saved).name}
 
 
-def test_the_manifest_comes_last_so_that_a_crash_leaves_no_false_promise(
-    embedder: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def weights_of(folder: Path) -> Path:
+    (path,) = folder.glob("model-*.safetensors")
+    return path
+
+
+def test_a_save_that_fails_leaves_the_model_before_it(
+    embedder: Embedder, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import pfml.models.bundle
+    before = embedder.head.linear.weight.detach().clone()
+    with torch.no_grad():
+        embedder.head.linear.weight.mul_(-1)
 
-    order: list[str] = []
-    save, write = pfml.models.bundle.save_tensors, pfml.models.bundle.write_atomically
-    monkeypatch.setattr(
-        pfml.models.bundle, "save_tensors", lambda path, tensors: (order.append(path.name), save(path, tensors))[1]
-    )
-    monkeypatch.setattr(
-        pfml.models.bundle, "write_atomically", lambda path, content: (order.append(path.name), write(path, content))
-    )
-    embedder.save(tmp_path)
-    assert order[0] == "model.safetensors"
-    assert order[-1] == "model.json"
+    def full(path: Path, content: bytes) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pfml.bundles.write_atomically", full)
+        with pytest.raises(OSError, match="no space left"):
+            embedder.save(saved)
+    assert torch.equal(load_embedder(saved).head.linear.weight, before)
+    embedder.save(saved)
+    assert len(list(saved.glob("*.safetensors"))) == 1
 
 
 def test_the_model_card_says_what_it_is_and_how_to_load_it(embedder: Embedder, tmp_path: Path) -> None:
@@ -327,17 +333,17 @@ def test_the_model_card_says_what_it_is_and_how_to_load_it(embedder: Embedder, t
 
 
 def flip_a_weight(folder: Path) -> None:
-    content = bytearray((folder / "model.safetensors").read_bytes())
+    content = bytearray(weights_of(folder).read_bytes())
     content[-100] ^= 1
-    (folder / "model.safetensors").write_bytes(content)
+    weights_of(folder).write_bytes(content)
 
 
 def cut_the_weights(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-4])
+    weights_of(folder).write_bytes(weights_of(folder).read_bytes()[:-4])
 
 
 def drop_the_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
+    weights_of(folder).unlink()
 
 
 def drop_the_manifest(folder: Path) -> None:
@@ -360,9 +366,9 @@ def write_a_later_version(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "error", "message"),
     [
-        (flip_a_weight, DamagedFileError, r"model.safetensors must have sha256"),
-        (cut_the_weights, DamagedFileError, r"model.safetensors must have [\d,]+ bytes, got"),
-        (drop_the_weights, FileNotFoundError, r"must have model.safetensors beside its model.json"),
+        (flip_a_weight, DamagedFileError, r"safetensors must have sha256"),
+        (cut_the_weights, DamagedFileError, r"safetensors must have [\d,]+ bytes, got"),
+        (drop_the_weights, FileNotFoundError, r"model.json must have model-.*safetensors beside it"),
         (drop_the_manifest, FileNotFoundError, r"there is no model.json in either"),
         (cut_the_manifest, DamagedFileError, r"model.json must be a whole JSON file"),
         (change_the_mean, DamagedFileError, r"model.json does not match its own checksum"),
@@ -379,31 +385,31 @@ def test_a_damaged_model_is_refused_by_name(
 
 
 def test_every_flipped_byte_of_the_manifest_is_noticed(saved: Path) -> None:
-    from pfml.models.bundle import _read_manifest
+    from pfml.bundles import read_manifest
 
     path = saved / "model.json"
     content = path.read_bytes()
-    whole = _read_manifest(path)
+    whole = read_manifest(path)
     for place in range(0, len(content), 7):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         try:
             # white space may turn into other white space; nothing else may pass
-            assert _read_manifest(path) == whole
+            assert read_manifest(path) == whole
         except ValueError as error:
             assert "model.json" in str(error)
 
 
 def test_nan_weights_are_neither_saved_nor_loaded(embedder: Embedder, saved: Path, tmp_path: Path) -> None:
-    from pfml.models.bundle import _digest
+    from pfml.bundles import _digest
 
     with torch.no_grad():
         embedder.head.linear.bias[3] = float("nan")
-    with pytest.raises(DamagedFileError, match=r"'head.linear.bias' of the model that is to be saved"):
+    with pytest.raises(DamagedFileError, match=r"'head.linear.bias' of what is to be saved"):
         embedder.save(tmp_path / "nan")
     assert not (tmp_path / "nan").exists()
     manifest = json.loads((saved / "model.json").read_text())
     manifest.pop("manifest_sha256")
-    path = saved / "model.safetensors"
+    path = weights_of(saved)
     manifest["tensors"]["sha256"] = save_tensors(path, embedder.state_dict())
     manifest["tensors"]["bytes"] = path.stat().st_size
     (saved / "model.json").write_text(json.dumps({**manifest, "manifest_sha256": _digest(manifest)}))
@@ -413,14 +419,37 @@ def test_nan_weights_are_neither_saved_nor_loaded(embedder: Embedder, saved: Pat
 
 def test_weights_of_another_model_beside_a_manifest_are_refused(saved: Path, tmp_path: Path) -> None:
     create_embedder("convnet", embedding_dim=16).save(tmp_path / "other")
-    shutil.copy(tmp_path / "other" / "model.safetensors", saved / "model.safetensors")
+    shutil.copy(weights_of(tmp_path / "other"), weights_of(saved))
     with pytest.raises(DamagedFileError, match="sha256"):
         load_embedder(saved)
 
 
 def test_no_pickle_is_written(saved: Path) -> None:
     manifest = json.loads((saved / "model.json").read_text())
-    assert manifest["tensors"]["sha256"] == sha256_of(saved / "model.safetensors")
-    header = int.from_bytes((saved / "model.safetensors").read_bytes()[:8], "little")
-    names = json.loads((saved / "model.safetensors").read_bytes()[8 : 8 + header])
+    assert manifest["tensors"]["sha256"] == sha256_of(weights_of(saved))
+    header = int.from_bytes(weights_of(saved).read_bytes()[:8], "little")
+    names = json.loads(weights_of(saved).read_bytes()[8 : 8 + header])
     assert {"head.linear.weight", "backbone.layers.0.weight"} < names.keys()
+
+
+@pytest.mark.parametrize(
+    ("image", "error", "words"),
+    [
+        (torch.zeros(3, 8, 8, dtype=torch.int64), TypeError, "uint8 or floats"),
+        (torch.zeros(3, 8, 8, dtype=torch.bool), TypeError, "uint8 or floats"),
+        (torch.full((3, 8, 8), 200.0), ValueError, r"lie in \[0, 1\], got 200 to 200 at index 1"),
+        (torch.full((3, 8, 8), torch.nan), ValueError, "got nan"),
+        (torch.zeros(3, 0, 8), ValueError, "got shape"),
+    ],
+)
+def test_tensors_that_are_no_images_are_not_encoded(
+    embedder: Embedder, image: torch.Tensor, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        embedder.encode([torch.rand(3, 8, 8), image])
+
+
+def test_one_image_must_be_put_in_a_list_and_a_generator_need_not(embedder: Embedder) -> None:
+    with pytest.raises(TypeError, match="put it in a list"):
+        embedder.encode(Image.new("RGB", (8, 8)))  # type: ignore[arg-type]
+    assert embedder.encode(Image.new("RGB", (8, 8)) for _ in range(2)).shape[0] == 2

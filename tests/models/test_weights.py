@@ -152,7 +152,7 @@ def test_a_hub_that_cannot_be_reached_says_how_to_pass_a_file(monkeypatch: pytes
 
     monkeypatch.setattr(timm, "create_model", unreachable)
     message = r"resnet10t could not be fetched .*name resolution failed.*--model.weights FILE.*efficientnet_lite0"
-    with pytest.raises(RuntimeError, match=message):
+    with pytest.raises(ConnectionError, match=message):
         load_weights(backbone, "hub")
 
 

@@ -21,7 +21,7 @@ def test_what_was_saved_comes_back(tmp_path):
 
 
 def test_only_the_newest_checkpoint_is_kept(tmp_path):
-    (tmp_path / ".step-1.partial").write_bytes(b"left by a kill")
+    (tmp_path / ".last-1.partial").write_bytes(b"left by a kill")
     for step in (1, 2, 2):
         save(tmp_path, step)
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".safetensors"]
@@ -30,14 +30,14 @@ def test_only_the_newest_checkpoint_is_kept(tmp_path):
 
 def test_a_save_that_fails_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
     save(tmp_path, 1)
-    monkeypatch.setattr("pfml.training.checkpoint.write_atomically", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    monkeypatch.setattr("pfml.bundles.write_atomically", lambda *_: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(OSError, match="full"):
         save(tmp_path, 2)
     assert load_checkpoint(tmp_path)[1]["step"] == 1
 
 
 def test_no_checkpoint_is_said_in_words(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nothing to resume"):
+    with pytest.raises(FileNotFoundError, match="must hold a checkpoint"):
         load_checkpoint(tmp_path)
 
 
@@ -56,7 +56,7 @@ def test_a_changed_manifest_is_refused_by_name(tmp_path):
     save(tmp_path)
     path = tmp_path / "last.json"
     path.write_text(path.read_text().replace('"step": 7', '"step": 8'))
-    with pytest.raises(DamagedFileError, match="last.json was changed"):
+    with pytest.raises(DamagedFileError, match="last.json does not match its own checksum"):
         load_checkpoint(tmp_path)
 
 
@@ -68,23 +68,24 @@ def test_something_else_in_place_of_the_manifest_is_refused_by_name(tmp_path, co
         load_checkpoint(tmp_path)
 
 
-def test_weights_that_are_not_finite_are_refused_by_name(tmp_path):
-    save_checkpoint(tmp_path, {"embedder/weight": torch.tensor([1.0, torch.nan])}, {"step": 1})
+def test_weights_that_are_not_finite_never_replace_a_checkpoint(tmp_path):
+    save(tmp_path, 1)
     with pytest.raises(DamagedFileError, match="embedder/weight"):
-        load_checkpoint(tmp_path)
+        save_checkpoint(tmp_path, {"embedder/weight": torch.tensor([1.0, torch.nan])}, {"step": 2})
+    assert load_checkpoint(tmp_path)[1]["step"] == 1
 
 
 def test_another_format_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("pfml.training.checkpoint.FORMAT", 2)
+    monkeypatch.setattr("pfml.bundles.FORMAT_VERSION", 2)
     save(tmp_path)
     monkeypatch.undo()
-    with pytest.raises(DamagedFileError, match="must have format 1, got 2"):
+    with pytest.raises(DamagedFileError, match="must have format_version 1, got 2"):
         load_checkpoint(tmp_path)
 
 
 def test_the_manifest_is_json_a_person_can_read(tmp_path):
     save(tmp_path)
-    assert json.loads((tmp_path / "last.json").read_text())["content"]["state"]["step"] == 7
+    assert json.loads((tmp_path / "last.json").read_text())["state"]["step"] == 7
 
 
 def test_an_optimiser_goes_on_with_its_moments():

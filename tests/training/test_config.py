@@ -35,6 +35,7 @@ def test_defaults_are_the_values_of_the_paper_s_supplement():
         (lambda: TrainConfig(epochs=0), "epochs must be >= 1, got 0"),
         (lambda: TrainConfig(checkpoint_every=-1), "checkpoint_every"),
         (lambda: TrainConfig(log_every=0), "log_every"),
+        (lambda: TrainConfig(seed=2**70), "seed"),
     ],
 )
 def test_values_without_a_meaning_are_refused(make, message):
@@ -63,7 +64,9 @@ def test_a_mistyped_key_in_a_file_is_named(tmp_path):
         read_config(tmp_path / "config.yaml")
 
 
-@pytest.mark.parametrize("content", ["[1, 2]", "epochs: [", "epochs: many", "", "!!python/object/apply:os.getcwd []"])
+@pytest.mark.parametrize(
+    "content", ["[1, 2]", "epochs: [", "epochs: many", "", "epochs: 3", "!!python/object/apply:os.getcwd []"]
+)
 def test_a_file_that_is_no_configuration_is_refused_by_name(tmp_path, content):
     path = tmp_path / "config.yaml"
     path.write_text(content)

@@ -1,11 +1,12 @@
 import json
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
 
-from pfml.data import SeenClassError, with_validation
+from pfml.data import RetrievalData, SeenClassError, with_validation
 from pfml.evaluation import embed, evaluate, retrieval_metrics
 from pfml.models import create_embedder, load_embedder
 from pfml.training import BatchConfig, LossConfig, Monitor, NonFiniteLossError, OptimizerConfig, ScheduleConfig, train
@@ -96,7 +97,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
 def test_a_run_goes_on_only_with_the_configuration_it_began_with(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "run", monitor=InterruptAt(1))
-    with pytest.raises(ValueError, match="configuration it began with, got seed: was 0, now 5"):
+    with pytest.raises(ValueError, match="configuration it began with, got seed: it was 0, now 5"):
         run(tmp_path / "run", resume=True, seed=5)
 
 
@@ -105,6 +106,54 @@ def test_a_run_goes_on_only_with_the_classes_it_began_with(tmp_path):
         run(tmp_path / "run", monitor=InterruptAt(1))
     with pytest.raises(ValueError, match="was trained on 8 classes"):
         run(tmp_path / "run", resume=True, data=with_validation(letters(), "half"), batch=BatchConfig(16, 4))
+
+
+def test_a_run_goes_on_only_with_the_labels_it_began_with(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", monitor=InterruptAt(1))
+    other = letters().train.labels.flip(0)
+    data = replace(letters(), train=letters().train.with_labels(other))
+    with pytest.raises(ValueError, match="other images or labels"):
+        run(tmp_path / "run", resume=True, data=data)
+
+
+def test_a_run_goes_on_only_with_the_network_it_began_with(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", monitor=InterruptAt(1))
+    with pytest.raises(ValueError, match="'pooling': 'avg\\+max'.*'pooling': 'max'"):
+        run(tmp_path / "run", resume=True, embedder=create_embedder("convnet", embedding_dim=8, pooling="max"))
+
+
+def test_a_run_without_a_checkpoint_resumes_at_its_first_step(tmp_path):
+    class CrashAt(Monitor):
+        def step(self, *_):
+            raise RuntimeError("power cut")
+
+    run(tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(tmp_path / "broken", monitor=CrashAt())
+    run(tmp_path / "broken", resume=True)
+    assert torch.equal(learned(tmp_path / "whole"), learned(tmp_path / "broken"))
+
+
+def test_data_on_which_nothing_can_be_found_are_refused_before_training(tmp_path):
+    lonely = letters().test.subset([0, 16, 32, 48])
+    with pytest.raises(ValueError, match="no test image has another image of its class"):
+        run(tmp_path / "run", data=replace(letters(), test=lonely))
+
+
+def test_what_an_embedder_learned_before_is_not_forgotten(tmp_path):
+    embedder = small_embedder()
+    run(tmp_path / "first", embedder=embedder, epochs=1)
+    swapped = RetrievalData("swapped", train=letters().test, test=letters().train)
+    with pytest.raises(SeenClassError, match="LATIN CAPITAL LETTER A"):
+        run(tmp_path / "second", embedder=embedder, epochs=1, data=swapped, batch=BatchConfig(16, 4))
+
+
+def test_an_embedder_is_left_ready_for_use(tmp_path):
+    embedder = small_embedder()
+    run(tmp_path / "run", embedder=embedder, epochs=1)
+    assert not embedder.training
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_before_the_update(tmp_path, monkeypatch):
@@ -119,6 +168,16 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_update(tmp_path, mon
     record = json.loads((tmp_path / "run" / "failed_batch.json").read_text())
     assert len(record["images"]) == 32
     assert all("DejaVu" in name or "STIX" in name for name in record["images"])
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_before_the_update(tmp_path):
+    torch.manual_seed(1)
+    embedder = small_embedder()
+    embedder.head.linear.weight.register_hook(lambda gradient: gradient * torch.nan)
+    before = embedder.head.linear.weight.detach().clone()
+    with pytest.raises(NonFiniteLossError, match="the norm of the gradient is nan at step 0"):
+        run(tmp_path / "run", embedder=embedder)
+    assert torch.equal(embedder.head.linear.weight, before)
 
 
 def test_embeddings_that_are_not_finite_stop_the_run_with_the_batch_named(tmp_path):
@@ -249,8 +308,11 @@ def test_a_missing_gpu_is_said_in_words(tmp_path):
 
 
 def test_a_batch_larger_than_the_set_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="classes_per_batch must not exceed the 8 classes"):
+    with pytest.raises(ValueError, match="needs 9 training classes, and there are 8: lower batch.size to 32"):
         run(tmp_path / "run", batch=BatchConfig(36, 4))
+    with pytest.raises(ValueError, match="batch.size must not exceed the 128 training images, got 200"):
+        run(tmp_path / "run", batch=BatchConfig(200, 0))
+    run(tmp_path / "run", epochs=1)  # what was refused has not taken the folder
 
 
 @pytest.mark.gpu

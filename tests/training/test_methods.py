@@ -50,6 +50,11 @@ def test_an_unknown_option_is_refused_with_the_nearest_name():
         LossConfig("pfml", {"detla": 0.3})
 
 
+def test_a_value_of_the_wrong_kind_is_named():
+    with pytest.raises(ValueError, match="'alpha': 'abc'"):
+        create_loss(LossConfig("pfml", {"alpha": "abc"}), 3, 8)
+
+
 def test_num_classes_is_no_option():
     with pytest.raises(ValueError, match="num_classes"):
         LossConfig("pfml", {"num_classes": 3})

@@ -55,13 +55,43 @@ def test_the_run_keeps_its_resolved_configuration(folder, tmp_path):
     assert read_config(tmp_path / "run" / "config.yaml") == asked
 
 
-def test_a_broken_image_is_named_before_training_starts(folder, tmp_path):
-    (folder / "a" / "3.png").write_bytes((folder / "a" / "3.png").read_bytes()[:40])
-    (folder / "d" / "5.png").write_text("no image")
-    (folder / "b" / "2.png").unlink()
-    with pytest.raises(ValueError, match="3.png"):
+def test_broken_images_are_all_named_before_training_starts(folder, tmp_path):
+    whole = (folder / "a" / "3.png").read_bytes()
+    (folder / "a" / "3.png").write_bytes(whole[: len(whole) * 3 // 4])  # a good header, half of the pixels
+    (folder / "b" / "5.png").write_text("no image")
+    (folder / "b" / "6.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"(?s)3 of 16 images cannot be read.*3\.png.*5\.png.*6\.png"):
         run(config(folder), tmp_path / "run")
-    assert not (tmp_path / "run" / "log.jsonl").exists()
+    (folder / "a" / "3.png").write_bytes(whole)
+    (folder / "b" / "5.png").write_bytes(whole)
+    (folder / "b" / "6.png").write_bytes(whole)
+    run(config(folder), tmp_path / "run")  # the folder was not taken
+
+
+def test_a_run_resumes_from_another_working_directory(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    run(config(folder.name), tmp_path / "run")
+    monkeypatch.chdir("/")
+    run(read_config(tmp_path / "run" / "config.yaml"), tmp_path / "run", resume=True)
+
+
+def test_a_run_does_not_resume_with_other_noise(folder, tmp_path):
+    data = DataConfig(str(folder), noise=LabelNoise(0.25))
+    run(config(folder, data=data), tmp_path / "run")
+    before = (tmp_path / "run" / "noise.csv").read_bytes()
+    other = replace(data, noise=LabelNoise(0.5))
+    with pytest.raises(ValueError, match="other images or labels"):
+        run(config(folder, data=other), tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "noise.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda: DataConfig(validation="third"), lambda: StorageConfig(workers=-1), lambda: StorageConfig(short_side=0)],
+)
+def test_values_without_a_meaning_are_refused_at_once(wrong):
+    with pytest.raises(ValueError, match="must"):
+        wrong()
 
 
 @pytest.mark.parametrize("storage", ["files", "memory"])

@@ -37,8 +37,14 @@ def test_what_a_resumed_run_will_write_again_is_forgotten(folder):
         folder.append("step", step, loss=1.0)
     with folder.log.open("a") as log:
         log.write('{"kind": "st')  # a kill in the middle of a line
-    folder.forget_after(2)
+        log.write("\n[1]\n")
+    folder.append("evaluation", 2, epoch=1)
+    folder.append("evaluation", 2, epoch=2)
+    (folder.path / ".results.json.partial").touch()
+    folder.forget_after(2, evaluations=1)
     assert [entry["step"] for entry in folder.entries("step")] == [1, 2]
+    assert [entry["epoch"] for entry in folder.entries("evaluation")] == [1]
+    assert not list(folder.path.glob(".*.partial"))
 
 
 def test_results_are_json(folder):

@@ -30,13 +30,14 @@ LISTED = 20
 class ImageError(ValueError):
     """A file that cannot be read as an image."""
 
-    def __init__(self, path: Path | str, reason: str) -> None:
+    def __init__(self, path: Path | str, reason: str = "") -> None:
+        # a DataLoader makes the errors of its workers anew from their text alone
         super().__init__(path, reason)
         self.path = path
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
+        return f"{self.path}: {self.reason}" if self.reason else str(self.path)
 
 
 class UnreadableImagesError(ValueError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,6 +78,24 @@ class ImageSet:
         if self.sources is not None:
             return self.sources[index]
         return f"image {index}" if isinstance(self.images, Tensor) else str(self.images[index])
+
+    def fingerprint(self) -> str:
+        """A digest of which images these are, by name, and of their labels; a move of the whole set keeps it."""
+        digest = hashlib.sha256(repr((self.class_names, self.labels.tolist())).encode())
+        if self.sources is None and isinstance(self.images, Tensor):
+            digest.update(self.images.contiguous().numpy().data)
+        else:
+            digest.update(repr(self.short_names()).encode(errors="surrogatepass"))
+        return digest.hexdigest()
+
+    def short_names(self) -> list[str]:
+        """The name of each image without the folders that all share."""
+        if self.sources is not None or isinstance(self.images, Tensor) or not len(self):
+            return [self.name_of(k) for k in range(len(self))]
+        folders = [path.absolute().parent for path in self.images]
+        shared = os.path.commonpath(folders)
+        names = zip(folders, self.images, strict=True)
+        return [(folder.relative_to(shared) / path.name).as_posix() for folder, path in names]
 
     def subset(self, indices: Tensor | Sequence[int]) -> ImageSet:
         """The images at `indices`, in that order; the classes stay as they are."""

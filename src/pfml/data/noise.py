@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -103,12 +102,12 @@ class Corruption:
         table.writerow(COLUMNS)
         for name, true, given in zip(self.image_names, self.true_labels, self.given_labels, strict=True):
             table.writerow((name, self.class_names[true], self.class_names[given]))
-        write_atomically(Path(path), text.getvalue().encode())
+        write_atomically(Path(path), text.getvalue().encode(errors="surrogateescape"))
 
     @classmethod
     def read(cls, path: Path, images: ImageSet) -> Corruption:
         """The corruption of `images`, with their true labels, that `write` wrote to `path`."""
-        index_of = {name: k for k, name in enumerate(_short_names(images))}
+        index_of = {name: k for k, name in enumerate(images.short_names())}
         class_of = {name: k for k, name in enumerate(images.class_names)}
         given_labels: dict[int, int] = {}
         with Path(path).open(encoding="utf-8", newline="") as text:
@@ -160,7 +159,7 @@ def _drawn(images: ImageSet, noise: LabelNoise) -> dict[int, int]:
 
 def _corruption(images: ImageSet, given_labels: dict[int, int], remarks: Sequence[str] = ()) -> Corruption:
     indices = torch.tensor(sorted(given_labels), dtype=torch.int64)
-    names = _short_names(images)
+    names = images.short_names()
     return Corruption(
         indices,
         images.labels[indices],
@@ -169,14 +168,6 @@ def _corruption(images: ImageSet, given_labels: dict[int, int], remarks: Sequenc
         images.class_names,
         tuple(remarks),
     )
-
-
-def _short_names(images: ImageSet) -> list[str]:
-    """The name of each image without the folders that all share, so that a record outlives a move of the data."""
-    if images.sources is not None or isinstance(images.images, Tensor) or not len(images):
-        return [images.name_of(k) for k in range(len(images))]
-    shared = os.path.commonpath([path.parent for path in images.images])
-    return [path.relative_to(shared).as_posix() for path in images.images]
 
 
 def _recorded(

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from pfml.data.decoded import DecodedImages, decode
-from pfml.data.decoding import Track, check_images, collect, read_size, shrink, shrunk_size
+from pfml.data.decoding import (
+    Track,
+    UnreadableImagesError,
+    check_images,
+    collect,
+    read_size,
+    shrink,
+    shrunk_size,
+)
 from pfml.data.files import FileImages
 from pfml.data.image_set import ImageSet
 from pfml.data.pixel_cache import PixelCache
@@ -82,11 +90,7 @@ def open_images(
 
     stored = None if cache is None else PixelCache(cache, images.images, short_side)
     usable = stored is not None and _usable(stored)
-    if usable and stored is not None:
-        sizes = stored.sizes()
-    else:
-        headers = collect(images.images, read_size, workers, track, "reading image sizes")
-        sizes = torch.tensor([shrunk_size(size, short_side) for size in headers], dtype=torch.int64).reshape(-1, 2)
+    sizes = stored.sizes() if usable and stored is not None else _sizes(images, short_side, workers, track)
     place, reason = _place(storage, int(3 * sizes.prod(1).sum()), device, budget_gib, may_stay_files=True)
     if place == "files":
         check_images(images, max(workers, 1), track)
@@ -102,6 +106,17 @@ def open_images(
     if stored is not None and loaded is None:
         stored.store(pixels)
     return _decoded(pixels, place, device, workers, reason, "read from a cache" if loaded else "decoded")
+
+
+def _sizes(images: ImageSet, short_side: int | None, workers: int, track: Track | None) -> Tensor:
+    """Heights and widths by the headers of the files, after shrinking."""
+    assert not isinstance(images.images, Tensor)
+    try:
+        headers = list(collect(images.images, read_size, workers, track, "reading image sizes"))
+    except UnreadableImagesError:
+        check_images(images, max(workers, 1), track)  # so that files with a good header alone are listed as well
+        raise
+    return torch.tensor([shrunk_size(size, short_side) for size in headers], dtype=torch.int64).reshape(-1, 2)
 
 
 def _check_options(device: torch.device, storage: str, budget_gib: float, workers: int, short_side: int | None) -> None:

@@ -20,12 +20,17 @@ def write_embeddings(path: str | Path, names: Sequence[str | Path], embeddings: 
     if len(names) != len(embeddings):
         raise ValueError(f"there must be a name for each of {len(embeddings)} embeddings, got {len(names)}")
     path = Path(path)
-    if path.suffix != ".npz":
-        raise ValueError(f"embeddings are written to a NumPy archive, so that the name must end in .npz, got {path}")
+    refuse_ending(path)
     content = io.BytesIO()
     numpy.savez(content, paths=numpy.array([str(name) for name in names]), embeddings=embeddings.float().cpu().numpy())
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, content.getvalue())
+
+
+def refuse_ending(path: Path) -> None:
+    """Raise ValueError unless the name is that of a NumPy archive."""
+    if path.suffix != ".npz":
+        raise ValueError(f"embeddings are written to a NumPy archive, so that the name must end in .npz, got {path}")
 
 
 def read_embeddings(path: str | Path) -> tuple[list[str], Tensor]:

@@ -18,10 +18,10 @@ from pfml.files import write_atomically
 from pfml.models import Embedder
 from pfml.report.page import Table, write_page
 from pfml.training.config_files import shipped_config
-from pfml.training.loop import resolve_device
+from pfml.training.environment import resolve_device, seeded
 from pfml.training.methods import LossConfig
 from pfml.training.monitor import ProgressMonitor
-from pfml.training.run import RunConfig, seeded, train
+from pfml.training.run import RunConfig, train
 from pfml.training.run_folder import RunFolder
 
 if TYPE_CHECKING:

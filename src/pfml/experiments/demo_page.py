@@ -26,7 +26,7 @@ from pfml.report.retrieval_grid import choose_queries, draw_retrievals, retrieve
 from pfml.report.theme import in_both_themes
 from pfml.report.tiles import image_sheet, thumbnails
 from pfml.training.config_files import plain
-from pfml.training.loop import resolve_device
+from pfml.training.environment import resolve_device
 from pfml.training.run import load_loss
 
 __all__ = ["demo_page"]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from pfml.bundles import read_bundle, write_bundle
 from pfml.data.preprocessing import Preprocessing
+from pfml.files import DamagedFileError, write_atomically
 from pfml.models.backbone import Backbone
 from pfml.models.backbones import create_backbone, default_weights
-from pfml.models.bundle import read_bundle, write_bundle
+from pfml.models.card import model_card
 from pfml.models.head import Head
 from pfml.models.modes import evaluation_mode
 from pfml.models.weights import load_into, load_weights
@@ -125,7 +127,7 @@ class Embedder(nn.Module):
     @torch.no_grad()
     def encode(
         self,
-        images: Sequence[str | Path | Image.Image | Tensor],
+        images: Iterable[str | Path | Image.Image | Tensor],
         *,
         batch_size: int = 64,
         device: torch.device | str | None = None,
@@ -141,6 +143,9 @@ class Embedder(nn.Module):
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if isinstance(images, str | Path):
             raise TypeError(f"images must be a sequence of images, got the one path {str(images)!r}; put it in a list")
+        if (isinstance(images, Tensor) and images.ndim == 3) or not isinstance(images, Iterable):
+            raise TypeError(f"images must be a sequence of images, got one {type(images).__name__}; put it in a list")
+        images = list(images)
         if device is not None:
             self.to(device)
         place = next(self.parameters()).device
@@ -152,14 +157,15 @@ class Embedder(nn.Module):
         return torch.cat(parts)
 
     def save(self, folder: str | Path, *, trained_on: TrainedOn | None = None) -> None:
-        """Write `model.safetensors`, `model.json` and a README.md to `folder`; `load_embedder` reads them."""
+        """Write the weights, `model.json` and a README.md to `folder`, replacing a model there; see `load_embedder`."""
         trained_on = trained_on or self.trained_on
         description: dict[str, Any] = {
             "embedder": asdict(self.config),
             "preprocessing": self.preprocessing.to_dict(),
             "trained_on": None if trained_on is None else asdict(trained_on),
         }
-        write_bundle(Path(folder), self.state_dict(), description)
+        write_bundle(Path(folder), "model", self.state_dict(), description)
+        write_atomically(Path(folder) / "README.md", model_card(description).encode())
 
     def _crops(self, pixels: list[Tensor]) -> Tensor:
         """(B, 3, crop, crop) float32 in [0, 1] of images of any sizes."""
@@ -199,26 +205,46 @@ def load_embedder(folder: str | Path) -> Embedder:
 
     Nothing is downloaded and no code is run. A damaged file is refused by name.
     """
-    description, tensors, path = read_bundle(Path(folder))
-    config = EmbedderConfig(**description["embedder"])
-    embedder = Embedder(EmbedderConfig(**{**description["embedder"], "weights": "none"}))
-    load_into(embedder, tensors, path)
-    embedder.config = config
-    embedder.preprocessing = Preprocessing.from_dict(description["preprocessing"])
-    if description["trained_on"] is not None:
+    place = _model_folder(Path(folder))
+    description, tensors = read_bundle(place, "model")
+    try:
+        config = EmbedderConfig(**description["embedder"])
+        preprocessing = Preprocessing.from_dict(description["preprocessing"])
         learned = description["trained_on"]
-        embedder.trained_on = TrainedOn(learned["dataset"], tuple(learned["class_names"]))
+        trained_on = None if learned is None else TrainedOn(learned["dataset"], tuple(learned["class_names"]))
+    except (KeyError, TypeError) as error:
+        raise DamagedFileError(f"{place / 'model.json'} must describe an embedder, got {error!r}") from None
+    embedder = Embedder(replace(config, weights="none"))
+    load_into(embedder, tensors, place)
+    embedder.config, embedder.preprocessing, embedder.trained_on = config, preprocessing, trained_on
     return embedder.eval()
+
+
+def _model_folder(folder: Path) -> Path:
+    """`folder` itself, or the model of a run in it."""
+    for candidate in (folder, folder / "model"):
+        if (candidate / "model.json").is_file():
+            return candidate
+    raise FileNotFoundError(
+        f"{folder} must be a saved model or a run with one in {folder / 'model'}, but there is no model.json in either"
+    )
 
 
 def _pixels(image: str | Path | Image.Image | Tensor, index: int) -> Tensor:
     """(3, H, W) RGB, 0 to 255."""
     if isinstance(image, Tensor):
-        if image.ndim != 3 or len(image) != 3:
+        if image.ndim != 3 or len(image) != 3 or image.numel() == 0:
             raise ValueError(
                 f"a tensor must be an RGB image (3, H, W), got shape {tuple(image.shape)} at index {index}"
             )
-        return image.cpu() if image.dtype == torch.uint8 else image.cpu().float() * 255.0
+        if image.dtype == torch.uint8:
+            return image.cpu()
+        if not image.is_floating_point():
+            raise TypeError(f"a tensor must be uint8 or floats in [0, 1], got {image.dtype} at index {index}")
+        low, high = image.min().item(), image.max().item()
+        if not (low >= -0.5 and high <= 1.5):  # what a resize overshoots is let pass
+            raise ValueError(f"a tensor of floats must lie in [0, 1], got {low:.3g} to {high:.3g} at index {index}")
+        return image.cpu().float() * 255.0
     if isinstance(image, str | Path):
         from pfml.data.decoding import read_rgb
 

@@ -111,7 +111,7 @@ def _from_hub(backbone: Backbone) -> dict[str, Tensor]:
     try:
         return backbone.create(pretrained=True).state_dict()
     except Exception as error:  # whatever the hub's client and the network raise
-        raise RuntimeError(
+        raise ConnectionError(
             f"the pretrained weights of {backbone.timm_name} could not be fetched from timm's hub "
             f"({type(error).__name__}: {str(error)[:200]}); without network, name a file with --model.weights FILE "
             f"(weights=FILE in Python), or use the backbone efficientnet_lite0, whose weights come with a package"

@@ -1,58 +1,33 @@
-"""Checkpoints: one safetensors file, and a manifest that names it and its sha256.
-
-A checkpoint exists from the moment its manifest `last.json` is renamed into place. The tensors lie in a file of a
-fresh name that is complete before that, so whatever interrupts a save leaves the previous checkpoint whole, and at most
-one file that the next save removes.
-"""
+"""Checkpoints: all that a run needs to go on, as a bundle of tensors and plain values."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from torch import Tensor
 
-from pfml.files import DamagedFileError, load_tensors, refuse_non_finite, save_tensors, write_atomically
+from pfml.bundles import read_bundle, write_bundle
 
-__all__ = ["load_checkpoint", "pack_optimizer", "part", "save_checkpoint", "unpack_optimizer"]
-
-FORMAT = 1
-MANIFEST = "last.json"
+__all__ = ["has_checkpoint", "load_checkpoint", "pack_optimizer", "part", "save_checkpoint", "unpack_optimizer"]
 
 
 def save_checkpoint(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
     """Make `tensors` and `state` (anything that JSON can hold) the checkpoint of `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    name = f"step-{state['step']:08d}-{uuid4().hex[:8]}.safetensors"
-    content = {"format": FORMAT, "tensors": name, "sha256": save_tensors(folder / name, tensors), "state": state}
-    manifest = {"sha256": _digest(content), "content": content}
-    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
-    for stale in [*folder.glob("step-*.safetensors"), *folder.glob(".*.partial")]:
-        if stale.name != name:
-            stale.unlink(missing_ok=True)
+    write_bundle(folder, "last", tensors, {"state": state})
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether there is something to go on from."""
+    return (folder / "last.json").is_file()
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and state of the checkpoint in `folder`, after checking both checksums and every number."""
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} must be a checkpoint's manifest, but there is no such file: nothing to resume")
-    try:
-        manifest = json.loads(path.read_bytes())
-        content = manifest["content"]
-        intact = manifest["sha256"] == _digest(content)
-    except (ValueError, KeyError, TypeError):
-        raise DamagedFileError(f"{path} must be a checkpoint's manifest, got something that cannot be read") from None
-    if not intact:
-        raise DamagedFileError(f"{path} was changed after it was written; restore it from a copy")
-    if content["format"] != FORMAT:
-        raise DamagedFileError(f"{path} must have format {FORMAT}, got {content['format']}: use the pfml that wrote it")
-    tensors = load_tensors(folder / content["tensors"], content["sha256"])
-    refuse_non_finite(tensors, folder / content["tensors"])
+    """Tensors and state of the checkpoint in `folder`, after comparing both checksums."""
+    if not has_checkpoint(folder):
+        raise FileNotFoundError(f"{folder} must hold a checkpoint (last.json), but there is none")
+    content, tensors = read_bundle(folder, "last")
     return tensors, content["state"]
 
 
@@ -74,7 +49,3 @@ def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor
 def part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names begin with `prefix`, named without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

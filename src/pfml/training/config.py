@@ -139,3 +139,5 @@ class TrainConfig:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
         if self.log_every < 1:
             raise ValueError(f"log_every must be >= 1, got {self.log_every}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must lie in [0, 2^63), got {self.seed}")

@@ -45,6 +45,8 @@ def read_config(path: Path) -> RunConfig:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise TypeError(f"it holds {type(content).__name__}, not names and values")
+        if not {"data", "model"} <= content.keys():
+            raise TypeError("it does not say its data and model; runs that were started from Python do not")
         values = parser.parse_object({"run": content})
     except (yaml.YAMLError, ArgumentError, TypeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} must be a configuration: {error}") from None

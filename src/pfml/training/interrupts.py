@@ -14,12 +14,17 @@ __all__ = ["Interrupted", "StopWish", "stop_wish"]
 class Interrupted(KeyboardInterrupt):
     """The run was stopped by a signal, after its state was saved."""
 
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.signal = number
+
 
 class StopWish:
     """Whether someone asked to stop."""
 
     def __init__(self) -> None:
         self.asked = False
+        self.signal = int(signal.SIGINT)
 
 
 @contextmanager
@@ -33,7 +38,7 @@ def stop_wish() -> Iterator[StopWish]:
     def on_signal(number: int, frame: FrameType | None) -> None:
         if wish.asked:
             raise KeyboardInterrupt
-        wish.asked = True
+        wish.asked, wish.signal = True, number
 
     if threading.current_thread() is not threading.main_thread():
         yield wish

@@ -10,14 +10,14 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from pfml.data import BalancedBatches, ImageSet, RandomBatches, RetrievalData, Windows
+from pfml.data.image_set import refuse_seen_classes
 from pfml.data.randomness import generator_for
 from pfml.data.sources import ImageSource
 from pfml.evaluation import embed, evaluate, proxy_alignment
@@ -27,10 +27,11 @@ from pfml.models.batch_norm import set_trainable, start_training_mode
 from pfml.training.checkpoint import load_checkpoint, pack_optimizer, part, save_checkpoint, unpack_optimizer
 from pfml.training.config import TrainConfig
 from pfml.training.config_files import plain
+from pfml.training.environment import precision, reproducible, resolve_device
 from pfml.training.interrupts import Interrupted, StopWish, stop_wish
 from pfml.training.methods import create_loss
 from pfml.training.monitor import Monitor
-from pfml.training.optimisation import clip_gradients, create_optimizer, set_learning_rates
+from pfml.training.optimisation import clip_gradients, create_optimizer, gradient_norm, set_learning_rates
 from pfml.training.results import summarize
 from pfml.training.run_folder import RunFolder
 from pfml.training.schedules import learning_rate_factor
@@ -65,7 +66,8 @@ class Training:
     ) -> None:
         self.device = resolve_device(config.device)
         self.embedder = embedder.to(self.device)
-        self.embedder.trained_on = TrainedOn(data.name, data.train.class_names)
+        self.embedder.trained_on = _learned(embedder, data)
+        _require_matches(data)
         self.network = torch.compile(self.embedder) if config.compile else self.embedder
         self.loss: Any = create_loss(config.loss, data.train.num_classes, embedder.embedding_dim).to(self.device)
         self.optimizer = create_optimizer(config.optimizer, self.embedder, self.loss)
@@ -85,7 +87,7 @@ class Training:
 
     def run(self) -> dict[str, Any]:
         """Train to the end; the results, also written to the run's folder."""
-        with stop_wish() as wish, reproducible(self.config):
+        with stop_wish() as wish, reproducible(self.config.deterministic):
             if self.step == 0:
                 self.place_proxies()
             self.monitor.start(self.config.epochs, len(self.batches), self.step)
@@ -122,7 +124,7 @@ class Training:
             if due or wish.asked:
                 self.save()
             if wish.asked:
-                raise Interrupted(f"stopped at step {self.step}, state saved")
+                raise Interrupted(f"stopped at step {self.step}, state saved", wish.signal)
         mean_loss = self.loss_sum / len(self.batches)
         self.epoch, self.position, self.loss_sum = self.epoch + 1, 0, 0.0
         if self.epoch % config.evaluate_every == 0 or self.epoch == config.epochs:
@@ -146,10 +148,13 @@ class Training:
             embeddings = self.network(pixels)
         loss = self.energy(embeddings, indices)
         self.scaler.scale(loss).backward()
-        value = loss.item()  # waits for the device, when backward is under way
+        self.scaler.unscale_(self.optimizer)
+        # both at once, since each number that is read waits for the device
+        value, norm = torch.stack([loss.detach().double(), gradient_norm(self.optimizer).double()]).tolist()
         if not math.isfinite(value):
             self.fail(indices, f"the loss is {value}")
-        self.scaler.unscale_(self.optimizer)
+        if not math.isfinite(norm) and not self.scaler.is_enabled():  # a scaler skips such a step by itself
+            self.fail(indices, f"the norm of the gradient is {norm}")
         clip_gradients(self.optimizer, config.optimizer)
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -163,9 +168,8 @@ class Training:
             if torch.isfinite(embeddings).all():
                 raise
             self.fail(indices, str(error))
-            raise AssertionError from error  # unreachable
 
-    def fail(self, indices: Tensor, reason: str) -> None:
+    def fail(self, indices: Tensor, reason: str) -> NoReturn:
         """Stop the run before the update, and write down which images the batch holds."""
         names = [self.data.train.name_of(int(k)) for k in indices]
         record = {
@@ -233,6 +237,7 @@ class Training:
             results["alignment"] = {"paper": alignment.paper, "wasserstein2": alignment.wasserstein2}
         self.folder.write_results(results)
         self.folder.close()
+        self.embedder.eval()
         return results
 
     def save(self) -> None:
@@ -254,6 +259,8 @@ class Training:
             "config": self.plain_config(),
             "classes": list(self.data.train.class_names),
             "embedding_dim": self.embedder.embedding_dim,
+            "network": plain(self.embedder.config),
+            "images": self.data.train.fingerprint(),
         }
         save_checkpoint(self.folder.checkpoints, tensors, state)
 
@@ -270,14 +277,20 @@ class Training:
                 f"the checkpoint in {self.folder.path} was trained on {len(state['classes'])} classes, "
                 f"and the data has other ones ({self.data.train.num_classes}): resume with the data it was started on"
             )
+        if state["images"] != self.data.train.fingerprint():
+            raise ValueError(
+                f"the run in {self.folder.path} was started on other images or labels of these classes: "
+                f"resume with the data it was started on"
+            )
         _refuse_other_config(state["config"], self.plain_config())
+        _refuse_other_config({"network": state["network"]}, {"network": plain(self.embedder.config)})
         self.embedder.load_state_dict(part(tensors, "embedder/"))
         self.loss.load_state_dict(part(tensors, "loss/"))
         unpack_optimizer(self.optimizer, part(tensors, "optimizer/"))
         self.scaler.load_state_dict(state["scaler"])
         self.epoch, self.position, self.loss_sum = state["epoch"], state["position"], state["loss_sum"]
         self.history = state["history"]
-        self.folder.forget_after(self.step)
+        self.folder.forget_after(self.step, len(self.history))
         torch.set_rng_state(tensors["generator/cpu"])
         if self.device.type == "cuda" and "generator/cuda" in tensors:
             torch.cuda.set_rng_state(tensors["generator/cuda"], self.device)
@@ -285,48 +298,51 @@ class Training:
 
 def create_batches(images: ImageSet, config: TrainConfig) -> RandomBatches | BalancedBatches:
     """The sampler that `config.batch` describes."""
-    per_class = config.batch.samples_per_class
+    size, per_class = config.batch.size, config.batch.samples_per_class
+    if size > len(images):
+        raise ValueError(f"batch.size must not exceed the {len(images)} training images, got {size}")
     if per_class == 0:
-        return RandomBatches(len(images), config.batch.size, config.seed)
-    return BalancedBatches(images.labels, config.batch.size // per_class, per_class, config.seed)
+        return RandomBatches(len(images), size, config.seed)
+    classes = len(images.labels.unique())
+    if size // per_class > classes:
+        raise ValueError(
+            f"batch.size {size} with batch.samples_per_class {per_class} needs {size // per_class} training classes, "
+            f"and there are {classes}: lower batch.size to {classes * per_class} or less"
+        )
+    return BalancedBatches(images.labels, size // per_class, per_class, config.seed)
 
 
-def resolve_device(name: str) -> torch.device:
-    """The device called `name`; "auto" is the GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r} was asked for, but torch finds no GPU: use --device cpu")
-    return device
+def _learned(embedder: Embedder, data: RetrievalData) -> TrainedOn:
+    """What the embedder will have learned from; classes that it knows from before must not be evaluated on."""
+    if embedder.trained_on is None:
+        return TrainedOn(data.name, data.train.class_names)
+    before = embedder.trained_on
+    refuse_seen_classes(before.class_names, data.test, "test")
+    if data.validation is not None:
+        refuse_seen_classes(before.class_names, data.validation, "validation")
+    names = dict.fromkeys((*before.class_names, *data.train.class_names))
+    dataset = data.name if before.dataset == data.name else f"{before.dataset}, {data.name}"
+    return TrainedOn(dataset, tuple(names))
 
 
-def precision(name: str) -> torch.dtype | None:
-    """The floating-point type of autocast; None for no autocast."""
-    return None if name == "none" else getattr(torch, name)
-
-
-@contextmanager
-def reproducible(config: TrainConfig) -> Iterator[None]:
-    """Deterministic algorithms if asked for; the settings of the process are restored afterwards."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
-    torch.use_deterministic_algorithms(config.deterministic or before[0])
-    torch.backends.cudnn.benchmark = not config.deterministic
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0])
-        torch.backends.cudnn.benchmark = before[1]
+def _require_matches(data: RetrievalData) -> None:
+    """Refuse data on which no query has anything to find, before any time is spent on it."""
+    for role, queries, gallery in (("test", data.test, data.gallery), ("validation", data.validation, None)):
+        if queries is None:
+            continue
+        counts = torch.bincount((queries if gallery is None else gallery).labels, minlength=queries.num_classes)
+        if not bool((counts[queries.labels] > (gallery is None)).any()):
+            raise ValueError(
+                f"no {role} image has another image of its class to find: the data cannot be evaluated; "
+                f"it needs a class with two images or more"
+            )
 
 
 def _refuse_other_config(stored: dict[str, Any], given: dict[str, Any]) -> None:
     """A run goes on as it began; only where it runs and what it shows may change."""
     free = {"device", "compile", "log_every", "checkpoint_every"}
     differing = [
-        f"{key}: was {stored.get(key)}, now {value}"
+        f"{key}: it was {stored.get(key)}, now {value}"
         for key, value in given.items()
         if key not in free and stored.get(key) != value
     ]

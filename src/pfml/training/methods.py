@@ -69,4 +69,7 @@ class LossConfig:
 def create_loss(config: LossConfig, num_classes: int, embedding_dim: int) -> nn.Module:
     """The loss that `config` describes, its proxies drawn with torch's global generator."""
     method = METHODS[config.name]
-    return method.loss(num_classes, embedding_dim, **{**method.values, **config.options})
+    try:
+        return method.loss(num_classes, embedding_dim, **{**method.values, **config.options})
+    except TypeError as error:  # a value of the wrong kind, which only the loss can tell
+        raise ValueError(f"loss.options {config.options} do not fit {config.name}: {error}") from None

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pfml.models import Embedder
 from pfml.training.config import OptimizerConfig
 
-__all__ = ["OPTIMIZERS", "clip_gradients", "create_optimizer", "set_learning_rates"]
+__all__ = ["OPTIMIZERS", "clip_gradients", "create_optimizer", "gradient_norm", "set_learning_rates"]
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
@@ -44,6 +44,12 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
     """Each group's own learning rate times `factor`."""
     for group in optimizer.param_groups:
         group["lr"] = group["base_lr"] * factor
+
+
+def gradient_norm(optimizer: torch.optim.Optimizer) -> Tensor:
+    """The norm of all gradients together, a scalar; not finite if any of them is not."""
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return nn.utils.get_total_norm(gradients)
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> None:

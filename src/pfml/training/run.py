@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,13 +20,16 @@ from pfml.data import (
     open_images,
     with_validation,
 )
+from pfml.data.datasets import DATASETS
 from pfml.data.decoded import DecodedImages
 from pfml.data.sources import ImageSource
+from pfml.data.splits import VALIDATION_SPLITS
 from pfml.models import Embedder, EmbedderConfig
-from pfml.training.checkpoint import load_checkpoint, part
+from pfml.training.checkpoint import has_checkpoint, load_checkpoint, part
 from pfml.training.config import TrainConfig
 from pfml.training.config_files import write_config
-from pfml.training.loop import Training, resolve_device
+from pfml.training.environment import resolve_device, seeded
+from pfml.training.loop import Training
 from pfml.training.methods import LossConfig, create_loss
 from pfml.training.monitor import Monitor
 from pfml.training.run_folder import RunFolder
@@ -52,6 +53,11 @@ class DataConfig:
     validation: str = "none"
     noise: LabelNoise = field(default_factory=LabelNoise)
 
+    def __post_init__(self) -> None:
+        if self.validation not in VALIDATION_SPLITS:
+            known = ", ".join(VALIDATION_SPLITS)
+            raise ValueError(f"data.validation must be one of {known}, got {self.validation!r}")
+
 
 @dataclass(frozen=True)
 class StorageConfig:
@@ -71,6 +77,14 @@ class StorageConfig:
     short_side: int | None = None
     cache: Path | None = None
 
+    def __post_init__(self) -> None:
+        if not self.budget_gib >= 0:
+            raise ValueError(f"storage.budget_gib must not be negative, got {self.budget_gib}")
+        if self.workers < 0:
+            raise ValueError(f"storage.workers must not be negative, got {self.workers}")
+        if self.short_side is not None and self.short_side < 1:
+            raise ValueError(f"storage.short_side must be at least 1, got {self.short_side}")
+
 
 @dataclass(frozen=True)
 class RunConfig(TrainConfig):
@@ -84,18 +98,22 @@ class RunConfig(TrainConfig):
 def run(config: RunConfig, out: str | Path, *, resume: bool = False, monitor: Monitor | None = None) -> dict[str, Any]:
     """Train as `config` says in the folder `out`; the results (see `pfml.training.results`)."""
     monitor = monitor or Monitor()
+    config = replace(config, data=_absolute(config.data))
     data, corruption = prepare_data(config.data)
     with seeded(config.seed):
         embedder = Embedder(config.model)
-    folder = RunFolder(Path(out))
-    if not resume:
-        folder.start()
     if corruption is not None:
-        monitor.remark(
-            f"{corruption.wrong:,} of {len(data.train):,} training labels are wrong on purpose: {folder.noise}"
-        )
-        corruption.write(folder.noise)
-    return train(embedder, data, config, out=out, resume=resume, storage=config.storage, monitor=monitor)
+        changed = f"{corruption.wrong:,} of {len(data.train):,} training labels"
+        monitor.remark(f"{changed} are wrong on purpose, listed in {RunFolder(Path(out)).noise}")
+    return _train(embedder, data, config, RunFolder(Path(out)), resume, config.storage, monitor, corruption)
+
+
+def _absolute(data: DataConfig) -> DataConfig:
+    """Paths that mean the same from another working directory, where the run may be resumed."""
+    name = data.name
+    if name not in DATASETS and Path(name).expanduser().exists():
+        name = str(Path(name).expanduser().absolute())
+    return replace(data, name=name, root=None if data.root is None else data.root.expanduser().absolute())
 
 
 def prepare_data(config: DataConfig) -> tuple[RetrievalData, Corruption | None]:
@@ -137,18 +155,37 @@ def train(
         storage: Where images wait for their turn.
         monitor: What to show; None for silence, `pfml.ProgressMonitor()` for a progress bar.
     """
-    config, monitor = config or TrainConfig(), monitor or Monitor()
-    folder = RunFolder(Path(out))
+    storage, monitor = storage or StorageConfig(), monitor or Monitor()
+    return _train(embedder, data, config or TrainConfig(), RunFolder(Path(out)), resume, storage, monitor, None)
+
+
+def _train(
+    embedder: Embedder,
+    data: RetrievalData,
+    config: TrainConfig,
+    folder: RunFolder,
+    resume: bool,
+    storage: StorageConfig,
+    monitor: Monitor,
+    corruption: Corruption | None,
+) -> dict[str, Any]:
+    """Open the images, then train; the folder is taken only when nothing more can be wrong with what was asked for."""
     if not resume:
         folder.start()
-        write_config(folder.config, config)
     for remark in data.remarks:
         monitor.remark(remark)
-    sources = open_sources(data, resolve_device(config.device), storage or StorageConfig(), monitor)
+    sources = open_sources(data, resolve_device(config.device), storage, monitor)
     with seeded(config.seed):
         training = Training(embedder, data, sources, config, folder, monitor)
-        if resume:
+        if resume and has_checkpoint(folder.checkpoints):
             training.restore()
+        elif resume:
+            monitor.remark(f"{folder.path} has no checkpoint yet: training begins at its first step")
+            folder.forget_after(0, 0)
+        else:
+            write_config(folder.config, config)
+        if corruption is not None and not has_checkpoint(folder.checkpoints):
+            corruption.write(folder.noise)
         return training.run()
 
 
@@ -192,11 +229,3 @@ def _cache_folder(cache: Path, images: ImageSet) -> Path:
     """A folder of its own for each list of files, so that splits of one data set do not replace each other."""
     names = "\n".join(map(images.name_of, range(len(images))))
     return cache / hashlib.sha256(names.encode()).hexdigest()[:16]
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Torch's generators seeded within the block, and as they were after it."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield

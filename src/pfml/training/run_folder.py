@@ -50,12 +50,17 @@ class RunFolder:
             for name, value in _numbers(kind, values):
                 writer.add_scalar(name, value, step)
 
-    def forget_after(self, step: int) -> None:
-        """Drop lines of the log that are later than `step`, which a resumed run will write again."""
-        if self.log.exists():
-            lines = self.log.read_text(encoding="utf-8").splitlines()
-            kept = [line for line in lines if (entry := _parsed(line)) is not None and entry["step"] <= step]
-            write_atomically(self.log, "".join(line + "\n" for line in kept).encode())
+    def forget_after(self, step: int, evaluations: int) -> None:
+        """Drop what a resumed run will write again: lines later than `step`, and all but so many evaluations."""
+        for partial in self.path.glob(".*.partial"):  # left by a kill
+            partial.unlink(missing_ok=True)
+        if not self.log.exists():
+            return
+        lines = self.log.read_text(encoding="utf-8").splitlines()
+        kept = [entry for line in lines if (entry := _parsed(line)) is not None and entry["step"] <= step]
+        early = [entry for entry in kept if entry["kind"] == "evaluation"][:evaluations]
+        kept = [entry for entry in kept if entry["kind"] != "evaluation" or entry in early]
+        write_atomically(self.log, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
 
     def entries(self, kind: str) -> list[dict[str, Any]]:
         """The lines of one kind, oldest first."""
@@ -71,7 +76,7 @@ class RunFolder:
             self._tensorboard = None
 
     def _writer(self) -> Any:
-        """TensorBoard's writer, False-like None without TensorBoard."""
+        """TensorBoard's writer; None without TensorBoard, whose curves only repeat the log."""
         if self._tensorboard is None:
             try:
                 from torch.utils.tensorboard import SummaryWriter
@@ -85,9 +90,10 @@ class RunFolder:
 def _parsed(line: str) -> dict[str, Any] | None:
     """A line of the log; None for the half line that a kill may leave."""
     try:
-        return json.loads(line)
+        entry = json.loads(line)
     except ValueError:
         return None
+    return entry if isinstance(entry, dict) and {"kind", "step"} <= entry.keys() else None
 
 
 def _numbers(prefix: str, values: dict[str, Any]) -> list[tuple[str, float]]:

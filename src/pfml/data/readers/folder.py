@@ -13,7 +13,9 @@ from pfml.data.splits import class_order, zero_shot
 
 __all__ = ["IMAGE_SUFFIXES", "image_files", "read_folder"]
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff", ".jp2", ".ppm", ".pgm"),
+)
 
 
 def read_folder(root: Path) -> RetrievalData:
@@ -45,7 +47,7 @@ def image_files(places: Sequence[Path]) -> list[Path]:
     for place in places:
         if not place.exists():
             raise FileNotFoundError(f"images must be files or folders, got {place}, which does not exist")
-        found += _images_below(place) if place.is_dir() else [place]
+        found += _images_below(place)[0] if place.is_dir() else [place]
     if not found:
         raise ValueError(f"there are no images ({', '.join(IMAGE_SUFFIXES)}) in {', '.join(map(str, places))}")
     return found
@@ -53,14 +55,15 @@ def image_files(places: Sequence[Path]) -> list[Path]:
 
 def _image_set(folder: Path) -> tuple[ImageSet, tuple[str, ...]]:
     """The images of the class folders in `folder`, and remarks on what was left out."""
-    files = {name: _images_below(folder / name) for name in class_order(p.name for p in _class_folders(folder))}
-    empty = [name for name, found in files.items() if not found]
-    files = {name: found for name, found in files.items() if found}
+    below = {name: _images_below(folder / name) for name in class_order(p.name for p in _class_folders(folder))}
+    empty = [name for name, (found, _) in below.items() if not found]
+    others = [str(path.relative_to(folder)) for _, left_out in below.values() for path in left_out]
+    files = {name: found for name, (found, _) in below.items() if found}
     labels = torch.arange(len(files)).repeat_interleave(torch.tensor([len(found) for found in files.values()]).long())
     images = ImageSet(tuple(path for found in files.values() for path in found), labels, tuple(files))
     loose = [path.name for path in _visible(folder) if not path.is_dir()]
     remarks = _left_out(loose, folder, "not in a class folder") + _left_out(empty, folder, "no images in it")
-    return images, remarks
+    return images, remarks + _left_out(others, folder, "no name of an image")
 
 
 def _class_folders(folder: Path) -> list[Path]:
@@ -79,21 +82,21 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")
 
 
-def _images_below(folder: Path) -> list[Path]:
-    """The images in `folder` and in the folders in it, links followed, sorted."""
+def _images_below(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The images in `folder` and in the folders in it, links followed, sorted; and the other files there."""
     found: list[Path] = []
-    visited: set[str] = set()
+    others: list[Path] = []
+    # a link to a folder around this one would give it the images of all other classes
+    visited = {str(parent) for parent in Path(os.path.realpath(folder)).parents}
     for place, folders, files in os.walk(folder, followlinks=True):
-        # a link to a folder around it would otherwise never end
         real = os.path.realpath(place)
         if real in visited:
             folders.clear()
             continue
         visited.add(real)
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [
-            Path(place, name)
-            for name in files
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
-        ]
-    return sorted(found)
+        for name in files:
+            if not name.startswith("."):
+                is_image = os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+                (found if is_image else others).append(Path(place, name))
+    return sorted(found), sorted(others)

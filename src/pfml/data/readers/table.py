@@ -66,6 +66,9 @@ def _rows(file: Path) -> Iterator[tuple[Path, str, str]]:
         table = csv.reader(text)
         try:
             header = [cell.strip() for cell in next(table, [])]
+            for column in ("path", "label", "split"):
+                if header.count(column) > 1:
+                    raise ValueError(f"{file} must have one column {column}, got {header.count(column)}")
             for column in ("path", "label"):
                 if column not in header:
                     found = ", ".join(cell for cell in header if cell) or "none"
@@ -75,6 +78,8 @@ def _rows(file: Path) -> Iterator[tuple[Path, str, str]]:
                     yield _row(f"{file}, line {table.line_num}", file.parent, header, cells)
         except UnicodeDecodeError as error:
             raise ValueError(f"{file} must be text in UTF-8, got other bytes ({error.reason})") from None
+        except csv.Error as error:
+            raise ValueError(f"{file}, line {table.line_num} must be a line of a CSV table: {error}") from None
 
 
 def _row(where: str, folder: Path, header: list[str], cells: list[str]) -> tuple[Path, str, str]:

@@ -1,0 +1,88 @@
+"""Tensors and what describes them on disk: whole or absent, and proved whole when they are read.
+
+A bundle `name` is a manifest `name.json`, which holds plain values and a checksum of itself, and a safetensors file
+that the manifest names with its sha256. The tensors lie in a file of a fresh name that is complete before the manifest
+is renamed into place. So whatever interrupts a save leaves the bundle that was there before, and at most one file that
+the next save removes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from torch import Tensor
+
+from pfml.files import DamagedFileError, load_tensors, refuse_non_finite, save_tensors, write_atomically
+
+__all__ = ["read_bundle", "write_bundle"]
+
+FORMAT_VERSION = 1
+
+
+def write_bundle(folder: Path, name: str, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:
+    """Make `tensors` and `content` (anything that JSON can hold) the bundle `name` of `folder`.
+
+    Raises:
+        DamagedFileError: If a tensor has NaN or Inf; the bundle that was there stays.
+    """
+    refuse_non_finite(tensors, f"what is to be saved as {folder / name}")
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}-{uuid4().hex[:8]}.safetensors"
+    sha256 = save_tensors(file, tensors)
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        **content,
+        "tensors": {"file": file.name, "sha256": sha256, "bytes": file.stat().st_size},
+    }
+    sealed = {**manifest, "manifest_sha256": _digest(manifest)}
+    write_atomically(folder / f"{name}.json", (json.dumps(sealed, indent=2) + "\n").encode())
+    for stale in [*folder.glob(f"{name}-????????.safetensors"), *folder.glob(".*.partial")]:
+        if stale != file:
+            stale.unlink(missing_ok=True)
+
+
+def read_bundle(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Content and tensors of the bundle `name`; a damaged one is refused by the name of its file."""
+    path = folder / f"{name}.json"
+    manifest = read_manifest(path)
+    described = manifest.pop("tensors", None)
+    try:
+        file, sha256, expected = folder / Path(described["file"]).name, described["sha256"], described["bytes"]
+    except (KeyError, TypeError):
+        raise DamagedFileError(f"{path} must name its tensors, got {described!r}") from None
+    if not file.is_file():
+        raise FileNotFoundError(f"{path} must have {file.name} beside it, but there is no such file")
+    if file.stat().st_size != expected:
+        size = file.stat().st_size
+        raise DamagedFileError(f"{file} must have {expected:,} bytes, got {size:,}: it was cut short or replaced")
+    tensors = load_tensors(file, sha256)
+    refuse_non_finite(tensors, file)
+    return manifest, tensors
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The values of a manifest, after comparing its checksum."""
+    try:
+        manifest = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DamagedFileError(f"{path} must be a whole JSON file, got one that cannot be read: {error}") from None
+    version = manifest.get("format_version") if isinstance(manifest, dict) else None
+    if version != FORMAT_VERSION:
+        raise DamagedFileError(
+            f"{path} must have format_version {FORMAT_VERSION}, got {version!r}: "
+            f"it was damaged, or written by another version of pfml"
+        )
+    if manifest.pop("manifest_sha256", None) != _digest(manifest):
+        raise DamagedFileError(
+            f"{path} does not match its own checksum: it was damaged or changed after it was written"
+        )
+    return manifest
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    """The SHA-256 of the manifest's values, however they are laid out."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

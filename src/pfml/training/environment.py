@@ -1,0 +1,56 @@
+"""Where and how a run computes: device, precision, determinism, random numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+__all__ = ["precision", "reproducible", "resolve_device", "seeded"]
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device called `name`; "auto" is the GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r} was asked for, but torch finds no GPU: use --device cpu")
+    return device
+
+
+def precision(name: str) -> torch.dtype | None:
+    """The floating-point type of autocast; None for no autocast."""
+    return None if name == "none" else getattr(torch, name)
+
+
+@contextmanager
+def reproducible(deterministic: bool) -> Iterator[None]:
+    """Deterministic algorithms if asked for; the settings of the process are restored afterwards."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark = torch.backends.cudnn.benchmark
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for it, read on its first use
+        torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = not deterministic
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+        torch.backends.cudnn.benchmark = benchmark
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Torch's generators seeded within the block, and as they were after it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
