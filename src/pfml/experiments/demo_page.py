@@ -95,8 +95,8 @@ def _curves(demo: Demo) -> Section:
         title = f"Loss: {contender.name}"
         losses.append(Figure(light, "", alt=f"{title} over epochs", dark=dark, title=title))
     loss_caption = (
-        "Training loss: every fifth step (faint) and the mean of each epoch. Losses of different methods are not comparable, "
-        "so each has a scale of its own."
+        "Training loss: every fifth step (faint) and the mean of each epoch. Losses of different methods are not "
+        "comparable, so each has a scale of its own."
     )
     caption = "Epoch 0 is the untrained net, the same for all methods; the dashed line needs no training."
     galleries = (Gallery(tuple(figures), caption), Gallery(tuple(losses), loss_caption, narrowest=260))
