@@ -16,6 +16,7 @@ LAYERS = [
     "words",
     "files",
     "bundles",
+    "precision",
     "field",
     "sphere",
     "superposition",

@@ -119,7 +119,7 @@ def test_the_tiled_result_does_not_depend_on_which_path_a_pair_takes(monkeypatch
 @pytest.mark.parametrize("kept_bytes", [0, 2**28])
 def test_large_sets_are_prepared_by_the_tile_and_swept_twice(monkeypatch, prepared_bytes, kept_bytes):
     monkeypatch.setattr(sweep, "PREPARED_BYTES", prepared_bytes)
-    monkeypatch.setattr("pfml.backends.tiled.KEPT_GRADIENT_BYTES", kept_bytes)
+    monkeypatch.setattr("pfml.backends.operator.KEPT_GRADIENT_BYTES", kept_bytes)
     monkeypatch.setitem(sweep.TILE_PAIRS, "cpu", 256)
     for field in ("pfml", "log"):
         check_backend("tiled", State(spread=0.3), FIELDS[field], PairWeights())

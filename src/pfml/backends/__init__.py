@@ -12,6 +12,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from pfml.backends.dense import dense_energy
+from pfml.backends.fused import fused_energy
 from pfml.backends.tiled import tiled_energy
 from pfml.superposition import Charges, Field, PairWeights
 
@@ -22,6 +23,7 @@ Backend = Callable[[Charges, Charges, Field, PairWeights], Tensor]
 BACKENDS: dict[str, Backend] = {
     "dense": dense_energy,
     "tiled": tiled_energy,
+    "triton": fused_energy,
 }
 
 #: Up to here the dense reference is the faster one: the tiled backend's cost is all overhead (they meet between 32

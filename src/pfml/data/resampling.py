@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pfml.backends.tiled import full_precision
 from pfml.data.windows import Windows
+from pfml.precision import full_precision
 
 __all__ = ["PixelBuffer", "resample", "resample_batch"]
 

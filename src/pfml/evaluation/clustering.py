@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pfml.backends.tiled import full_precision
+from pfml.precision import full_precision
 
 __all__ = ["kmeans", "normalized_mutual_information"]
 

@@ -30,8 +30,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pfml.backends.tiled import full_precision
 from pfml.evaluation.race import Race, Shelf
+from pfml.precision import full_precision
 
 __all__ = ["QueryScores", "query_scores"]
 
