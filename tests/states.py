@@ -53,6 +53,10 @@ WEIGHTS = {
 }
 
 
+#: Backends that run on every machine; `test_fused` has the suite of the other one.
+EVERYWHERE = ("dense", "tiled")
+
+
 @dataclass
 class State:
     """Samples and proxies with labels; `spread` shrinks them towards one point of the sphere."""

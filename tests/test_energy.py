@@ -9,7 +9,7 @@ from oracle import potential_energy as loop_energy
 from pfml import PowerLaw, class_potential, class_potentials, forces, potential_energy
 from pfml.backends import BACKENDS
 from pfml.superposition import Charges, Field, PairWeights
-from states import State, Yukawa, relative_error
+from states import EVERYWHERE, State, Yukawa, relative_error
 
 LAW = {"delta": 0.3, "alpha": 2.5, "delta_rep": 0.4}
 
@@ -19,7 +19,7 @@ def crowd(spread=0.3):
     return torch.cat([state.samples, state.proxies]), torch.cat([state.sample_labels, state.proxy_labels])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EVERYWHERE)
 @pytest.mark.parametrize("spread", [1.0, 0.3])
 def test_the_literal_energy_is_eq_6_of_the_loops(backend, spread):
     points, labels = crowd(spread)
@@ -50,7 +50,7 @@ def test_class_potentials_do_not_depend_on_how_they_are_cut(monkeypatch):
     assert class_potentials(points[:0], points, labels, 3).shape == (0, 3)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EVERYWHERE)
 def test_both_forms_have_the_gradient_of_the_literal_energy(backend):
     points, labels = crowd()
     points = points.double().requires_grad_()
@@ -83,7 +83,7 @@ def test_the_force_on_a_point_is_twice_the_class_field_there():
 
 
 @pytest.mark.parametrize("normalization", ["log", "anchor"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EVERYWHERE)
 def test_normalised_energies_are_those_of_the_loops(normalization, backend):
     state = State(num_samples=8, num_classes=3, per_class=2, dim=4, spread=0.6)
     field = Field(PowerLaw(delta=0.6, delta_rep=1.2, alpha=3.0), normalization)
@@ -130,7 +130,7 @@ def test_bad_arguments_are_named():
 
 def test_no_points_have_no_energy():
     nothing = Charges(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
-    for backend in BACKENDS.values():
+    for backend in (BACKENDS[name] for name in EVERYWHERE):
         assert backend(nothing, nothing, Field(PowerLaw()), PairWeights()).item() == 0
 
 

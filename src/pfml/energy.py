@@ -49,8 +49,9 @@ def potential_energy(
     if form == "literal" or not points.is_floating_point() or points.element_size() < 4:
         points = points.to(torch.float64 if form == "literal" else torch.float32)
     no_proxies = Charges(points[:0].detach(), labels[:0])
-    compute = BACKENDS[resolve_backend(backend, len(points))]
-    energy = compute(Charges(points, labels), no_proxies, Field(law, normalization), PairWeights())
+    field = Field(law, normalization)
+    compute = BACKENDS[resolve_backend(backend, len(points), points, field)]
+    energy = compute(Charges(points, labels), no_proxies, field, PairWeights())
     return energy + _constants(labels, law) if form == "literal" else energy
 
 

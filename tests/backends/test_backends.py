@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pfml.backends import BACKENDS, choose_backend, resolve_backend, sweep
 from pfml.field import PowerLaw
 from pfml.superposition import Charges, Field, PairWeights
-from states import FIELDS, WEIGHTS, State, energy_and_gradients, relative_error
+from states import EVERYWHERE, FIELDS, WEIGHTS, State, energy_and_gradients, relative_error
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 REFERENCE = BACKENDS["dense"]
@@ -35,7 +35,7 @@ def check_backend(name, state, field, weights, *, dtype=torch.float32, device="c
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", EVERYWHERE)
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("spread", [1.0, 0.3, 0.05])
 def test_every_field_in_every_backend(name, field, spread, device):
@@ -44,7 +44,7 @@ def test_every_field_in_every_backend(name, field, spread, device):
     check_backend(name, state, FIELDS[field], PairWeights(), dtype=torch.float64, device=device)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", EVERYWHERE)
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("field", ["wide repulsion", "log", "anchor"])
 def test_every_kind_of_pair_counts_by_its_weight(name, weights, field):
@@ -58,7 +58,7 @@ def test_every_kind_of_pair_counts_by_its_weight(name, weights, field):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", EVERYWHERE)
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     num_samples=st.sampled_from([0, 1, 2, 3, 17, 41]),
@@ -81,7 +81,7 @@ def test_awkward_sizes_and_crowded_states(
     check_backend(name, state, FIELDS[field], WEIGHTS[weights], dtype=dtype, device=device, on_sphere=on_sphere)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", EVERYWHERE)
 @pytest.mark.parametrize("field", ["pfml", "log", "anchor", "cpml"])
 def test_collapsed_and_coincident_points_are_finite(name, field):
     state = State(num_samples=30, num_classes=5, per_class=4, dim=12)
@@ -125,7 +125,7 @@ def test_large_sets_are_prepared_by_the_tile_and_swept_twice(monkeypatch, prepar
         check_backend("tiled", State(spread=0.3), FIELDS[field], PairWeights())
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", EVERYWHERE)
 def test_forces_in_a_crowded_state_are_within_1e_4_of_float64(name):
     """Many pairs inside delta, at all distances from the core to the edge, in as many dimensions as real embeddings."""
     generator = torch.Generator().manual_seed(0)
@@ -140,7 +140,7 @@ def test_forces_in_a_crowded_state_are_within_1e_4_of_float64(name):
     check_backend(name, state, FIELDS["pfml"], PairWeights())
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", EVERYWHERE)
 @pytest.mark.parametrize("field", ["pfml", "log", "anchor", "user's law"])
 def test_gradcheck_in_float64(name, field):
     state = State(num_samples=5, num_classes=3, per_class=2, dim=3, spread=0.5)
@@ -174,7 +174,7 @@ def test_second_derivatives_are_right_or_refused_in_words(field):
         torch.autograd.grad(gradient.square().sum(), samples.points)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("name", EVERYWHERE)
 def test_the_same_input_twice_gives_the_same_bits(name):
     state = State(num_samples=50, num_classes=10, per_class=8, dim=33, spread=0.3)
     first, second = (energy_and_gradients(BACKENDS[name], state, FIELDS["pfml"], PairWeights()) for _ in range(2))

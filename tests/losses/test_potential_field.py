@@ -8,9 +8,8 @@ import torch
 
 from oracle import potential_energy as loop_energy
 from pfml import LabelMap, PotentialFieldLoss, PowerLaw
-from pfml.backends import BACKENDS
 from pfml.sphere import unit
-from states import Yukawa, relative_error
+from states import EVERYWHERE, Yukawa, relative_error
 
 C, D = 5, 8
 
@@ -38,7 +37,7 @@ def value_and_gradients(loss, embeddings, labels):
     return value, *torch.autograd.grad(value, (embeddings, loss.proxies))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EVERYWHERE)
 def test_the_default_loss_has_the_gradients_of_eq_6(backend):
     loss = make(backend=backend).double()
     embeddings, labels = batch(dtype=torch.float64)
@@ -290,7 +289,7 @@ def test_under_autocast_the_loss_stays_in_float32(dtype):
     torch.testing.assert_close(value, loss(embeddings.detach().float(), labels))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", EVERYWHERE)
 @pytest.mark.parametrize("option", [{}, {"normalization": "log"}, {"proxy_space": "projected"}], ids=str)
 def test_torch_compile_keeps_one_graph_and_the_same_numbers(backend, option):
     torch._dynamo.reset()

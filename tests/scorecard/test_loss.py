@@ -17,12 +17,12 @@ from pfml.field import power_law
 from pfml.losses.checks import check_batch
 from pfml.sphere import unit
 from pfml.superposition import Charges, Field, PairWeights
-from states import FIELDS, State, energy_and_gradients, relative_error
+from states import EVERYWHERE, FIELDS, State, energy_and_gradients, relative_error
 
 C, M, D = 6, 3, 10
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
-pytestmark = [pytest.mark.parametrize("backend", BACKENDS), pytest.mark.parametrize("device", DEVICES)]
+pytestmark = [pytest.mark.parametrize("backend", EVERYWHERE), pytest.mark.parametrize("device", DEVICES)]
 
 
 @pytest.fixture

@@ -2,17 +2,19 @@
 
     backend(samples, proxies, field, weights) -> energy, a scalar tensor that can be differentiated once
 
-A GPU kernel is one more row of `BACKENDS` and one more line of `choose_backend`.
+dense is the reference, tiled runs anywhere in bounded memory, triton on a GPU. On a GPU "auto" takes triton, unless
+deterministic algorithms are asked for (it adds with atomics), or the law or the type is one that it does not know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from pfml.backends.dense import dense_energy
-from pfml.backends.fused import fused_energy
+from pfml.backends.fused import fused_energy, unavailable
 from pfml.backends.tiled import tiled_energy
 from pfml.superposition import Charges, Field, PairWeights
 
@@ -31,15 +33,25 @@ BACKENDS: dict[str, Backend] = {
 DENSE_UP_TO = 32
 
 
-def choose_backend(num_points: int) -> str:
-    """The name of the backend that "auto" takes for a field of `num_points` charges."""
+def choose_backend(num_points: int, points: Tensor | None = None, field: Field | None = None) -> str:
+    """The name of the backend that "auto" takes for a field of `num_points` charges.
+
+    Args:
+        num_points: Samples and proxies together.
+        points: Some of the charges, for their device, type and width; None for a CPU's.
+        field: The field; needed for a GPU's choice.
+    """
+    if points is not None and field is not None and points.is_cuda and not torch.are_deterministic_algorithms_enabled():
+        dtype = torch.promote_types(points.dtype, torch.float32)
+        if unavailable(points.device, dtype, points.shape[-1], field) is None:
+            return "triton"
     return "dense" if num_points <= DENSE_UP_TO else "tiled"
 
 
-def resolve_backend(name: str, num_points: int) -> str:
+def resolve_backend(name: str, num_points: int, points: Tensor | None = None, field: Field | None = None) -> str:
     """The name of a backend that exists: `name` itself, or the choice of "auto"."""
     if name == "auto":
-        return choose_backend(num_points)
+        return choose_backend(num_points, points, field)
     if name not in BACKENDS:
         raise ValueError(f"backend must be 'auto' or one of {sorted(BACKENDS)}, got {name!r}")
     return name

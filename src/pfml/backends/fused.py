@@ -1,7 +1,7 @@
 """The field on a GPU: a screen in low precision finds the tiles in which something acts, fused kernels do the rest.
 
 Pairs of different classes act within reach only. One product of bfloat16 copies, half of it by symmetry, bounds every
-squared distance from below: rounding moves a product of two points by at most (2 u + u^2) |a| |b|, u = 2^-9, so that
+squared distance from below: rounding moves a product of two points by at most (2 u + u^2) |a| |b|, u = 2^-8, so that
 r^2 is off by less than SCREEN_MARGIN (|a|^2 + |b|^2). Tiles in which no pair can be within reach end there. In the
 others pairs are evaluated at float32 accuracy, close ones from differences. Points are first sorted by the nearest of a
 few pivots, which puts crowds of points into few tiles.
@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -25,23 +27,31 @@ from pfml.superposition import Charges, Field, PairWeights
 
 __all__ = ["fused_energy", "knows_law", "unavailable"]
 
-#: Bound on the error of r^2 from products of bfloat16 copies, relative to |a|^2 + |b|^2: 2 (2 u + u^2) / 2 = 0.00391,
+#: Bound on the error of r^2 from products of bfloat16 copies, relative to |a|^2 + |b|^2: 2 (2 u + u^2) / 2 = 0.00783,
 #: and room for float32 sums.
-SCREEN_MARGIN = 0.0041
+SCREEN_MARGIN = 0.0081
 #: Pairs with r^2 below this, relative to |a|^2 + |b|^2, are taken from differences.
-NEAR = 3e-3
+NEAR = 1e-3
 #: Sides of the tiles: of the screen, and of the exact evaluation (half of it).
 SCREEN_BLOCK, BLOCK = 128, 64
+#: How a tile is evaluated: dimensions at a time, warps, and stages of the pipeline.
+CHUNK, WARPS, STAGES = 32, 4, 3
 #: Programs that share the listed tiles.
 PROGRAMS = 132 * 4
 #: Sets from this size on are sorted by pivots.
-SORTED_FROM, PIVOTS = 4096, 128
+SORTED_FROM, PIVOTS = 4096, 512
+#: How float32 products are made of products that the hardware has.
+PRECISION = "bf16x3"
 LARGEST_DIMS = 2048
+
+INSTALLED = find_spec("triton") is not None
+#: Whether Triton runs its kernels in Python, on a CPU: for tests.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def unavailable(device: torch.device, dtype: torch.dtype, dims: int, field: Field) -> str | None:
     """Why this backend cannot compute such a field, in words; None if it can."""
-    if device.type != "cuda" and not _interpreted():
+    if device.type != "cuda" and not INTERPRETED:
         return f"the triton backend needs a CUDA device, got {device}: use backend='tiled'"
     if dtype != torch.float32:
         return f"the triton backend computes in float32, got {dtype}: use backend='tiled'"
@@ -49,9 +59,7 @@ def unavailable(device: torch.device, dtype: torch.dtype, dims: int, field: Fiel
         return f"the triton backend takes up to {LARGEST_DIMS} dimensions, got {dims}: use backend='tiled'"
     if not knows_law(field.law):
         return f"the triton backend knows the laws that ship, not {type(field.law).__name__}: use backend='tiled'"
-    try:
-        import triton  # noqa: F401
-    except ImportError:
+    if not INSTALLED:
         return "the triton backend needs the package triton: pip install triton, or use backend='tiled'"
     return None
 
@@ -93,12 +101,14 @@ def _superpose(
     if n == 0 or dims == 0:
         return sums, gradients[0], gradients[1]
     plan = _prepare(samples, proxies)
-    slopes = points.new_ones(2, n) if slopes is None else slopes[:, plan.order].contiguous()
-    gradient = points.new_zeros(n, dims) if with_gradient else points.new_zeros(1)
-    sorted_sums = torch.zeros_like(sums)
-    _interact(plan, field, weights, slopes[1], sorted_sums[1], gradient, with_gradient)
-    _attract(plan, field, weights, slopes[0], sorted_sums[0], gradient, with_gradient)
-    sums[:, plan.order] = sorted_sums
+    moved = n >= SORTED_FROM
+    slopes = points.new_ones(2, n) if slopes is None else slopes[:, plan.order].contiguous() if moved else slopes
+    gradient = points.new_zeros(n, dims) if with_gradient else points.new_empty(0)
+    found = torch.zeros_like(sums) if moved else sums
+    _interact(plan, field, weights, slopes[1], found[1], gradient, with_gradient)
+    _attract(plan, field, weights, slopes[0], found[0], gradient, with_gradient)
+    if moved:
+        sums[:, plan.order] = found
     if with_gradient:
         _project(plan, gradient, groups, gradients)
     return sums, gradients[0], gradients[1]
@@ -112,24 +122,31 @@ def _prepare(samples: Charges, proxies: Charges) -> _Plan:
 
     points, count = samples.points, len(samples.points)
     n, dims = count + len(proxies.points), points.shape[1]
-    order = torch.arange(n, device=points.device)
+    order, is_sample = _identity(n, count, points.device)
     labels = torch.cat([samples.labels, proxies.labels])
     plan = _Plan(
         order=order,
         positions=points.new_empty(n, dims),
-        copy=points.new_empty(n, dims, dtype=torch.float32 if _interpreted() else torch.bfloat16),
+        copy=points.new_empty(n, dims, dtype=torch.float32 if INTERPRETED else torch.bfloat16),
         squares=points.new_empty(n),
         inverses=points.new_empty(n, dtype=torch.float64),
         labels=labels,
-        is_sample=(order < count).to(torch.int32),
+        is_sample=is_sample,
     )
     for group, first in ((samples, 0), (proxies, count)):
         if len(group.points):
-            kernels.prepare[(n,)](
-                group.points, plan.order, plan.positions, plan.copy, plan.squares, plan.inverses,
-                first, len(group.points), dims, ON_SPHERE=group.on_sphere, WIDTH=_width(dims),
+            kernels.prepare[(len(group.points),)](
+                group.points, plan.positions, plan.copy, plan.squares, plan.inverses,
+                first, dims, ON_SPHERE=group.on_sphere, WIDTH=_width(dims),
             )  # fmt: skip
     return _sorted(plan) if n >= SORTED_FROM else plan
+
+
+@lru_cache(maxsize=16)
+def _identity(n: int, num_samples: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """0, 1, ..., n - 1, and which of them are samples; kept, since a small field is mostly launches."""
+    order = torch.arange(n, device=device)
+    return order, (order < num_samples).to(torch.int32)
 
 
 def _sorted(plan: _Plan) -> _Plan:
@@ -166,10 +183,10 @@ def _interact(
     sub = SCREEN_BLOCK // BLOCK
     programs = min(PROGRAMS, blocks * blocks * sub * sub)
     kernels.interact[(programs,)](
-        plan.positions, plan.squares, plan.labels, plan.is_sample, slopes, tiles, count, sums, gradient, n, dims,
+        plan.positions, plan.labels, plan.is_sample, slopes, tiles, count, sums, gradient, n, dims,
         blocks, *kinds, *_numbers(field.other_pair, field.law), NEAR,
         LAW=_law(field.law), ROLE=_role(field.other_pair, field.law), GRADIENT=with_gradient, PRECISION=_precision(),
-        LISTED=not everywhere, SUB=sub, BLOCK=BLOCK, CHUNK=32, num_warps=4, num_stages=2,
+        LISTED=not everywhere, SUB=sub, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
 
 
@@ -229,14 +246,9 @@ def _role(pair: Interaction, law: DecayLaw) -> int:
 
 
 def _precision() -> str:
-    return "ieee" if _interpreted() else "tf32x3"
+    return "ieee" if INTERPRETED else PRECISION
 
 
 def _width(dims: int) -> int:
     """The power of two that holds a row."""
     return max(1 << (dims - 1).bit_length(), 16)
-
-
-def _interpreted() -> bool:
-    """Whether Triton runs its kernels in Python, on a CPU."""
-    return os.environ.get("TRITON_INTERPRET") == "1"

@@ -69,27 +69,23 @@ def _kind_weight(first_is_sample, second_is_sample, samples, mixed, proxies):
 
 
 @triton.jit
-def prepare(
-    source, order, positions, copy, squares, inverses, first, num, dims, ON_SPHERE: tl.constexpr, WIDTH: tl.constexpr
-):
-    """Row `order[k]` of `source` (a row of the group that begins at `first`) to row k; one program per row k."""
-    k = tl.program_id(0)
-    row = tl.load(order + k) - first
-    if (row >= 0) & (row < num):
-        columns = tl.arange(0, WIDTH)
-        inside = columns < dims
-        point = tl.load(source + row.to(tl.int64) * dims + columns, mask=inside, other=0.0).to(tl.float64)
-        inverse = 1.0
-        if ON_SPHERE:
-            norm = tl.sqrt(tl.sum(point * point, 0))
-            inverse = tl.where(norm > 0, 1.0 / tl.where(norm > 0, norm, 1.0), 1.0)
-            point = point * inverse
-        position = point.to(tl.float32)
-        place = k.to(tl.int64) * dims + columns
-        tl.store(positions + place, position, mask=inside)
-        tl.store(copy + place, position.to(copy.dtype.element_ty), mask=inside)
-        tl.store(squares + k, tl.sum(position * position, 0))
-        tl.store(inverses + k, inverse)
+def prepare(source, positions, copy, squares, inverses, first, dims, ON_SPHERE: tl.constexpr, WIDTH: tl.constexpr):
+    """Row k of `source` to row first + k of the others; one program per row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, WIDTH)
+    inside = columns < dims
+    point = tl.load(source + row * dims + columns, mask=inside, other=0.0).to(tl.float64)
+    inverse = 1.0
+    if ON_SPHERE:
+        norm = tl.sqrt(tl.sum(point * point, 0))
+        inverse = tl.where(norm > 0, 1.0 / tl.where(norm > 0, norm, 1.0), 1.0)
+        point = point * inverse
+    position = point.to(tl.float32)
+    place = (first + row) * dims + columns
+    tl.store(positions + place, position, mask=inside)
+    tl.store(copy + place, position.to(copy.dtype.element_ty), mask=inside)
+    tl.store(squares + first + row, tl.sum(position * position, 0))
+    tl.store(inverses + first + row, inverse)
 
 
 @triton.jit
@@ -130,7 +126,7 @@ def screen(
 
 @triton.jit
 def interact(
-    positions, squares, labels, is_sample, slopes, tiles, count, sums, gradient, n, dims, num_blocks,
+    positions, labels, is_sample, slopes, tiles, count, sums, gradient, n, dims, num_blocks,
     samples, mixed, proxies, alpha, edge, core, offset, start, stop, near,
     LAW: tl.constexpr, ROLE: tl.constexpr, GRADIENT: tl.constexpr, PRECISION: tl.constexpr,
     LISTED: tl.constexpr, SUB: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
@@ -146,7 +142,7 @@ def interact(
             rows = block_row * BLOCK + tl.arange(0, BLOCK)
             columns = block_column * BLOCK + tl.arange(0, BLOCK)
             _interact_tile(
-                positions, squares, labels, is_sample, slopes, sums, gradient, rows, columns, n, dims,
+                positions, labels, is_sample, slopes, sums, gradient, rows, columns, n, dims,
                 samples, mixed, proxies, alpha, edge, core, offset, start, stop, near,
                 LAW, ROLE, GRADIENT, PRECISION, BLOCK, CHUNK,
             )  # fmt: skip
@@ -154,7 +150,7 @@ def interact(
 
 @triton.jit
 def _interact_tile(
-    positions, squares, labels, is_sample, slopes, sums, gradient, rows, columns, n, dims,
+    positions, labels, is_sample, slopes, sums, gradient, rows, columns, n, dims,
     samples, mixed, proxies, alpha, edge, core, offset, start, stop, near,
     LAW: tl.constexpr, ROLE: tl.constexpr, GRADIENT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
@@ -163,14 +159,19 @@ def _interact_tile(
     row_inside, column_inside = rows < n, columns < n
     left = positions + rows[:, None].to(tl.int64) * dims + steps[None, :]  # (BLOCK, CHUNK)
     right = positions + columns[:, None].to(tl.int64) * dims + steps[None, :]  # (BLOCK, CHUNK)
+    # Relative to one point of the tile: where points are close, squares and products are small, and so is their error.
+    middle = positions + tl.min(rows, 0).to(tl.int64) * dims + steps
     product = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    row_squares = tl.zeros((BLOCK,), dtype=tl.float32)
+    column_squares = tl.zeros((BLOCK,), dtype=tl.float32)
     for k in range(0, dims, CHUNK):
         inside = steps[None, :] < dims - k
-        a = tl.load(left + k, mask=row_inside[:, None] & inside, other=0.0)
-        b = tl.load(right + k, mask=column_inside[:, None] & inside, other=0.0)
+        shift = tl.load(middle + k, mask=steps < dims - k, other=0.0)[None, :]
+        a = tl.load(left + k, mask=row_inside[:, None] & inside, other=0.0) - shift
+        b = tl.load(right + k, mask=column_inside[:, None] & inside, other=0.0) - shift
+        row_squares += tl.sum(a * a, 1)
+        column_squares += tl.sum(b * b, 1)
         product = tl.dot(a, tl.trans(b), product, input_precision=PRECISION)
-    row_squares = tl.load(squares + rows, mask=row_inside, other=0.0)
-    column_squares = tl.load(squares + columns, mask=column_inside, other=0.0)
     norms = row_squares[:, None] + column_squares[None, :]
     r2 = tl.maximum(norms - 2.0 * product, 0.0)
 
@@ -206,8 +207,8 @@ def _interact_tile(
         back = tl.trans(pull)
         to_rows = gradient + rows[:, None].to(tl.int64) * dims + steps[None, :]
         to_columns = gradient + columns[:, None].to(tl.int64) * dims + steps[None, :]
-        # relative to one point of the tile: the sums below cancel to a small rest where points are close
-        middle = positions + tl.min(rows, 0).to(tl.int64) * dims + steps
+        row_moves = row_inside & (tl.max(tl.abs(pull), 1) > 0.0)
+        column_moves = column_inside & (tl.max(tl.abs(pull), 0) > 0.0)
         for k in range(0, dims, CHUNK):
             inside = steps[None, :] < dims - k
             shift = tl.load(middle + k, mask=steps < dims - k, other=0.0)[None, :]
@@ -215,8 +216,8 @@ def _interact_tile(
             b = tl.load(right + k, mask=column_inside[:, None] & inside, other=0.0) - shift
             on_rows = row_pull[:, None] * a - tl.dot(pull, b, input_precision=PRECISION)
             on_columns = column_pull[:, None] * b - tl.dot(back, a, input_precision=PRECISION)
-            tl.atomic_add(to_rows + k, on_rows, mask=row_inside[:, None] & inside, sem="relaxed")
-            tl.atomic_add(to_columns + k, on_columns, mask=column_inside[:, None] & inside, sem="relaxed")
+            tl.atomic_add(to_rows + k, on_rows, mask=row_moves[:, None] & inside, sem="relaxed")
+            tl.atomic_add(to_columns + k, on_columns, mask=column_moves[:, None] & inside, sem="relaxed")
 
 
 @triton.jit
