@@ -24,24 +24,25 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("field", SHIPPED)
-@pytest.mark.parametrize("spread", [1.0, 0.3, 0.05])
+@pytest.mark.parametrize("spread", [1.0, 0.05])
 def test_every_field_that_ships(field, spread):
-    state = State(num_samples=20, num_classes=4, per_class=3, dim=24, spread=spread)
+    state = State(num_samples=12, num_classes=4, per_class=2, dim=17, spread=spread)
     check_backend("triton", state, FIELDS[field], PairWeights(), device=DEVICE)
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("field", ["wide repulsion", "log", "anchor"])
 def test_every_kind_of_pair_counts_by_its_weight(weights, field):
-    check_backend("triton", State(spread=0.4), FIELDS[field], WEIGHTS[weights], device=DEVICE)
+    state = State(num_samples=10, num_classes=3, per_class=2, dim=6, spread=0.4)
+    check_backend("triton", state, FIELDS[field], WEIGHTS[weights], device=DEVICE)
 
 
-@settings(max_examples=500 if DEVICE == "cuda" else 25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=500 if DEVICE == "cuda" else 10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    num_samples=st.sampled_from([0, 1, 2, 3, 17, 41, 130]),
+    num_samples=st.sampled_from([0, 1, 2, 3, 17, *([41, 130] if DEVICE == "cuda" else [])]),
     num_classes=st.sampled_from([1, 2, 3, 7, 13]),
     per_class=st.sampled_from([0, 1, 2, 5]),
-    dim=st.sampled_from([2, 3, 17, 40, 65]),
+    dim=st.sampled_from([2, 3, 17, *([40, 65, 300] if DEVICE == "cuda" else [])]),
     spread=st.sampled_from([1.0, 0.5, 0.2, 0.05, 1e-3]),
     seed=st.integers(0, 10**6),
     field=st.sampled_from(SHIPPED),
@@ -71,7 +72,7 @@ def test_collapsed_and_coincident_points_are_finite(field):
 def test_sorting_by_pivots_changes_nothing(monkeypatch, field):
     monkeypatch.setattr(fused, "SORTED_FROM", 0)
     monkeypatch.setattr(fused, "PIVOTS", 3)
-    state = State(num_samples=30, num_classes=6, per_class=4, dim=10, spread=0.3)
+    state = State(num_samples=12, num_classes=4, per_class=3, dim=10, spread=0.3)
     check_backend("triton", state, FIELDS[field], PairWeights(), device=DEVICE)
 
 

@@ -30,8 +30,11 @@ __all__ = ["fused_energy", "knows_law", "unavailable"]
 #: Bound on the error of r^2 from products of bfloat16 copies, relative to |a|^2 + |b|^2: 2 (2 u + u^2) / 2 = 0.00783,
 #: and room for float32 sums.
 SCREEN_MARGIN = 0.0081
-#: Pairs with r^2 below this, relative to |a|^2 + |b|^2, are taken from differences.
-NEAR = 1e-3
+#: How float32 products are made of products that the hardware has, and below which r^2, relative to |a|^2 + |b|^2,
+#: pairs are taken from differences instead; from WIDE dimensions on, and below. In many dimensions rounding averages
+#: out, and three products of bfloat16 are as good as, and faster than, three of tf32.
+WIDE = 256
+PRECISION, NEAR = ("bf16x3", "tf32x3"), (1e-3, 5e-3)
 #: Sides of the tiles: of the screen, and of the exact evaluation (half of it).
 SCREEN_BLOCK, BLOCK = 128, 64
 #: How a tile is evaluated: dimensions at a time, warps, and stages of the pipeline.
@@ -40,8 +43,6 @@ CHUNK, WARPS, STAGES = 32, 4, 3
 PROGRAMS = 132 * 4
 #: Sets from this size on are sorted by pivots.
 SORTED_FROM, PIVOTS = 4096, 512
-#: How float32 products are made of products that the hardware has.
-PRECISION = "bf16x3"
 LARGEST_DIMS = 2048
 
 INSTALLED = find_spec("triton") is not None
@@ -184,9 +185,9 @@ def _interact(
     programs = min(PROGRAMS, blocks * blocks * sub * sub)
     kernels.interact[(programs,)](
         plan.positions, plan.labels, plan.is_sample, slopes, tiles, count, sums, gradient, n, dims,
-        blocks, *kinds, *_numbers(field.other_pair, field.law), NEAR,
-        LAW=_law(field.law), ROLE=_role(field.other_pair, field.law), GRADIENT=with_gradient, PRECISION=_precision(),
-        LISTED=not everywhere, SUB=sub, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=WARPS, num_stages=STAGES,
+        blocks, *kinds, *_numbers(field.other_pair, field.law), NEAR[dims < WIDE],
+        LAW=_law(field.law), ROLE=_role(field.other_pair, field.law), GRADIENT=with_gradient,
+        PRECISION=_precision(dims), LISTED=not everywhere, SUB=sub, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
 
 
@@ -245,8 +246,8 @@ def _role(pair: Interaction, law: DecayLaw) -> int:
     return ATTRACTION if pair.pair_potential == law.attraction else REPULSION
 
 
-def _precision() -> str:
-    return "ieee" if INTERPRETED else PRECISION
+def _precision(dims: int) -> str:
+    return "ieee" if INTERPRETED else PRECISION[dims < WIDE]
 
 
 def _width(dims: int) -> int:

@@ -184,8 +184,9 @@ def _interact_tile(
     weight = _kind_weight(row_kinds[:, None], column_kinds[None, :], samples, mixed, proxies)
     weight = tl.where(counted, weight, 0.0)
 
-    delicate = ((r2 < near * norms) & (weight != 0.0)).to(tl.int32)
-    if tl.sum(tl.sum(delicate, 1), 0) > 0:  # a product has lost the digits of close pairs
+    close = ((r2 < near * norms) & (weight != 0.0)).to(tl.int32)
+    delicate = tl.sum(tl.sum(close, 1), 0) > 0  # a product has lost the digits of close pairs
+    if delicate:
         r2 = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
         row_start = positions + rows.to(tl.int64) * dims
         column_start = positions + columns.to(tl.int64) * dims
@@ -209,15 +210,27 @@ def _interact_tile(
         to_columns = gradient + columns[:, None].to(tl.int64) * dims + steps[None, :]
         row_moves = row_inside & (tl.max(tl.abs(pull), 1) > 0.0)
         column_moves = column_inside & (tl.max(tl.abs(pull), 0) > 0.0)
-        for k in range(0, dims, CHUNK):
-            inside = steps[None, :] < dims - k
-            shift = tl.load(middle + k, mask=steps < dims - k, other=0.0)[None, :]
-            a = tl.load(left + k, mask=row_inside[:, None] & inside, other=0.0) - shift
-            b = tl.load(right + k, mask=column_inside[:, None] & inside, other=0.0) - shift
-            on_rows = row_pull[:, None] * a - tl.dot(pull, b, input_precision=PRECISION)
-            on_columns = column_pull[:, None] * b - tl.dot(back, a, input_precision=PRECISION)
-            tl.atomic_add(to_rows + k, on_rows, mask=row_moves[:, None] & inside, sem="relaxed")
-            tl.atomic_add(to_columns + k, on_columns, mask=column_moves[:, None] & inside, sem="relaxed")
+        if delicate:
+            row_start = positions + rows.to(tl.int64) * dims
+            column_start = positions + columns.to(tl.int64) * dims
+            for k in range(0, dims):
+                x = tl.load(row_start + k, mask=row_inside, other=0.0)
+                y = tl.load(column_start + k, mask=column_inside, other=0.0)
+                force = pull * (x[:, None] - y[None, :])
+                to_row = gradient + rows.to(tl.int64) * dims + k
+                to_column = gradient + columns.to(tl.int64) * dims + k
+                tl.atomic_add(to_row, tl.sum(force, 1), mask=row_moves, sem="relaxed")
+                tl.atomic_add(to_column, -tl.sum(force, 0), mask=column_moves, sem="relaxed")
+        else:
+            for k in range(0, dims, CHUNK):
+                inside = steps[None, :] < dims - k
+                shift = tl.load(middle + k, mask=steps < dims - k, other=0.0)[None, :]
+                a = tl.load(left + k, mask=row_inside[:, None] & inside, other=0.0) - shift
+                b = tl.load(right + k, mask=column_inside[:, None] & inside, other=0.0) - shift
+                on_rows = row_pull[:, None] * a - tl.dot(pull, b, input_precision=PRECISION)
+                on_columns = column_pull[:, None] * b - tl.dot(back, a, input_precision=PRECISION)
+                tl.atomic_add(to_rows + k, on_rows, mask=row_moves[:, None] & inside, sem="relaxed")
+                tl.atomic_add(to_columns + k, on_columns, mask=column_moves[:, None] & inside, sem="relaxed")
 
 
 @triton.jit
