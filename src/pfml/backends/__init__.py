@@ -2,19 +2,18 @@
 
     backend(samples, proxies, field, weights) -> energy, a scalar tensor that can be differentiated once
 
-dense is the reference, tiled runs anywhere in bounded memory, triton on a GPU. On a GPU "auto" takes triton, unless
-deterministic algorithms are asked for (it adds with atomics), or the law or the type is one that it does not know.
+dense is the reference, tiled runs anywhere in bounded memory, triton on a GPU. "auto" does not take triton yet: it is
+to be asked for by name until its whole suite has passed on a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from pfml.backends.dense import dense_energy
-from pfml.backends.fused import fused_energy, unavailable
+from pfml.backends.fused import fused_energy
 from pfml.backends.tiled import tiled_energy
 from pfml.superposition import Charges, Field, PairWeights
 
@@ -33,25 +32,15 @@ BACKENDS: dict[str, Backend] = {
 DENSE_UP_TO = 32
 
 
-def choose_backend(num_points: int, points: Tensor | None = None, field: Field | None = None) -> str:
-    """The name of the backend that "auto" takes for a field of `num_points` charges.
-
-    Args:
-        num_points: Samples and proxies together.
-        points: Some of the charges, for their device, type and width; None for a CPU's.
-        field: The field; needed for a GPU's choice.
-    """
-    if points is not None and field is not None and points.is_cuda and not torch.are_deterministic_algorithms_enabled():
-        dtype = torch.promote_types(points.dtype, torch.float32)
-        if unavailable(points.device, dtype, points.shape[-1], field) is None:
-            return "triton"
+def choose_backend(num_points: int) -> str:
+    """The name of the backend that "auto" takes for a field of `num_points` charges."""
     return "dense" if num_points <= DENSE_UP_TO else "tiled"
 
 
-def resolve_backend(name: str, num_points: int, points: Tensor | None = None, field: Field | None = None) -> str:
+def resolve_backend(name: str, num_points: int) -> str:
     """The name of a backend that exists: `name` itself, or the choice of "auto"."""
     if name == "auto":
-        return choose_backend(num_points, points, field)
+        return choose_backend(num_points)
     if name not in BACKENDS:
         raise ValueError(f"backend must be 'auto' or one of {sorted(BACKENDS)}, got {name!r}")
     return name

@@ -8,13 +8,13 @@ few pivots, which puts crowds of points into few tiles.
 
 Pairs of one class are few, and come from differences, class by class.
 
-Memory: positions, their copy and the gradient, (n, D) each; a list of tiles.
+Memory: positions and what they are rounded by, a copy and the gradient, (n, D) each; a list of tiles.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib.util import find_spec
 
@@ -84,6 +84,7 @@ class _Plan:
 
     order: Tensor  # (n,) int64: row k is charge order[k], samples first
     positions: Tensor  # (n, D) float32
+    rests: Tensor  # (n, D) float32: what the positions are rounded by
     copy: Tensor  # (n, D) for the screen
     squares: Tensor  # (n,) float32
     inverses: Tensor  # (n,) float64: 1 / |point|
@@ -128,6 +129,7 @@ def _prepare(samples: Charges, proxies: Charges) -> _Plan:
     plan = _Plan(
         order=order,
         positions=points.new_empty(n, dims),
+        rests=points.new_empty(n, dims),
         copy=points.new_empty(n, dims, dtype=torch.float32 if INTERPRETED else torch.bfloat16),
         squares=points.new_empty(n),
         inverses=points.new_empty(n, dtype=torch.float64),
@@ -137,7 +139,7 @@ def _prepare(samples: Charges, proxies: Charges) -> _Plan:
     for group, first in ((samples, 0), (proxies, count)):
         if len(group.points):
             kernels.prepare[(len(group.points),)](
-                group.points, plan.positions, plan.copy, plan.squares, plan.inverses,
+                group.points, plan.positions, plan.rests, plan.copy, plan.squares, plan.inverses,
                 first, dims, ON_SPHERE=group.on_sphere, WIDTH=_width(dims),
             )  # fmt: skip
     return _sorted(plan) if n >= SORTED_FROM else plan
@@ -155,8 +157,7 @@ def _sorted(plan: _Plan) -> _Plan:
     pivots = plan.copy[:: max(len(plan.copy) // PIVOTS, 1)][:PIVOTS]
     nearest = (plan.copy @ pivots.T).argmax(dim=1)
     by_pivot = nearest.argsort(stable=True)
-    parts = (plan.order, plan.positions, plan.copy, plan.squares, plan.inverses, plan.labels, plan.is_sample)
-    return _Plan(*(part[by_pivot] for part in parts))
+    return _Plan(*(getattr(plan, part.name)[by_pivot] for part in fields(plan)))
 
 
 def _interact(
@@ -184,10 +185,11 @@ def _interact(
     sub = SCREEN_BLOCK // BLOCK
     programs = min(PROGRAMS, blocks * blocks * sub * sub)
     kernels.interact[(programs,)](
-        plan.positions, plan.labels, plan.is_sample, slopes, tiles, count, sums, gradient, n, dims,
-        blocks, *kinds, *_numbers(field.other_pair, field.law), NEAR[dims < WIDE],
+        plan.positions, plan.rests, plan.labels, plan.is_sample, slopes, tiles, count, sums, gradient, n, dims,
+        blocks, *kinds, *_numbers(field.other_pair, field.law), NEAR[_careful(n, dims)],
         LAW=_law(field.law), ROLE=_role(field.other_pair, field.law), GRADIENT=with_gradient,
-        PRECISION=_precision(dims), LISTED=not everywhere, SUB=sub, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=WARPS, num_stages=STAGES,
+        PRECISION=_precision(n, dims), LISTED=not everywhere, SUB=sub, BLOCK=BLOCK, CHUNK=CHUNK,
+        num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
 
 
@@ -205,7 +207,7 @@ def _attract(
     begin = torch.searchsorted(classes, classes)
     end = torch.searchsorted(classes, classes, right=True)
     kernels.attract[(n,)](
-        plan.positions, plan.is_sample, slopes, by_class, begin, end, sums, gradient, dims,
+        plan.positions, plan.rests, plan.is_sample, slopes, by_class, begin, end, sums, gradient, dims,
         *kinds, *_numbers(field.own_pair, field.law),
         LAW=_law(field.law), ROLE=_role(field.own_pair, field.law), GRADIENT=with_gradient, WIDTH=_width(dims),
     )  # fmt: skip
@@ -246,8 +248,13 @@ def _role(pair: Interaction, law: DecayLaw) -> int:
     return ATTRACTION if pair.pair_potential == law.attraction else REPULSION
 
 
-def _precision(dims: int) -> str:
-    return "ieee" if INTERPRETED else PRECISION[dims < WIDE]
+def _careful(n: int, dims: int) -> bool:
+    """Whether rounding may show: in few dimensions, or where points are not sorted and tiles hold far ones too."""
+    return dims < WIDE or n < SORTED_FROM
+
+
+def _precision(n: int, dims: int) -> str:
+    return "ieee" if INTERPRETED else PRECISION[_careful(n, dims)]
 
 
 def _width(dims: int) -> int:

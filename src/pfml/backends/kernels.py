@@ -69,7 +69,9 @@ def _kind_weight(first_is_sample, second_is_sample, samples, mixed, proxies):
 
 
 @triton.jit
-def prepare(source, positions, copy, squares, inverses, first, dims, ON_SPHERE: tl.constexpr, WIDTH: tl.constexpr):
+def prepare(
+    source, positions, rests, copy, squares, inverses, first, dims, ON_SPHERE: tl.constexpr, WIDTH: tl.constexpr
+):
     """Row k of `source` to row first + k of the others; one program per row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, WIDTH)
@@ -83,6 +85,7 @@ def prepare(source, positions, copy, squares, inverses, first, dims, ON_SPHERE: 
     position = point.to(tl.float32)
     place = (first + row) * dims + columns
     tl.store(positions + place, position, mask=inside)
+    tl.store(rests + place, (point - position.to(tl.float64)).to(tl.float32), mask=inside)
     tl.store(copy + place, position.to(copy.dtype.element_ty), mask=inside)
     tl.store(squares + first + row, tl.sum(position * position, 0))
     tl.store(inverses + first + row, inverse)
@@ -125,8 +128,19 @@ def screen(
 
 
 @triton.jit
+def _differences(positions, rests, rows, columns, row_inside, column_inside, dims, k):
+    """Component k of the differences of all pairs of a tile, to more digits than a float32 position has."""
+    at_rows, at_columns = rows.to(tl.int64) * dims + k, columns.to(tl.int64) * dims + k
+    x = tl.load(positions + at_rows, mask=row_inside, other=0.0)
+    y = tl.load(positions + at_columns, mask=column_inside, other=0.0)
+    x_rest = tl.load(rests + at_rows, mask=row_inside, other=0.0)
+    y_rest = tl.load(rests + at_columns, mask=column_inside, other=0.0)
+    return (x[:, None] - y[None, :]) + (x_rest[:, None] - y_rest[None, :])
+
+
+@triton.jit
 def interact(
-    positions, labels, is_sample, slopes, tiles, count, sums, gradient, n, dims, num_blocks,
+    positions, rests, labels, is_sample, slopes, tiles, count, sums, gradient, n, dims, num_blocks,
     samples, mixed, proxies, alpha, edge, core, offset, start, stop, near,
     LAW: tl.constexpr, ROLE: tl.constexpr, GRADIENT: tl.constexpr, PRECISION: tl.constexpr,
     LISTED: tl.constexpr, SUB: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
@@ -142,7 +156,7 @@ def interact(
             rows = block_row * BLOCK + tl.arange(0, BLOCK)
             columns = block_column * BLOCK + tl.arange(0, BLOCK)
             _interact_tile(
-                positions, labels, is_sample, slopes, sums, gradient, rows, columns, n, dims,
+                positions, rests, labels, is_sample, slopes, sums, gradient, rows, columns, n, dims,
                 samples, mixed, proxies, alpha, edge, core, offset, start, stop, near,
                 LAW, ROLE, GRADIENT, PRECISION, BLOCK, CHUNK,
             )  # fmt: skip
@@ -150,7 +164,7 @@ def interact(
 
 @triton.jit
 def _interact_tile(
-    positions, labels, is_sample, slopes, sums, gradient, rows, columns, n, dims,
+    positions, rests, labels, is_sample, slopes, sums, gradient, rows, columns, n, dims,
     samples, mixed, proxies, alpha, edge, core, offset, start, stop, near,
     LAW: tl.constexpr, ROLE: tl.constexpr, GRADIENT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
@@ -188,12 +202,8 @@ def _interact_tile(
     delicate = tl.sum(tl.sum(close, 1), 0) > 0  # a product has lost the digits of close pairs
     if delicate:
         r2 = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
-        row_start = positions + rows.to(tl.int64) * dims
-        column_start = positions + columns.to(tl.int64) * dims
         for k in range(dims):
-            x = tl.load(row_start + k, mask=row_inside, other=0.0)
-            y = tl.load(column_start + k, mask=column_inside, other=0.0)
-            difference = x[:, None] - y[None, :]
+            difference = _differences(positions, rests, rows, columns, row_inside, column_inside, dims, k)
             r2 += difference * difference
 
     energy, slope = _pair(r2, alpha, edge, core, offset, start, stop, LAW, ROLE)
@@ -211,12 +221,9 @@ def _interact_tile(
         row_moves = row_inside & (tl.max(tl.abs(pull), 1) > 0.0)
         column_moves = column_inside & (tl.max(tl.abs(pull), 0) > 0.0)
         if delicate:
-            row_start = positions + rows.to(tl.int64) * dims
-            column_start = positions + columns.to(tl.int64) * dims
-            for k in range(0, dims):
-                x = tl.load(row_start + k, mask=row_inside, other=0.0)
-                y = tl.load(column_start + k, mask=column_inside, other=0.0)
-                force = pull * (x[:, None] - y[None, :])
+            for k in range(dims):
+                difference = _differences(positions, rests, rows, columns, row_inside, column_inside, dims, k)
+                force = pull * difference
                 to_row = gradient + rows.to(tl.int64) * dims + k
                 to_column = gradient + columns.to(tl.int64) * dims + k
                 tl.atomic_add(to_row, tl.sum(force, 1), mask=row_moves, sem="relaxed")
@@ -235,7 +242,7 @@ def _interact_tile(
 
 @triton.jit
 def attract(
-    positions, is_sample, slopes, by_class, begin, end, sums, gradient, dims,
+    positions, rests, is_sample, slopes, by_class, begin, end, sums, gradient, dims,
     samples, mixed, proxies, alpha, edge, core, offset, start, stop,
     LAW: tl.constexpr, ROLE: tl.constexpr, GRADIENT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -245,6 +252,7 @@ def attract(
     columns = tl.arange(0, WIDTH)
     inside = columns < dims
     here = tl.load(positions + point * dims + columns, mask=inside, other=0.0)
+    here_rest = tl.load(rests + point * dims + columns, mask=inside, other=0.0)
     kind = tl.load(is_sample + point) != 0
     slope_here = tl.load(slopes + point) if GRADIENT else 0.0
     own = 0.0
@@ -254,6 +262,7 @@ def attract(
         if mate != point:
             weight = _kind_weight(kind, tl.load(is_sample + mate) != 0, samples, mixed, proxies)
             difference = here - tl.load(positions + mate * dims + columns, mask=inside, other=0.0)
+            difference += here_rest - tl.load(rests + mate * dims + columns, mask=inside, other=0.0)
             r2 = tl.sum(difference * difference, 0)
             energy, slope = _pair(r2, alpha, edge, core, offset, start, stop, LAW, ROLE)
             own += energy * weight

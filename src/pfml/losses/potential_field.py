@@ -167,8 +167,7 @@ class PotentialFieldLoss(nn.Module):
 
     def backend_for(self, batch_size: int) -> str:
         """The backend that computes a batch of this size: what "auto" chooses, or the one asked for."""
-        num_points = batch_size + self.num_classes * self.proxies_per_class
-        return resolve_backend(self.backend, num_points, self.proxies, self.field)
+        return resolve_backend(self.backend, batch_size + self.num_classes * self.proxies_per_class)
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """The proxies as an optimiser's parameter group; an empty list if there are none.
