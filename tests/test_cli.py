@@ -116,6 +116,11 @@ def test_evaluating_a_run_gives_the_numbers_of_its_last_epoch(trained, capsys):
     assert "NMI" in printed
 
 
+def test_a_model_inside_of_a_run_is_evaluated_on_the_run_s_data(trained, capsys):
+    main(["evaluate", str(trained / "model")])
+    assert "64 images of 4 unseen classes" in capsys.readouterr().out
+
+
 def test_evaluating_on_classes_that_were_trained_on_is_refused(trained, tmp_path, capsys):
     for name in (*letters().train.class_names[:2], "new", "newer"):
         (tmp_path / "data" / name).mkdir(parents=True)
@@ -160,7 +165,7 @@ def test_images_are_embedded_to_an_archive(trained, tmp_path):
         (["train", "--config=glyphs", "--loss.name=pfm"], 1, "did you mean 'pfml'"),
         (["train", "--config=cub-resnet50-512"], 1, "cub must have a root"),
         (["train", "--resume=nowhere"], 1, "no such file"),
-        (["evaluate", "nowhere"], 1, "nowhere"),
+        (["evaluate", "nowhere"], 1, "no such folder"),
         (["embed", "nowhere", "nothing.png"], 1, "nothing.png"),
         (["embed", "nowhere", "nothing.png", "--out=x.csv"], 1, "must end in .npz"),
         (["trian"], 2, "trian"),

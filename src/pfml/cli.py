@@ -69,17 +69,24 @@ def evaluate(run: Path, data: str | None = None, root: Path | None = None, nmi: 
     from pfml.training.monitor import ProgressMonitor
 
     console = _console()
+    if not run.is_dir():
+        raise FileNotFoundError(
+            f"{run} must be the folder of a run or of a saved embedder, but there is no such folder"
+        )
     if data is None:
-        if not (run / "config.yaml").is_file():
+        # a model inside of a run's folder belongs to that run
+        files = [folder / "config.yaml" for folder in (run, run.parent) if (folder / "config.yaml").is_file()]
+        if not files:
             raise ValueError(f"{run} does not say its data: name it with --data, and --root if it is not a path")
-        config = read_config(run / "config.yaml").data
+        config = read_config(files[0]).data
         data, root = config.name, root or config.root
     images = load_data(data, root)
     for remark in images.remarks:
         _print_line(console, remark)
     embedder = load_embedder(run).to(resolve_device("auto"))
     metrics = metrics_of(embedder, images, nmi=nmi, track=ProgressMonitor(console).track)
-    _print_scores(console, f"{images.name}: {images.test}", {"": metrics.as_dict()})
+    title = f"{images.name}: {len(images.test):,} images of {images.test.num_classes:,} unseen classes"
+    _print_scores(console, title, {str(run): metrics.as_dict()})
 
 
 def embed(run: Path, images: list[Path], out: Path = Path("embeddings.npz"), batch_size: int = 128) -> None:

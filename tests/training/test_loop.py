@@ -312,6 +312,7 @@ def test_a_batch_larger_than_the_set_is_refused(tmp_path):
         run(tmp_path / "run", batch=BatchConfig(36, 4))
     with pytest.raises(ValueError, match="batch.size must not exceed the 128 training images, got 200"):
         run(tmp_path / "run", batch=BatchConfig(200, 0))
+    assert not (tmp_path / "run").exists()
     run(tmp_path / "run", epochs=1)  # what was refused has not taken the folder
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -174,9 +175,14 @@ def _train(
         folder.start()
     for remark in data.remarks:
         monitor.remark(remark)
-    sources = open_sources(data, resolve_device(config.device), storage, monitor)
     with seeded(config.seed):
-        training = Training(embedder, data, sources, config, folder, monitor)
+        try:
+            sources = open_sources(data, resolve_device(config.device), storage, monitor)
+            training = Training(embedder, data, sources, config, folder, monitor)
+        except BaseException:
+            with suppress(OSError):
+                folder.path.rmdir()  # which works on an empty folder only
+            raise
         if resume and has_checkpoint(folder.checkpoints):
             training.restore()
         elif resume:
