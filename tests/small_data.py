@@ -1,11 +1,13 @@
-"""A retrieval set that trains in a second: a few letters."""
+"""A retrieval set that trains in a second, a few letters, and a way to interrupt that."""
 
+import os
+import signal
 from functools import cache
 
 from pfml.data import RetrievalData, draw_glyphs
 from pfml.data.glyphs import Distortion
 from pfml.models import create_embedder
-from pfml.training import BatchConfig, LossConfig, OptimizerConfig, TrainConfig
+from pfml.training import BatchConfig, LossConfig, Monitor, OptimizerConfig, TrainConfig
 
 
 @cache
@@ -32,3 +34,15 @@ def small_config(**changes):
         "log_every": 1,
     }
     return TrainConfig(**{**values, **changes})
+
+
+class InterruptAt(Monitor):
+    """Ctrl-C during a step."""
+
+    def __init__(self, step):
+        self.left = step
+
+    def step(self, *_):
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGINT)

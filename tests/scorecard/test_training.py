@@ -1,28 +1,13 @@
 """Reliability test 23: a run that was interrupted ends as one that was not."""
 
-import os
-import signal
-
 import pytest
 import torch
 
 from pfml.data import with_validation
-from pfml.training import BatchConfig, LossConfig, Monitor, train
+from pfml.training import BatchConfig, LossConfig, train
 from pfml.training.checkpoint import load_checkpoint
 from pfml.training.run_folder import RunFolder
-from small_data import letters, small_config, small_embedder
-
-
-class InterruptAt(Monitor):
-    """Ctrl-C during a step."""
-
-    def __init__(self, step):
-        self.left = step
-
-    def step(self, *_):
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGINT)
+from small_data import InterruptAt, letters, small_config, small_embedder
 
 
 def run(out, *, resume=False, monitor=None, data=None, dropout=0.0, **changes):

@@ -1,6 +1,4 @@
 import json
-import os
-import signal
 from dataclasses import replace
 
 import pytest
@@ -13,25 +11,13 @@ from pfml.training import BatchConfig, LossConfig, Monitor, NonFiniteLossError, 
 from pfml.training.checkpoint import load_checkpoint
 from pfml.training.run import load_loss
 from pfml.training.run_folder import RunFolder
-from small_data import letters, small_config, small_embedder
+from small_data import InterruptAt, letters, small_config, small_embedder
 
 
 def run(out, *, resume=False, monitor=None, data=None, embedder=None, **changes):
     torch.manual_seed(1)
     embedder = embedder or small_embedder()
     return train(embedder, data or letters(), small_config(**changes), out=out, resume=resume, monitor=monitor)
-
-
-class InterruptAt(Monitor):
-    """Ctrl-C during a step."""
-
-    def __init__(self, step):
-        self.left = step
-
-    def step(self, *_):
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 def outcome(folder):

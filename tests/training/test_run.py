@@ -70,9 +70,10 @@ def test_broken_images_are_all_named_before_training_starts(folder, tmp_path):
 
 def test_a_run_resumes_from_another_working_directory(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder.parent)
-    run(config(folder.name), tmp_path / "run")
+    first = run(config(folder.name), tmp_path / "run")
     monkeypatch.chdir("/")
-    run(read_config(tmp_path / "run" / "config.yaml"), tmp_path / "run", resume=True)
+    again = run(read_config(tmp_path / "run" / "config.yaml"), tmp_path / "run", resume=True)
+    assert again["last"] == first["last"]
 
 
 def test_a_run_does_not_resume_with_other_noise(folder, tmp_path):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from torch import Tensor, nn
 
 __all__ = ["Backbone"]
 
 
-class Backbone(nn.Module):
+class Backbone(nn.Module, ABC):
     """A network without its classifier: normalised images to a feature map (B, C, h, w) or to tokens (B, T, C)."""
 
     #: C
@@ -23,6 +25,6 @@ class Backbone(nn.Module):
         """The layer that turns patches into tokens, if there is one."""
         return None
 
+    @abstractmethod
     def forward(self, images: Tensor) -> Tensor:
         """Features of images (B, 3, H, W) that `Preprocessing.normalize` has prepared."""
-        raise NotImplementedError

@@ -299,16 +299,16 @@ class Training:
 def create_batches(images: ImageSet, config: TrainConfig) -> RandomBatches | BalancedBatches:
     """The sampler that `config.batch` describes."""
     size, per_class = config.batch.size, config.batch.samples_per_class
-    if size > len(images):
-        raise ValueError(f"batch.size must not exceed the {len(images)} training images, got {size}")
-    if per_class == 0:
-        return RandomBatches(len(images), size, config.seed)
     classes = len(images.labels.unique())
-    if size // per_class > classes:
+    if per_class and size // per_class > classes:
         raise ValueError(
             f"batch.size {size} with batch.samples_per_class {per_class} needs {size // per_class} training classes, "
             f"and there are {classes}: lower batch.size to {classes * per_class} or less"
         )
+    if size > len(images):
+        raise ValueError(f"batch.size must not exceed the {len(images)} training images, got {size}")
+    if per_class == 0:
+        return RandomBatches(len(images), size, config.seed)
     return BalancedBatches(images.labels, size // per_class, per_class, config.seed)
 
 
