@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pfml.field import ContrastiveLaw, DecayLaw, LogarithmicLaw, PowerLaw
-from pfml.superposition import Charges, Field, PairWeights
+from pfml.superposition import Anchors, Charges, Field, PairWeights
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,7 @@ class State:
     sample_labels: Tensor = field(init=False)
     proxies: Tensor = field(init=False)
     proxy_labels: Tensor = field(init=False)
+    anchors: Anchors | None = None  # of the proxies
 
     def __post_init__(self):
         g = torch.Generator().manual_seed(self.seed)
@@ -87,14 +88,26 @@ class State:
         self.proxies = draw(self.num_classes * self.per_class)
         self.proxy_labels = torch.arange(self.num_classes).repeat_interleave(self.per_class)
 
+    def drawn(self, count):
+        """This state with `count` proxies as anchors of uneven weights, and slots of weight 0 that repeat some rows."""
+        g = torch.Generator().manual_seed(self.seed + 1)
+        rows = torch.randperm(len(self.proxies), generator=g)[:count]
+        weights = 0.5 + 3 * torch.rand(len(rows), generator=g, dtype=torch.float64)
+        unused = torch.cat([rows[::2], torch.arange(len(self.proxies))[:3]])
+        self.anchors = Anchors(torch.cat([unused, rows]), torch.cat([torch.zeros(len(unused)).double(), weights]))
+        return self
+
     def charges(self, dtype=torch.float32, device="cpu", on_sphere=False):
         """Samples and proxies with fresh leaves to differentiate."""
         samples = self.samples.to(device, dtype, copy=True).requires_grad_()
         proxies = self.proxies.to(device, dtype, copy=True).requires_grad_()
         return (
             Charges(samples, self.sample_labels.to(device)),
-            Charges(proxies, self.proxy_labels.to(device), on_sphere),
+            Charges(proxies, self.proxy_labels.to(device), on_sphere, self.anchors and self._anchors_on(device)),
         )
+
+    def _anchors_on(self, device):
+        return Anchors(*(part.to(device) for part in self.anchors))
 
 
 def energy_and_gradients(backend, state, field, weights, **kwargs):

@@ -14,6 +14,12 @@ what follows from it is written here, once:
 
 with strength = -psi_att, c = -psi_att(0) = delta^-alpha. "log" and "anchor" are not in the paper. Their forces are
 relative: a charge counts by its share of the field at the anchor, so no pair dominates by being close.
+
+Of very many proxies a few may stand for all (`Anchors`). With a[i], how many anchors the charge i stands for (0 if it
+is none), s[i] = a[i] d energy / d sum, and w(j on i), what the charge j counts at the anchor i (`SourceWeights`),
+
+    sum[i]                      = sum over all charges j but i of  w(j on i) pair(r_ij)
+    d energy / d pair(r_ij)     = s[i] w(j on i) + s[j] w(i on j)
 """
 
 from __future__ import annotations
@@ -28,19 +34,48 @@ import torch
 from torch import Tensor
 
 from pfml.field import DecayLaw, Interaction, attraction, check_law, repulsion
+from pfml.sphere import unit
 
-__all__ = ["NORMALIZATIONS", "Charges", "Field", "Normalization", "PairWeights", "field_of"]
+__all__ = [
+    "NORMALIZATIONS",
+    "Anchors",
+    "Charges",
+    "Field",
+    "Normalization",
+    "PairWeights",
+    "SourceWeights",
+    "anchor_counts",
+    "field_of",
+    "source_weights",
+]
+
+
+class Anchors(NamedTuple):
+    """The charges of a group that are anchors, and how many anchors each one stands for.
+
+    Rows are distinct but for those of weight 0, which are no anchors and may repeat any row: so that a draw of any size
+    fits into tensors of one size.
+    """
+
+    rows: Tensor  # (k,), int64
+    weights: Tensor  # (k,), float64, >= 0
 
 
 class Charges(NamedTuple):
     """Points of one kind (samples, or proxies) with their classes.
 
-    If `on_sphere`, the charges sit at points / |points|, and gradients are those of the points as given.
+    If `on_sphere`, the charges sit at points / |points|, and gradients are those of the points as given. Without
+    `anchors` every charge is one, as the field's normalization has it; only proxies ever have some.
     """
 
     points: Tensor  # (n, D), float32 or float64
     labels: Tensor  # (n,), int64
     on_sphere: bool = False
+    anchors: Anchors | None = None
+
+    def positions(self) -> Tensor:
+        """Where the charges sit, (n, D)."""
+        return unit(self.points) if self.on_sphere else self.points
 
 
 @dataclass(frozen=True)
@@ -205,6 +240,50 @@ class Field:
             raise ValueError(
                 f"{self.law} vanishes in float32 at r = 2, so it cannot be normalised: lower its decay rate"
             )
+
+
+class SourceWeights(NamedTuple):
+    """How much a source counts at an anchor, by the kinds of both: `proxies_on_samples` is of a proxy at a sample."""
+
+    samples_on_samples: float
+    proxies_on_samples: float
+    samples_on_proxies: float
+    proxies_on_proxies: float
+
+
+def source_weights(field: Field, weights: PairWeights, sampled: bool) -> tuple[SourceWeights, SourceWeights]:
+    """(own, other) weights of sources; `sampled`: only some proxies are anchors, and stand for the others.
+
+    Eq. 6 counts a sample and a proxy from both ends. Where proxies are sampled, both counts are given to the sample,
+    which is always an anchor: then only pairs of proxies are estimated. "log" is no sum over pairs, so that there the
+    energy of a proxy is estimated as a whole.
+    """
+    own, other = (
+        _source_weights(field.rule, sampled, *kinds)
+        for kinds in zip(weights.of_samples(), weights.of_mixed(), weights.of_proxies(), strict=True)
+    )
+    return own, other
+
+
+def _source_weights(
+    rule: Normalization, sampled: bool, of_samples: float, of_mixed: float, of_proxies: float
+) -> SourceWeights:
+    if not rule.proxies_are_anchors:
+        return SourceWeights(of_samples, of_mixed, 0.0, 0.0)
+    if sampled and rule.linear:
+        return SourceWeights(of_samples, 2 * of_mixed, 0.0, of_proxies)
+    return SourceWeights(of_samples, of_mixed, of_mixed, of_proxies)
+
+
+def anchor_counts(samples: Charges, proxies: Charges, field: Field) -> Tensor:
+    """How many anchors each charge stands for, (n,) in float64, samples first; 0 if it is none."""
+    counts = samples.points.new_ones(len(samples.points) + len(proxies.points), dtype=torch.float64)
+    of_proxies = counts[len(samples.points) :]
+    if not field.rule.proxies_are_anchors:
+        of_proxies.zero_()
+    elif proxies.anchors is not None:
+        of_proxies.zero_().index_add_(0, proxies.anchors.rows, proxies.anchors.weights.double())
+    return counts
 
 
 # Torch passes numbers and tensors to a custom operator, but no Python objects: a field travels as a handle. It is a

@@ -8,9 +8,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pfml.backends import BACKENDS, choose_backend, resolve_backend, sweep
+from pfml.backends import BACKENDS, choose_backend, operator, resolve_backend, sweep
 from pfml.field import PowerLaw
-from pfml.superposition import Charges, Field, PairWeights
+from pfml.superposition import Anchors, Charges, Field, PairWeights
 from states import EVERYWHERE, FIELDS, WEIGHTS, State, energy_and_gradients, relative_error
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -57,6 +57,83 @@ def test_every_kind_of_pair_counts_by_its_weight(name, weights, field):
             assert relative_error(without, with_all) > 1e-3
 
 
+@pytest.mark.parametrize("field", ["wide repulsion", "log", "anchor"])
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_the_reference_with_anchors_is_the_formula(field, weights):
+    """sum over anchors i of a_i E(sum over all j != i of w(j on i) pair(r_ij)), by loops."""
+    field, weights = FIELDS[field], WEIGHTS[weights]
+    state = State(num_samples=4, num_classes=3, per_class=2, dim=4, spread=0.4).drawn(3)
+    points = torch.cat([state.samples, state.proxies]).double()
+    labels = torch.cat([state.sample_labels, state.proxy_labels]).tolist()
+    counts = [1.0] * 4 + [0.0] * 6
+    for row, weight in zip(*state.anchors, strict=True):
+        counts[4 + row] += weight.item() if field.rule.proxies_are_anchors else 0.0
+    mixed_on = {False: 2.0, True: 0.0} if field.rule.linear else {False: 1.0, True: 1.0}  # by whether it is a proxy
+
+    total = 0.0
+    for i, count in enumerate(counts):
+        sums = torch.zeros(2, dtype=torch.float64)
+        for j in range(len(points)):
+            if i == j or count == 0:
+                continue
+            if (i < 4) != (j < 4):
+                pair_weights = [weight * mixed_on[i >= 4] for weight in weights.of_mixed()]
+            else:
+                pair_weights = weights.of_samples() if i < 4 else weights.of_proxies()
+            channel = 0 if labels[i] == labels[j] else 1
+            pair = (field.own_pair, field.other_pair)[channel]
+            r = (points[i] - points[j]).norm()
+            if pair.start <= r < pair.stop:
+                sums[channel] += pair_weights[channel] * pair.potential(r)
+        total += count * field.anchor_energies(*sums).item()
+    got = energy_and_gradients(REFERENCE, state, field, weights, dtype=torch.float64)[0].item()
+    assert got == pytest.approx(total, rel=1e-12)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("spread", [1.0, 0.3, 0.05])
+def test_every_field_with_drawn_anchors(name, field, spread, device):
+    state = State(num_samples=20, num_classes=8, per_class=6, dim=24, spread=spread).drawn(13)
+    check_backend(name, state, FIELDS[field], PairWeights(), device=device)
+    check_backend(name, state, FIELDS[field], PairWeights(), dtype=torch.float64, device=device)
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("field", ["wide repulsion", "log", "anchor"])
+@pytest.mark.parametrize("count", [0, 1, 11, 30])
+def test_every_kind_of_pair_counts_by_its_weight_with_drawn_anchors(name, weights, field, count):
+    check_backend(name, State(spread=0.4).drawn(count), FIELDS[field], WEIGHTS[weights])
+    one_per_class = State(num_classes=40, per_class=1, spread=0.4).drawn(count)
+    check_backend(name, one_per_class, FIELDS[field], WEIGHTS[weights])
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("field", ["wide repulsion", "log", "anchor"])
+def test_all_proxies_as_anchors_that_count_once_change_nothing(name, field):
+    state = State(spread=0.4)
+    expected = energy_and_gradients(BACKENDS[name], state, FIELDS[field], PairWeights(), dtype=torch.float64)
+    state.anchors = Anchors(torch.arange(30).flip(0), torch.ones(30).double())
+    got = energy_and_gradients(BACKENDS[name], state, FIELDS[field], PairWeights(), dtype=torch.float64)
+    for mine, reference in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, reference, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("field", ["pfml", "log", "cpml"])
+def test_coincident_points_are_finite_with_drawn_anchors(name, field):
+    state = State(num_samples=10, num_classes=5, per_class=4, dim=12).drawn(7)
+    state.samples[:] = state.samples[0]
+    state.proxies[:] = state.samples[0]
+    energy, *gradients = energy_and_gradients(BACKENDS[name], state, FIELDS[field], PairWeights())
+    assert torch.isfinite(energy)
+    assert all(gradient.abs().max() == 0 for gradient in gradients)
+    state.proxies[::2] += 0.3
+    check_backend(name, state, FIELDS[field], PairWeights(), on_sphere=False)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", EVERYWHERE)
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -67,15 +144,18 @@ def test_every_kind_of_pair_counts_by_its_weight(name, weights, field):
     dim=st.sampled_from([1, 2, 3, 17, 40]),
     spread=st.sampled_from([1.0, 0.5, 0.2, 0.05, 1e-3]),
     seed=st.integers(0, 10**6),
+    num_anchors=st.sampled_from([None, 0, 1, 3, 20]),
     field=st.sampled_from(sorted(FIELDS)),
     weights=st.sampled_from(sorted(WEIGHTS)),
     on_sphere=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.float64]),
 )
 def test_awkward_sizes_and_crowded_states(
-    name, device, num_samples, num_classes, per_class, dim, spread, seed, field, weights, on_sphere, dtype
+    name, device, num_samples, num_classes, per_class, dim, spread, seed, num_anchors, field, weights, on_sphere, dtype
 ):
     state = State(num_samples, num_classes, per_class, dim, spread, seed)
+    if num_anchors is not None:
+        state = state.drawn(num_anchors)
     if dim == 1:
         on_sphere = False  # on the 0-sphere no point can move, and what is left is rounding
     check_backend(name, state, FIELDS[field], WEIGHTS[weights], dtype=dtype, device=device, on_sphere=on_sphere)
@@ -112,17 +192,20 @@ def test_the_tiled_result_does_not_depend_on_which_path_a_pair_takes(monkeypatch
     for spread in (0.3, 0.02):
         state = State(num_samples=14, num_classes=3, per_class=4, dim=8, spread=spread)
         for field in ("pfml", "log", "anchor"):
+            state.anchors = None
             check_backend("tiled", state, FIELDS[field], PairWeights())
+            check_backend("tiled", state.drawn(5), FIELDS[field], PairWeights())
 
 
 @pytest.mark.parametrize("prepared_bytes", [0, 2**27])
 @pytest.mark.parametrize("kept_bytes", [0, 2**28])
 def test_large_sets_are_prepared_by_the_tile_and_swept_twice(monkeypatch, prepared_bytes, kept_bytes):
     monkeypatch.setattr(sweep, "PREPARED_BYTES", prepared_bytes)
-    monkeypatch.setattr("pfml.backends.operator.KEPT_GRADIENT_BYTES", kept_bytes)
+    monkeypatch.setitem(operator.KEPT_GRADIENT_BYTES, "cpu", kept_bytes)
     monkeypatch.setitem(sweep.TILE_PAIRS, "cpu", 256)
     for field in ("pfml", "log"):
         check_backend("tiled", State(spread=0.3), FIELDS[field], PairWeights())
+        check_backend("tiled", State(spread=0.3).drawn(9), FIELDS[field], PairWeights())
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
@@ -225,10 +308,40 @@ def test_a_gradient_can_be_asked_for_twice():
     torch.testing.assert_close(second, 3 * first)
 
 
+def test_gradients_accumulate_over_a_retained_graph_and_are_not_shared():
+    samples, proxies = State(spread=0.3).charges()
+    (expected,) = torch.autograd.grad(
+        BACKENDS["tiled"](samples, proxies, FIELDS["pfml"], PairWeights()), proxies.points
+    )
+    energy = BACKENDS["tiled"](samples, proxies, FIELDS["pfml"], PairWeights())
+    for times in (1, 2, 3):
+        energy.backward(retain_graph=True)
+        torch.testing.assert_close(proxies.points.grad, times * expected)
+    proxies.points.grad.zero_()  # if this were what the graph keeps, the next would be zero
+    (2 * energy + 3 * energy).backward()
+    torch.testing.assert_close(proxies.points.grad, 5 * expected)
+    with pytest.raises(RuntimeError, match="second time"):
+        energy.backward()
+
+
+def test_where_proxies_are_no_anchors_their_pairs_are_not_looked_at(monkeypatch):
+    looked_at = []
+    real = sweep._tiles
+    monkeypatch.setattr(
+        sweep, "_tiles", lambda left, right: looked_at.append((len(left), len(right))) or real(left, right)
+    )
+    energy_and_gradients(BACKENDS["tiled"], State(), FIELDS["anchor"], PairWeights())
+    assert set(looked_at) == {(24, 24), (24, 30)}
+    looked_at.clear()
+    energy_and_gradients(BACKENDS["tiled"], State(), FIELDS["log"], PairWeights())
+    assert set(looked_at) == {(24, 24), (24, 30), (30, 30)}
+
+
 def test_auto_chooses_by_size_and_names_its_choice():
     assert choose_backend(10) == "dense"
     assert choose_backend(100_000) == "tiled"
     assert resolve_backend("auto", 100_000) == "tiled"
+    assert resolve_backend("auto", 100_000, torch.empty(0, 8), Field(PowerLaw())) == "tiled"
     assert resolve_backend("dense", 100_000) == "dense"
     with pytest.raises(ValueError, match="backend must be 'auto' or one of"):
         resolve_backend("fast", 10)

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_backends import check_backend
 
-from pfml.backends import BACKENDS, fused
+from pfml.backends import BACKENDS, choose_backend, fused
 from pfml.backends.fused import unavailable
 from pfml.field import PowerLaw
 from pfml.superposition import Charges, Field, PairWeights
@@ -80,17 +80,49 @@ def test_sorting_by_pivots_changes_nothing(monkeypatch, field):
     check_backend("triton", state, FIELDS[field], PairWeights(), device=DEVICE)
 
 
-def test_the_screen_bounds_what_rounding_to_bfloat16_can_do():
+def test_the_screen_bounds_what_rounding_of_high_parts_can_do():
+    def high(position):
+        return ((position * 32).round() / 32).half().double()
+
     generator = torch.Generator().manual_seed(0)
-    for _ in range(200):
-        a, b = torch.randn(2, 64, generator=generator, dtype=torch.float64)
-        rounded = (a.bfloat16().double() * b.bfloat16().double()).sum()
-        bound = fused.SCREEN_MARGIN * (a.square().sum() + b.square().sum())
-        assert 2 * (rounded - a @ b).abs() < bound
-    # the worst case: every component rounded the same way, by half a unit in the last place
-    worst = torch.full((64,), 1 + 2**-8 - 2**-20, dtype=torch.float64)
-    rounded = worst.bfloat16().double()
-    assert 2 * (rounded.square().sum() - worst.square().sum()).abs() < fused.SCREEN_MARGIN * 2 * worst.square().sum()
+    for dims in (2, 3, 64, 512):
+        for spread in (1.0, 0.01):  # of points in all directions, and of one that stands out
+            a, b = torch.randn(2, 200, dims, generator=generator, dtype=torch.float64) * spread
+            a[:, 0] += 1 - spread
+            a, b = (2**fused.LONGEST * x / x.norm(dim=1, keepdim=True) for x in (a, b))
+            error = 2 * ((high(a) * high(b)).sum(dim=1) - (a * b).sum(dim=1)).abs()
+            assert error.max() < fused.screen_margin(dims)
+    # the worst case: every component rounded the same way, by half of a unit
+    worst = torch.full((512,), 5 + 2**-6 - 2**-20, dtype=torch.float64)
+    assert worst.norm() < 2**fused.LONGEST
+    error = 2 * (high(worst).square().sum() - worst.square().sum()).abs()
+    assert 0.5 * fused.screen_margin(512) < error < fused.screen_margin(512)
+
+
+@pytest.mark.parametrize("field", ["pfml", "wide repulsion", "log", "cpml"])
+@pytest.mark.parametrize("spread", [1.0, 0.2, 0.01])
+def test_drawn_proxies_stand_for_all(field, spread):
+    state = State(num_samples=7, num_classes=5, per_class=3, dim=11, spread=spread).drawn(6)
+    check_backend("triton", state, FIELDS[field], PairWeights(), device=DEVICE)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+def test_points_of_any_length(scale):
+    state = State(num_samples=12, num_classes=4, per_class=2, dim=17, spread=0.5)
+    state.samples *= scale
+    state.proxies *= scale
+    state.proxies[0] *= 30
+    field = Field(PowerLaw(delta=0.5 * scale))
+    check_backend("triton", state, field, PairWeights(), device=DEVICE, on_sphere=False)
+
+
+def test_equal_inputs_give_equal_bits():
+    state = State(num_samples=30, num_classes=6, per_class=4, dim=40, spread=0.3)
+    first, second = (
+        energy_and_gradients(BACKENDS["triton"], state, FIELDS["wide repulsion"], PairWeights(), device=DEVICE)
+        for _ in range(2)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_what_it_does_not_know_is_refused_by_name():
@@ -103,6 +135,34 @@ def test_what_it_does_not_know_is_refused_by_name():
     with pytest.raises(ValueError, match="computes in float32, got torch.float64"):
         BACKENDS["triton"](*double, Field(PowerLaw()), PairWeights())
     assert "up to 2048 dimensions" in unavailable(points.device, torch.float32, 4096, Field(PowerLaw()))
+
+
+@pytest.mark.gpu
+def test_auto_takes_it_on_a_gpu_where_it_can():
+    points = torch.empty(0, 8, device="cuda")
+    assert choose_backend(10, points, Field(PowerLaw())) == "triton"
+    assert choose_backend(10, points.double(), Field(PowerLaw())) == "tiled"
+    assert choose_backend(10, points, Field(Yukawa())) == "tiled"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("field", ["pfml", "log", "anchor"])
+def test_a_replayed_step_is_the_same_step(field):
+    state = State(num_samples=40, num_classes=8, per_class=6, dim=24, spread=0.3)
+    proxies = state.proxies.cuda().requires_grad_()
+    labels, proxy_labels = state.sample_labels.cuda(), state.proxy_labels.cuda()
+    replayed = fused._operator.eager
+    replayed.recordings.clear()
+    for step in range(8):
+        samples = (state.samples + 0.01 * step).float().cuda().requires_grad_()
+        with torch.no_grad():
+            proxies.mul_(1.01)
+        charges = Charges(samples, labels, True), Charges(proxies, proxy_labels, True)
+        got = torch.autograd.grad(BACKENDS["triton"](*charges, FIELDS[field], PairWeights()), [samples, proxies])
+        expected = torch.autograd.grad(BACKENDS["tiled"](*charges, FIELDS[field], PairWeights()), [samples, proxies])
+        for mine, reference in zip(got, expected, strict=True):
+            torch.testing.assert_close(mine, reference, rtol=1e-3, atol=1e-4 * reference.norm().item())
+    assert len(replayed.recordings) == (1 if field == "pfml" else 2)
 
 
 @pytest.mark.gpu

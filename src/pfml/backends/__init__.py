@@ -2,8 +2,7 @@
 
     backend(samples, proxies, field, weights) -> energy, a scalar tensor that can be differentiated once
 
-dense is the reference, tiled runs anywhere in bounded memory, triton on a GPU. "auto" does not take triton yet: it is
-to be asked for by name until its whole suite has passed on a GPU.
+dense is the reference, tiled runs anywhere in bounded memory, triton on a GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from pfml.backends.dense import dense_energy
-from pfml.backends.fused import fused_energy
+from pfml.backends.fused import fused_energy, unavailable
 from pfml.backends.tiled import tiled_energy
 from pfml.superposition import Charges, Field, PairWeights
 
@@ -32,15 +31,22 @@ BACKENDS: dict[str, Backend] = {
 DENSE_UP_TO = 32
 
 
-def choose_backend(num_points: int) -> str:
-    """The name of the backend that "auto" takes for a field of `num_points` charges."""
+def choose_backend(num_points: int, like: Tensor | None = None, field: Field | None = None) -> str:
+    """The name of the backend that "auto" takes for `num_points` charges like `like`, (..., D), under `field`.
+
+    On a GPU triton is the fastest at every size (`make bench-gpu`), where its kernels know the field.
+    """
+    if like is not None and field is not None and like.is_cuda:
+        if unavailable(like.device, like.dtype, like.shape[-1], field) is None:
+            return "triton"
+        return "tiled"
     return "dense" if num_points <= DENSE_UP_TO else "tiled"
 
 
-def resolve_backend(name: str, num_points: int) -> str:
+def resolve_backend(name: str, num_points: int, like: Tensor | None = None, field: Field | None = None) -> str:
     """The name of a backend that exists: `name` itself, or the choice of "auto"."""
     if name == "auto":
-        return choose_backend(num_points)
+        return choose_backend(num_points, like, field)
     if name not in BACKENDS:
         raise ValueError(f"backend must be 'auto' or one of {sorted(BACKENDS)}, got {name!r}")
     return name

@@ -8,43 +8,51 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pfml.sphere import unit
-from pfml.superposition import Charges, Field, PairWeights
+from pfml.superposition import Charges, Field, PairWeights, source_weights
 
 __all__ = ["dense_energy"]
 
 
 def dense_energy(samples: Charges, proxies: Charges, field: Field, weights: PairWeights) -> Tensor:
     """The total energy of samples and proxies under `field`, a scalar."""
-    positions = [group.points.double() for group in (samples, proxies)]
-    points = torch.cat([unit(at) if g.on_sphere else at for at, g in zip(positions, (samples, proxies), strict=True)])
+    groups = (group._replace(points=group.points.double()) for group in (samples, proxies))
+    points = torch.cat([group.positions() for group in groups])
     labels = torch.cat([samples.labels, proxies.labels])
-    is_proxy = torch.arange(len(points), device=points.device) >= len(samples.points)
+    charges = torch.arange(len(points), device=points.device)  # (n,)
+    is_proxy = charges >= len(samples.points)
+    anchors, counts = _anchors(samples, proxies, field)  # (k,) each
 
-    r = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")  # (n, n)
-    same_class = labels[:, None] == labels[None, :]  # (n, n)
-    not_itself = ~torch.eye(len(points), dtype=torch.bool, device=points.device)  # (n, n)
-    own_weight, other_weight = _pair_weights(is_proxy, weights, points)  # (n, n) each
+    r = torch.cdist(points[anchors], points, compute_mode="donot_use_mm_for_euclid_dist")  # (k, n)
+    same_class = labels[anchors, None] == labels[None, :]  # (k, n)
+    not_itself = anchors[:, None] != charges[None, :]  # (k, n)
+    own_weights, other_weights = source_weights(field, weights, sampled=proxies.anchors is not None)
 
     sums = []
-    for pair, relation, weight in (
-        (field.own_pair, same_class, own_weight),
-        (field.other_pair, ~same_class, other_weight),
+    for pair, relation, of_sources in (
+        (field.own_pair, same_class, own_weights),
+        (field.other_pair, ~same_class, other_weights),
     ):
-        counts = relation & not_itself & (r >= pair.start) & (r < pair.stop)
-        # r = 1 stands in where nothing is counted, so that no undefined gradient meets a zero weight
-        potential = pair.potential(torch.where(counts, r, 1.0))
-        sums.append((torch.where(counts, potential, 0.0) * weight).sum(dim=1))  # (n,)
+        table = points.new_tensor(of_sources).view(2, 2)  # by the kind of the anchor and the kind of the source
+        weight = table[is_proxy[anchors].long()[:, None], is_proxy.long()[None, :]]  # (k, n)
+        acts = relation & not_itself & (r >= pair.start) & (r < pair.stop)
+        # r = 1 stands in where nothing acts, so that no undefined gradient meets a zero weight
+        potential = pair.potential(torch.where(acts, r, 1.0))
+        sums.append((torch.where(acts, potential, 0.0) * weight).sum(dim=1))  # (k,)
 
-    energies = field.anchor_energies(*sums)
+    return (counts * field.anchor_energies(*sums)).sum().to(samples.points.dtype)
+
+
+def _anchors(samples: Charges, proxies: Charges, field: Field) -> tuple[Tensor, Tensor]:
+    """Which charges are anchors, samples first, and how many anchors each one stands for."""
+    num_samples, num_proxies = len(samples.points), len(proxies.points)
     if not field.rule.proxies_are_anchors:
-        energies = energies[: len(samples.points)]
-    return energies.sum().to(samples.points.dtype)
-
-
-def _pair_weights(is_proxy: Tensor, weights: PairWeights, like: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, n) weights of same-class and of different-class pairs, by the kinds of the two charges."""
-    proxies_in_pair = is_proxy.long()[:, None] + is_proxy.long()[None, :]  # 0, 1 or 2
-    table = zip(weights.of_samples(), weights.of_mixed(), weights.of_proxies(), strict=True)
-    own, other = (like.new_tensor(column)[proxies_in_pair] for column in table)
-    return own, other
+        num_proxies = 0
+    rows = torch.arange(num_samples + num_proxies, device=samples.points.device)
+    counts = torch.ones_like(rows, dtype=torch.float64)
+    if proxies.anchors is None or num_proxies == 0:
+        return rows, counts
+    drawn, of_drawn = proxies.anchors
+    return (
+        torch.cat([rows[:num_samples], num_samples + drawn]),
+        torch.cat([counts[:num_samples], of_drawn.double()]),
+    )

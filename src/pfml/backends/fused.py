@@ -1,46 +1,53 @@
-"""The field on a GPU: a screen in low precision finds the tiles in which something acts, fused kernels do the rest.
+"""The field on a GPU: a screen in half precision finds the tiles in which something acts, fused kernels do the rest.
 
-Pairs of different classes act within reach only. One product of bfloat16 copies, half of it by symmetry, bounds every
-squared distance from below: rounding moves a product of two points by at most (2 u + u^2) |a| |b|, u = 2^-8, so that
-r^2 is off by less than SCREEN_MARGIN (|a|^2 + |b|^2). Tiles in which no pair can be within reach end there. In the
-others pairs are evaluated at float32 accuracy, close ones from differences. Points are first sorted by the nearest of a
-few pivots, which puts crowds of points into few tiles.
+Positions are scaled so that the longest has length 2^7 or a little less, and split into two float16 numbers: high, a
+multiple of 2^-5, and low, the rest. Sums of products of high parts are multiples of 2^-10 below 2^14, which float32 has
+digits for: tensor cores add them up without an error.
 
-Pairs of one class are few, and come from differences, class by class.
+Pairs of different classes act within reach only. One product of the high parts, half of it by symmetry, bounds every
+squared distance from below (`screen_margin`). Tiles in which no pair can be within reach end there. In the others
+high x low + low x high is added, which gives r^2 to float32's accuracy. Where pairs are so close that even that is not
+enough, a tile is done from differences. Forces are three such products again, of the pulls (scaled row by row) with the
+positions. Points are first sorted by the nearest of a few pivots, which puts crowds of points into few tiles.
 
-Memory: positions and what they are rounded by, a copy and the gradient, (n, D) each; a list of tiles.
+Pairs of one class are few, and come from differences, class by class. Where only a few charges have partners (samples,
+if pairs of proxies do not count; or `Anchors`), the tiles are those of the few against all.
+
+Memory: positions in two halves and the gradient, twice (n, D) floats; the pulls of TILES tiles, 128 MiB. Larger fields
+take several rounds. Equal inputs give equal bits.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pfml.backends.operator import FieldOperator
+from pfml.backends.replay import Replayed
 from pfml.field import ContrastiveLaw, DecayLaw, Interaction, LogarithmicLaw, PowerLaw
-from pfml.superposition import Charges, Field, PairWeights
+from pfml.superposition import Anchors, Charges, Field, PairWeights, SourceWeights, source_weights
 
-__all__ = ["fused_energy", "knows_law", "unavailable"]
+__all__ = ["fused_energy", "knows_law", "screen_margin", "unavailable"]
 
-#: Bound on the error of r^2 from products of bfloat16 copies, relative to |a|^2 + |b|^2: 2 (2 u + u^2) / 2 = 0.00783,
-#: and room for float32 sums.
-SCREEN_MARGIN = 0.0081
-#: How float32 products are made of products that the hardware has, and below which r^2, relative to |a|^2 + |b|^2,
-#: pairs are taken from differences instead; from WIDE dimensions on, and below. In many dimensions rounding averages
-#: out, and three products of bfloat16 are as good as, and faster than, three of tf32.
-WIDE = 256
-PRECISION, NEAR = ("bf16x3", "tf32x3"), (1e-3, 5e-3)
-#: Sides of the tiles: of the screen, and of the exact evaluation (half of it).
-SCREEN_BLOCK, BLOCK = 128, 64
-#: How a tile is evaluated: dimensions at a time, warps, and stages of the pipeline.
-CHUNK, WARPS, STAGES = 32, 4, 3
-#: Programs that share the listed tiles.
-PROGRAMS = 132 * 4
+#: The longest position is scaled to 2^LONGEST or a little less; kernels.prepare rounds high parts to multiples of 2^-5.
+LONGEST = 7
+#: Below this r^2, relative to the longest position's square, pairs are taken from differences.
+NEAR = 4e-3
+#: Below this many dimensions low x low is added too: in many, rounding averages out.
+WIDE = 128
+#: Dimensions at a time in products of points, and dimensions of the forces that one program sums.
+CHUNK, WIDTH = 64, 128
+#: Warps and stages of the pipeline, of the screen, of `interact` and of `gather`.
+SCREEN, INTERACT, GATHER = (8, 3), (8, 3), (8, 3)
+#: Tiles whose pulls are held at once (64 KiB each), and from how many rounds on the device is asked how many it needs.
+TILES, ROUNDS = 2048, 8
 #: Sets from this size on are sorted by pivots.
 SORTED_FROM, PIVOTS = 4096, 512
 LARGEST_DIMS = 2048
@@ -48,6 +55,8 @@ LARGEST_DIMS = 2048
 INSTALLED = find_spec("triton") is not None
 #: Whether Triton runs its kernels in Python, on a CPU: for tests.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+#: Side of a tile, and of the parts of it that are done from differences.
+BLOCK, CLOSE = (16, 16) if INTERPRETED else (128, 16)
 
 
 def unavailable(device: torch.device, dtype: torch.dtype, dims: int, field: Field) -> str | None:
@@ -78,159 +87,330 @@ def fused_energy(samples: Charges, proxies: Charges, field: Field, weights: Pair
     return _operator.energy(samples, proxies, field, weights)
 
 
-@dataclass(eq=False)
-class _Plan:
-    """All charges in one order, as the kernels want them."""
-
-    order: Tensor  # (n,) int64: row k is charge order[k], samples first
-    positions: Tensor  # (n, D) float32
-    rests: Tensor  # (n, D) float32: what the positions are rounded by
-    copy: Tensor  # (n, D) for the screen
-    squares: Tensor  # (n,) float32
-    inverses: Tensor  # (n,) float64: 1 / |point|
-    labels: Tensor  # (n,) int64
-    is_sample: Tensor  # (n,) int32
-
-
 def _superpose(
     samples: Charges, proxies: Charges, field: Field, weights: PairWeights, slopes: Tensor | None, with_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sums and gradients; see `operator.Superpose`."""
-    points, n, dims = samples.points, len(samples.points) + len(proxies.points), samples.points.shape[1]
-    sums = points.new_zeros(2, n, dtype=torch.float64)
-    groups = (samples, proxies)
-    gradients = [torch.zeros_like(g.points) if with_gradient else points.new_empty(0) for g in groups]
+    points, num_samples = samples.points, len(samples.points)
+    n, dims = num_samples + len(proxies.points), points.shape[1]
+    sums = points.new_empty(2, n, dtype=torch.float64)
+    gradients = [torch.empty_like(g.points) if with_gradient else points.new_empty(0) for g in (samples, proxies)]
     if n == 0 or dims == 0:
-        return sums, gradients[0], gradients[1]
-    plan = _prepare(samples, proxies)
-    moved = n >= SORTED_FROM
-    slopes = points.new_ones(2, n) if slopes is None else slopes[:, plan.order].contiguous() if moved else slopes
-    gradient = points.new_zeros(n, dims) if with_gradient else points.new_empty(0)
-    found = torch.zeros_like(sums) if moved else sums
-    _interact(plan, field, weights, slopes[1], found[1], gradient, with_gradient)
-    _attract(plan, field, weights, slopes[0], found[0], gradient, with_gradient)
-    if moved:
-        sums[:, plan.order] = found
-    if with_gradient:
-        _project(plan, gradient, groups, gradients)
+        return sums.zero_(), *(gradient.zero_() for gradient in gradients)  # type: ignore[return-value]
+    own, other = source_weights(field, weights, proxies.anchors is not None)
+    if slopes is None and with_gradient:
+        slopes = _constant(1.0, (2, n), points.device)
+    charges = _ChargeSet(samples, proxies, slopes)
+    rows, found = charges.rows(), None
+    if any(other):
+        between = _Between(charges, field, other, with_gradient)
+        if proxies.anchors is not None:
+            found = between.from_anchors(rows, proxies.anchors)
+        elif other.proxies_on_proxies == 0:
+            found = between.from_samples(rows)
+        else:
+            if n >= SORTED_FROM:
+                rows = charges.rows(_by_pivot(rows, field.other_pair.stop), into=rows)
+            found = between.interact(rows, rows)[0]
+    _finish(charges, rows, found, field.own_pair, field.law, own, sums, gradients, with_gradient)
     return sums, gradients[0], gradients[1]
 
 
-_operator = FieldOperator("triton", _superpose)
+_operator = FieldOperator("triton", _superpose, eager=Replayed(_superpose))
 
 
-def _prepare(samples: Charges, proxies: Charges) -> _Plan:
-    from pfml.backends import kernels
+@dataclass(eq=False)
+class _Rows:
+    """Some or all charges in some order, as the kernels want them; padded to whole tiles."""
 
-    points, count = samples.points, len(samples.points)
-    n, dims = count + len(proxies.points), points.shape[1]
-    order, is_sample = _identity(n, count, points.device)
-    labels = torch.cat([samples.labels, proxies.labels])
-    plan = _Plan(
-        order=order,
-        positions=points.new_empty(n, dims),
-        rests=points.new_empty(n, dims),
-        copy=points.new_empty(n, dims, dtype=torch.float32 if INTERPRETED else torch.bfloat16),
-        squares=points.new_empty(n),
-        inverses=points.new_empty(n, dtype=torch.float64),
-        labels=labels,
-        is_sample=is_sample,
-    )
-    for group, first in ((samples, 0), (proxies, count)):
-        if len(group.points):
-            kernels.prepare[(len(group.points),)](
-                group.points, plan.positions, plan.rests, plan.copy, plan.squares, plan.inverses,
-                first, dims, ON_SPHERE=group.on_sphere, WIDTH=_width(dims),
-            )  # fmt: skip
-    return _sorted(plan) if n >= SORTED_FROM else plan
+    num: int
+    high: Tensor  # (N, P) float16
+    low: Tensor  # (N, P) float16
+    squares: Tensor  # (N,) float32
+    inverses: Tensor  # (N,) float64: 1 / |point|
+    labels: Tensor  # (N,) int64
+    kinds: Tensor  # (N,) int32: 1 for a sample, 0 for a proxy, -1 for padding
+    charges: Tensor  # (N,) int32: which charge it is, samples first
+    slopes: Tensor  # (2, N) float32: d energy / d sums, where gradients are wanted
+    scale: Tensor  # () float32: what positions are multiplied by
+
+    @property
+    def blocks(self) -> int:
+        return len(self.high) // BLOCK
 
 
-@lru_cache(maxsize=16)
-def _identity(n: int, num_samples: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """0, 1, ..., n - 1, and which of them are samples; kept, since a small field is mostly launches."""
-    order = torch.arange(n, device=device)
-    return order, (order < num_samples).to(torch.int32)
+class _ChargeSet:
+    """Samples and proxies as given."""
 
+    def __init__(self, samples: Charges, proxies: Charges, slopes: Tensor | None) -> None:
+        self.samples, self.proxies, self.slopes = samples, proxies, slopes
+        self.num_samples, self.num = len(samples.points), len(samples.points) + len(proxies.points)
+        self.dims = samples.points.shape[1]
+        self.padded = _multiple(self.dims, 64 if self.dims <= 64 else WIDTH)
+        self.scale = _scale(samples, proxies)
 
-def _sorted(plan: _Plan) -> _Plan:
-    """The same charges, those with the same nearest pivot next to each other."""
-    pivots = plan.copy[:: max(len(plan.copy) // PIVOTS, 1)][:PIVOTS]
-    nearest = (plan.copy @ pivots.T).argmax(dim=1)
-    by_pivot = nearest.argsort(stable=True)
-    return _Plan(*(getattr(plan, part.name)[by_pivot] for part in fields(plan)))
+    def rows(self, order: Tensor | None = None, *, into: _Rows | None = None) -> _Rows:
+        """All charges, or those of `order` (-1 for none), in a new place or in place of others that are done with."""
+        from pfml.backends import kernels
 
-
-def _interact(
-    plan: _Plan, field: Field, weights: PairWeights, slopes: Tensor, sums: Tensor, gradient: Tensor, with_gradient: bool
-) -> None:
-    """Pairs of different classes."""
-    from pfml.backends import kernels
-
-    kinds = (weights.of_samples()[1], weights.of_mixed()[1], weights.of_proxies()[1])
-    if not any(kinds):
-        return
-    n, dims = plan.positions.shape
-    blocks = -(-n // SCREEN_BLOCK)
-    reach = field.other_pair.stop
-    everywhere = reach == float("inf")
-    if everywhere:
-        tiles = count = torch.full((1,), blocks * blocks, dtype=torch.int32, device=sums.device)
-    else:
-        tiles = torch.empty(blocks * (blocks + 1) // 2, dtype=torch.int32, device=sums.device)
-        count = torch.zeros(1, dtype=torch.int32, device=sums.device)
-        kernels.screen[(blocks, blocks)](
-            plan.copy, plan.squares, plan.labels, plan.is_sample, tiles, count, n, dims,
-            reach**2, SCREEN_MARGIN, *kinds, BLOCK=SCREEN_BLOCK, CHUNK=64, num_warps=8, num_stages=3,
+        num = self.num if order is None else len(order)
+        rows = self._empty(num) if into is None else into
+        kernels.prepare[(len(rows.high),)](
+            self.samples.points, self.proxies.points, self.samples.labels, self.proxies.labels,
+            rows.slopes if self.slopes is None else self.slopes, rows.labels if order is None else order, rows.scale,
+            rows.high, rows.low, rows.squares, rows.inverses, rows.labels, rows.kinds, rows.charges, rows.slopes,
+            self.num_samples, self.num, num, self.padded, self.dims,
+            ORDERED=order is not None, SLOPES=self.slopes is not None, SAMPLES_ON_SPHERE=self.samples.on_sphere,
+            PROXIES_ON_SPHERE=self.proxies.on_sphere, WIDTH=_power_of_two(self.padded),
         )  # fmt: skip
-    sub = SCREEN_BLOCK // BLOCK
-    programs = min(PROGRAMS, blocks * blocks * sub * sub)
-    kernels.interact[(programs,)](
-        plan.positions, plan.rests, plan.labels, plan.is_sample, slopes, tiles, count, sums, gradient, n, dims,
-        blocks, *kinds, *_numbers(field.other_pair, field.law), NEAR[_careful(n, dims)],
-        LAW=_law(field.law), ROLE=_role(field.other_pair, field.law), GRADIENT=with_gradient,
-        PRECISION=_precision(n, dims), LISTED=not everywhere, SUB=sub, BLOCK=BLOCK, CHUNK=CHUNK,
-        num_warps=WARPS, num_stages=STAGES,
-    )  # fmt: skip
+        return rows
+
+    def _empty(self, num: int) -> _Rows:
+        points = self.samples.points
+        padded_rows = _multiple(num, BLOCK)
+
+        def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+            return points.new_empty(shape, dtype=dtype)
+
+        return _Rows(
+            num=num,
+            high=empty(padded_rows, self.padded, dtype=torch.float16),
+            low=empty(padded_rows, self.padded, dtype=torch.float16),
+            squares=empty(padded_rows, dtype=torch.float32),
+            inverses=empty(padded_rows, dtype=torch.float64),
+            labels=empty(padded_rows, dtype=torch.int64),
+            kinds=empty(padded_rows, dtype=torch.int32),
+            charges=empty(padded_rows, dtype=torch.int32),
+            slopes=empty(2, 0 if self.slopes is None else padded_rows, dtype=torch.float32),
+            scale=self.scale,
+        )
 
 
-def _attract(
-    plan: _Plan, field: Field, weights: PairWeights, slopes: Tensor, sums: Tensor, gradient: Tensor, with_gradient: bool
-) -> None:
-    """Pairs of one class."""
-    from pfml.backends import kernels
-
-    kinds = (weights.of_samples()[0], weights.of_mixed()[0], weights.of_proxies()[0])
-    if not any(kinds):
-        return
-    n, dims = plan.positions.shape
-    classes, by_class = plan.labels.sort(stable=True)
-    begin = torch.searchsorted(classes, classes)
-    end = torch.searchsorted(classes, classes, right=True)
-    kernels.attract[(n,)](
-        plan.positions, plan.rests, plan.is_sample, slopes, by_class, begin, end, sums, gradient, dims,
-        *kinds, *_numbers(field.own_pair, field.law),
-        LAW=_law(field.law), ROLE=_role(field.own_pair, field.law), GRADIENT=with_gradient, WIDTH=_width(dims),
-    )  # fmt: skip
+def _scale(samples: Charges, proxies: Charges) -> Tensor:
+    """The power of two that brings the longest position to 2^LONGEST or less, to 0.1 %; a tensor on the device."""
+    free = [g.points for g in (samples, proxies) if len(g.points) and not g.on_sphere]
+    if not free:
+        return _constant(2.0**LONGEST, (), samples.points.device)
+    on_sphere = any(len(g.points) and g.on_sphere for g in (samples, proxies))
+    longest = torch.stack([torch.linalg.vector_norm(points, dim=1).amax() for points in free]).amax()
+    longest = longest.clamp_min(1.0 if on_sphere else 1e-30)
+    return torch.exp2(LONGEST - (longest * (1 - 1e-3)).log2().ceil())
 
 
-def _project(plan: _Plan, gradient: Tensor, groups: tuple[Charges, Charges], results: list[Tensor]) -> None:
-    """Gradients at positions to gradients at the points as given, in their own order."""
-    from pfml.backends import kernels
+@lru_cache(maxsize=32)
+def _kept(value: float, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.full(shape, value, device=device)
 
-    n, dims = gradient.shape
-    first = 0
-    for group, result in zip(groups, results, strict=True):
-        if len(group.points):
-            kernels.project[(n,)](
-                gradient, plan.positions, plan.inverses, plan.order, result, first, len(group.points), dims,
-                ON_SPHERE=group.on_sphere, WIDTH=_width(dims),
+
+def _constant(value: float, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """A tensor of one value; kept from call to call, since a small field is mostly launches."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():  # then its memory belongs to the graph
+        return torch.full(shape, value, device=device)
+    return _kept(value, shape, device)
+
+
+def _by_pivot(rows: _Rows, reach: float) -> Tensor:
+    """An order in which charges with the same nearest pivot, and pivots within reach of each other, are neighbours."""
+    positions = rows.high[: rows.num]
+    pivots = positions[:: max(rows.num // PIVOTS, 1)][:PIVOTS]
+    nearest = (positions @ pivots.T).argmax(dim=1)
+    wide = pivots.float()
+    squares = wide.square().sum(dim=1)
+    apart = squares[:, None] + squares[None, :] - 2 * (wide @ wide.T)
+    number = torch.arange(len(pivots), device=apart.device)
+    together = apart <= (1.5 * reach * rows.scale) ** 2
+    leader = torch.where(together, number[None, :], number[:, None]).amin(dim=1)
+    return (leader * len(pivots) + number)[nearest].argsort(stable=True)
+
+
+def screen_margin(dims: int) -> float:
+    """Bound on the error of r^2 from products of the high parts, for scaled positions.
+
+    Rounding moves a component by 2^-6 at most; by 2^-5 if it is larger than 2^6, which 4 of them can be. With e the
+    length of what it moves a point by, a product of two points is off by at most e |a| + e |b| + e^2.
+    """
+    e = 2**-6 * math.sqrt(dims + 12)
+    return 2 * (2 * 1.001 * 2**LONGEST * e + e**2) + 1.0
+
+
+class _Between:
+    """Pairs of different classes."""
+
+    def __init__(self, charges: _ChargeSet, field: Field, weights: SourceWeights, with_gradient: bool) -> None:
+        self.charges, self.weights, self.with_gradient = charges, weights, with_gradient
+        self.pair, self.numbers = field.other_pair, _numbers(field.other_pair, field.law)
+        law, role = _law(field.law), _role(field.other_pair, field.law)
+        self.settings = {"LAW": law, "ROLE": role, "GRADIENT": with_gradient}
+
+    def interact(self, rows: _Rows, columns: _Rows, *, of_columns: bool = True) -> tuple[_Found, _Found]:
+        """What the columns do to the rows, and the rows to the columns (the same thing if they are the same).
+
+        The energy is that of the rows, and that of the columns unless of_columns is False.
+        """
+        from pfml.backends import kernels
+
+        symmetric = rows is columns
+        tiles = rows.blocks * (rows.blocks + 1) // 2 if symmetric else rows.blocks * columns.blocks
+        slots, listed, count = self._list_tiles(rows, columns, tiles)
+        found = _Found.of(rows, self.with_gradient)
+        found_back = found if symmetric else _Found.of(columns, self.with_gradient)
+        at_once = min(TILES, tiles)
+        held = _Held.of(rows, at_once, self.with_gradient)
+        column_slopes = columns.slopes[1]
+        if not of_columns:
+            column_slopes = _constant(0.0, column_slopes.shape, rows.high.device)
+        rounds = -(-tiles // at_once)
+        if rounds > ROUNDS and not (rows.high.is_cuda and torch.cuda.is_current_stream_capturing()):
+            rounds = -(-int(count) // at_once)
+        warps, stages = INTERACT
+        for first in range(0, rounds * at_once, at_once):
+            kernels.interact[(at_once,)](
+                rows.high, rows.low, rows.squares, rows.labels, rows.kinds, rows.slopes[1],
+                columns.high, columns.low, columns.squares, columns.labels, columns.kinds, column_slopes,
+                listed, count, slots, *held, rows.scale, first, columns.blocks, rows.high.shape[1],
+                *self.weights, *self.numbers, (self.pair.flat_below * (1 - 1e-4)) ** 2, NEAR * 4**LONGEST,
+                **self.settings, ALIKE=set(self.weights) == {1.0}, CAREFUL=self.charges.dims < WIDE,
+                SYMMETRIC=symmetric, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=warps, num_stages=stages,
             )  # fmt: skip
-        first += len(group.points)
+            self._gather(rows, columns, slots, held, found, first, at_once, symmetric, mirrored=False)
+            if not symmetric:
+                self._gather(columns, rows, slots.T, held, found_back, first, at_once, symmetric, mirrored=True)
+        self._closely(rows, columns, slots, found, rows.slopes[1], column_slopes)
+        if not symmetric:
+            self._closely(columns, rows, slots.T, found_back, column_slopes, rows.slopes[1])
+        return found, found_back
+
+    def _list_tiles(self, rows: _Rows, columns: _Rows, tiles: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The tiles that may hold an acting pair: number or -1 of each tile, all tiles by number, how many they are."""
+        from pfml.backends import kernels
+
+        def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=rows.high.device)
+
+        flags = empty(rows.blocks, columns.blocks, dtype=torch.int8)
+        slots, listed, count = empty(rows.blocks, columns.blocks), empty(tiles), empty()
+        everywhere = self.pair.stop == math.inf
+        warps, stages = SCREEN
+        kernels.screen[(columns.blocks, rows.blocks)](
+            rows.high, rows.squares, rows.labels, rows.kinds,
+            columns.high, columns.squares, columns.labels, columns.kinds,
+            flags, rows.scale, columns.blocks, rows.high.shape[1], 0.0 if everywhere else self.pair.stop**2,
+            screen_margin(self.charges.dims), *self.weights,
+            SYMMETRIC=rows is columns, EVERYWHERE=everywhere, BLOCK=BLOCK, CHUNK=64, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+        kernels.index[(1,)](
+            flags, slots, listed, count, flags.numel(), columns.blocks, SYMMETRIC=rows is columns,
+            AT_ONCE=64 if INTERPRETED else 4096, num_warps=8,
+        )  # fmt: skip
+        return slots, listed, count
+
+    def _gather(
+        self, rows: _Rows, columns: _Rows, slots: Tensor, held: _Held, found: _Found, first: int, num_tiles: int,
+        symmetric: bool, mirrored: bool,
+    ) -> None:  # fmt: skip
+        from pfml.backends import kernels
+
+        padded = rows.high.shape[1]
+        width = min(WIDTH, padded)
+        warps, stages = GATHER
+        kernels.gather[(rows.blocks, -(-padded // width) if self.with_gradient else 1)](
+            rows.high, rows.low, columns.high, columns.low, slots, *slots.stride(), *held, found.sums, found.gradient,
+            rows.scale, first, num_tiles, columns.blocks, padded,
+            GRADIENT=self.with_gradient, SYMMETRIC=symmetric, MIRRORED=mirrored, BLOCK=BLOCK, WIDTH=width,
+            CHUNK=min(CHUNK, BLOCK), AT_ONCE=32, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+
+    def _closely(
+        self, rows: _Rows, columns: _Rows, slots: Tensor, found: _Found, row_slopes: Tensor, column_slopes: Tensor
+    ) -> None:
+        from pfml.backends import kernels
+
+        kernels.interact_closely[(len(rows.high) // CLOSE,)](
+            self.charges.samples.points, self.charges.proxies.points,
+            rows.charges, rows.inverses, rows.labels, rows.kinds, row_slopes,
+            columns.charges, columns.inverses, columns.labels, columns.kinds, column_slopes,
+            slots, *slots.stride(), found.sums, found.gradient, self.charges.num_samples, columns.blocks,
+            rows.high.shape[1], self.charges.dims, *self.weights, *self.numbers,
+            **self.settings, AT_ONCE=128, ROWS=CLOSE, COLUMNS=CLOSE, BLOCK=BLOCK, CHUNK=32,
+        )  # fmt: skip
+
+    def from_samples(self, everything: _Rows) -> _Found:
+        """`interact` of all charges, where pairs of proxies do not count."""
+        num = self.charges.num_samples
+        samples = self.charges.rows(torch.arange(num, device=everything.high.device))
+        of_samples, found = self.interact(samples, everything)
+        found.sums[:num] = of_samples.sums[:num]
+        if self.with_gradient:
+            found.gradient[:num] = of_samples.gradient[:num]
+        return found
+
+    def from_anchors(self, everything: _Rows, drawn: Anchors) -> _Found:
+        """`interact` of all charges, where only samples and the drawn proxies are anchors."""
+        num_samples = self.charges.num_samples
+        samples = torch.arange(num_samples, device=drawn.rows.device)
+        order = torch.cat([samples, torch.where(drawn.weights > 0, drawn.rows + num_samples, -1)])
+        of_anchors, found = self.interact(self.charges.rows(order), everything, of_columns=False)
+        place = order.clamp_min(0)  # what was not drawn adds zeros
+        found.sums.zero_().index_add_(0, place, of_anchors.sums[: len(order)])
+        if self.with_gradient:
+            found.gradient.index_add_(0, place, of_anchors.gradient[: len(order)])
+        return found
+
+
+class _Found(NamedTuple):
+    """What other classes do to some rows."""
+
+    sums: Tensor  # (N,) float64
+    gradient: Tensor  # (N, P) float32, at positions; empty unless asked for
+
+    @classmethod
+    def of(cls, rows: _Rows, with_gradient: bool) -> _Found:
+        gradient = rows.squares.new_zeros(rows.high.shape if with_gradient else 0)
+        return cls(rows.squares.new_zeros(len(rows.high), dtype=torch.float64), gradient)
+
+
+class _Held(NamedTuple):
+    """The pulls of some tiles, in two halves and in units of their sizes; sums of energies and pulls."""
+
+    pulls_high: Tensor  # (T, BLOCK, BLOCK) float16
+    pulls_low: Tensor  # (T, BLOCK, BLOCK) float16
+    sizes: Tensor  # (T,) float32
+    row_sums: Tensor  # (T, BLOCK) float32, and so on
+    column_sums: Tensor
+    row_pulls: Tensor
+    column_pulls: Tensor
+
+    @classmethod
+    def of(cls, rows: _Rows, tiles: int, with_gradient: bool) -> _Held:
+        pulls = rows.high.new_empty(2, tiles if with_gradient else 0, BLOCK, BLOCK)
+        sums = rows.squares.new_empty(4, tiles, BLOCK)
+        return cls(pulls[0], pulls[1], rows.squares.new_empty(tiles), sums[0], sums[1], sums[2], sums[3])
+
+
+def _finish(
+    charges: _ChargeSet, rows: _Rows, found: _Found | None, pair: Interaction, law: DecayLaw,
+    weights: SourceWeights, sums: Tensor, gradients: list[Tensor], with_gradient: bool,
+) -> None:  # fmt: skip
+    """Add the pairs of one class, and write all sums and gradients in the order and for the points as given."""
+    from pfml.backends import kernels
+
+    attracts = any(weights)
+    classes, by_class = rows.labels[: rows.num].sort(stable=True) if attracts else (rows.labels, rows.labels)
+    found = _Found.of(rows, with_gradient) if found is None else found
+    kernels.finish[(rows.num,)](
+        charges.samples.points, charges.proxies.points, rows.charges, rows.inverses, rows.kinds, rows.slopes[0],
+        classes, by_class, found.sums, found.gradient, sums, gradients[0], gradients[1],
+        charges.num_samples, charges.num, rows.high.shape[1], charges.dims,
+        *weights, *_numbers(pair, law),
+        LAW=_law(law), ROLE=_role(pair, law), GRADIENT=with_gradient, ATTRACTS=attracts,
+        SAMPLES_ON_SPHERE=charges.samples.on_sphere, PROXIES_ON_SPHERE=charges.proxies.on_sphere,
+        WIDTH=_power_of_two(charges.dims),
+    )  # fmt: skip
 
 
 def _numbers(pair: Interaction, law: DecayLaw) -> tuple[float, ...]:
-    """alpha, edge, core, offset, start and stop of an interaction; float32's largest number for infinity."""
-    largest = 3e38
+    """alpha, edge, core, offset, start and stop of an interaction; a very large number for infinity."""
+    largest = 1e18
     alpha = law.alpha if isinstance(law, PowerLaw) else 0.0
     return tuple(min(float(v), largest) for v in (alpha, pair.kink, pair.core, pair.offset, pair.start, pair.stop))
 
@@ -248,15 +428,9 @@ def _role(pair: Interaction, law: DecayLaw) -> int:
     return ATTRACTION if pair.pair_potential == law.attraction else REPULSION
 
 
-def _careful(n: int, dims: int) -> bool:
-    """Whether rounding may show: in few dimensions, or where points are not sorted and tiles hold far ones too."""
-    return dims < WIDE or n < SORTED_FROM
+def _multiple(size: int, of: int) -> int:
+    return -(-size // of) * of
 
 
-def _precision(n: int, dims: int) -> str:
-    return "ieee" if INTERPRETED else PRECISION[_careful(n, dims)]
-
-
-def _width(dims: int) -> int:
-    """The power of two that holds a row."""
-    return max(1 << (dims - 1).bit_length(), 16)
+def _power_of_two(size: int) -> int:
+    return max(1 << (size - 1).bit_length(), 16)

@@ -1,10 +1,15 @@
 """The field's Triton kernels. `fused` launches them.
 
-    prepare     positions on the sphere, squared norms, a low-precision copy for the screen
-    screen      which tiles hold a pair of different classes within reach, from products of the copy
-    interact    those pairs, at float32 accuracy: sums and, with atomic additions, gradients
-    attract     the pairs of each class, from differences: sums and gradients
-    project     gradients at positions -> gradients at the points as given
+    prepare            positions, in a high and a low half-precision part; squared norms
+    screen             which tiles hold a pair of different classes within reach, from products of the high parts
+    index              a list of these tiles
+    interact           their pairs, at float32 accuracy: energies, and how strongly they pull
+    gather             for each charge, the energies and forces of its tiles
+    interact_closely   the tiles with pairs so close that a product has lost their digits, from differences
+    finish             the pairs of each class, from differences; gradients at positions -> at the points as given
+
+Every row of every result has one owner, which adds up in a fixed order. So there are no atomic additions, and equal
+inputs give equal bits.
 
 A pair function knows the laws that ship by number (LAWS). Other laws are refused by name before a launch.
 """
@@ -14,12 +19,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["ATTRACTION", "LAWS", "REPULSION", "attract", "interact", "prepare", "project", "screen"]
+__all__ = [
+    "ATTRACTION", "LAWS", "REPULSION", "finish", "gather", "index", "interact", "interact_closely", "prepare", "screen",
+]  # fmt: skip
 
-POWER, LOGARITHMIC, CONTRASTIVE, CONTRASTIVE_UNBOUNDED = (tl.constexpr(k) for k in range(4))
 #: law by (class name, bounded) -> number that the kernels know it by
 LAWS = {"PowerLaw": 0, "LogarithmicLaw": 1, "ContrastiveLaw": 2, "ContrastiveLaw, mirrored": 3}
 ATTRACTION, REPULSION = 0, 1
+#: r^2 of a pair that does not count; farther than any that does (`fused` lets every interaction stop before).
+FAR = tl.constexpr(1e38)
 
 
 @triton.jit
@@ -61,233 +69,424 @@ def _pair(r2, alpha, edge, core, offset, start, stop, LAW: tl.constexpr, ROLE: t
 
 
 @triton.jit
-def _kind_weight(first_is_sample, second_is_sample, samples, mixed, proxies):
-    """How much a pair counts, by what its ends are."""
-    both = first_is_sample & second_is_sample
-    neither = (first_is_sample | second_is_sample) == False  # noqa: E712  (a tensor)
-    return tl.where(both, samples, tl.where(neither, proxies, mixed))
+def _source_weight(anchor, source, on_samples, proxies_on_samples, samples_on_proxies, on_proxies):
+    """How much a source counts at an anchor; 1: a sample, 0: a proxy, below: padding."""
+    at_sample = tl.where(source == 1, on_samples, proxies_on_samples)
+    at_proxy = tl.where(source == 1, samples_on_proxies, on_proxies)
+    return tl.where((anchor < 0) | (source < 0), 0.0, tl.where(anchor == 1, at_sample, at_proxy))
+
+
+@triton.jit
+def _exact(samples, proxies, charges, inverses, columns, inside, num_samples, dims):
+    """Positions of charges in float64; charges, inverses, columns and inside must broadcast together."""
+    of_sample = charges + 0 * columns < num_samples
+    at_sample = samples + charges.to(tl.int64) * dims + columns
+    at_proxy = proxies + (charges - num_samples).to(tl.int64) * dims + columns
+    point = tl.load(at_sample, mask=inside & of_sample, other=0.0)
+    point += tl.load(at_proxy, mask=inside & (of_sample == False), other=0.0)  # noqa: E712  (a tensor)
+    return point.to(tl.float64) * inverses
 
 
 @triton.jit
 def prepare(
-    source, positions, rests, copy, squares, inverses, first, dims, ON_SPHERE: tl.constexpr, WIDTH: tl.constexpr
-):
-    """Row k of `source` to row first + k of the others; one program per row."""
-    row = tl.program_id(0).to(tl.int64)
+    samples, proxies, sample_labels, proxy_labels, given_slopes, order, scale,
+    high, low, squares, inverses, labels, kinds, charges, slopes, num_samples, num_charges, num_rows, padded, dims,
+    ORDERED: tl.constexpr, SLOPES: tl.constexpr, SAMPLES_ON_SPHERE: tl.constexpr, PROXIES_ON_SPHERE: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Fill row k with charge order[k]; rows from `num_rows` on, and those of a negative charge, are padding."""
+    row = tl.program_id(0)
+    charge = tl.load(order + row, mask=row < num_rows, other=-1).to(tl.int32) if ORDERED else row
+    used = (row < num_rows) & (charge >= 0)
+    charge = tl.where(used, charge, 0)
     columns = tl.arange(0, WIDTH)
-    inside = columns < dims
-    point = tl.load(source + row * dims + columns, mask=inside, other=0.0).to(tl.float64)
-    inverse = 1.0
-    if ON_SPHERE:
-        norm = tl.sqrt(tl.sum(point * point, 0))
-        inverse = tl.where(norm > 0, 1.0 / tl.where(norm > 0, norm, 1.0), 1.0)
-        point = point * inverse
-    position = point.to(tl.float32)
-    place = (first + row) * dims + columns
-    tl.store(positions + place, position, mask=inside)
-    tl.store(rests + place, (point - position.to(tl.float64)).to(tl.float32), mask=inside)
-    tl.store(copy + place, position.to(copy.dtype.element_ty), mask=inside)
-    tl.store(squares + first + row, tl.sum(position * position, 0))
-    tl.store(inverses + first + row, inverse)
+    of_sample = charge < num_samples
+    point = _exact(samples, proxies, charge, 1.0, columns, columns < tl.where(used, dims, 0), num_samples, dims)
+    square = tl.sum(point * point, 0)
+    norm = tl.sqrt(square)
+    inverse = tl.where(norm > 0, 1.0 / tl.where(norm > 0, norm, 1.0), 1.0)
+    on_sphere = tl.where(of_sample, SAMPLES_ON_SPHERE, PROXIES_ON_SPHERE)
+    inverse = tl.where(on_sphere, inverse, 1.0)
+    unit = tl.load(scale).to(tl.float64)
+    scaled = point * inverse * unit
+    rounded = (tl.floor(scaled * 32.0 + 0.5) * 0.03125).to(tl.float32).to(tl.float16)
+    place = row.to(tl.int64) * padded + columns
+    tl.store(high + place, rounded, mask=columns < padded)
+    tl.store(low + place, (scaled - rounded.to(tl.float64)).to(tl.float32).to(tl.float16), mask=columns < padded)
+    tl.store(squares + row, (square * inverse * inverse * unit * unit).to(tl.float32))
+    tl.store(inverses + row, inverse)
+    label = tl.load(sample_labels + charge, mask=used & of_sample, other=0)
+    label += tl.load(proxy_labels + charge - num_samples, mask=used & (of_sample == False), other=0)  # noqa: E712
+    tl.store(labels + row, label)
+    tl.store(kinds + row, tl.where(used, of_sample.to(tl.int32), -1))
+    tl.store(charges + row, charge)
+    if SLOPES:
+        for channel in tl.static_range(2):
+            slope = tl.load(given_slopes + channel * num_charges + charge, mask=used, other=0.0)
+            tl.store(slopes + channel * tl.num_programs(0) + row, slope)
 
 
 @triton.jit
 def screen(
-    copy, squares, labels, is_sample, tiles, count, n, dims, limit, margin, samples, mixed, proxies,
-    BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    row_high, row_squares, row_labels, row_kinds, column_high, column_squares, column_labels, column_kinds,
+    flags, scale, num_column_blocks, padded, limit, margin,
+    on_samples, proxies_on_samples, samples_on_proxies, on_proxies,
+    SYMMETRIC: tl.constexpr, EVERYWHERE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """List the tiles of the upper triangle that may hold an acting pair of different classes."""
+    """Flag the tiles that may hold an acting pair of different classes; by symmetry, only those above the diagonal."""
     block_row, block_column = tl.program_id(1), tl.program_id(0)
-    if block_column >= block_row:
+    found = 0
+    if (block_column >= block_row) | (not SYMMETRIC):
         rows = block_row * BLOCK + tl.arange(0, BLOCK)
         columns = block_column * BLOCK + tl.arange(0, BLOCK)
-        product = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
-        steps = tl.arange(0, CHUNK)
-        left = copy + rows[:, None].to(tl.int64) * dims + steps[None, :]
-        right = copy + columns[None, :].to(tl.int64) * dims + steps[:, None]
-        for k in range(0, dims, CHUNK):
-            inside = steps < dims - k
-            a = tl.load(left + k, mask=(rows[:, None] < n) & inside[None, :], other=0.0)
-            b = tl.load(right + k, mask=(columns[None, :] < n) & inside[:, None], other=0.0)
-            product += tl.dot(a, b)
-        both = (rows[:, None] < columns[None, :]) & (columns[None, :] < n)
-        row_squares = tl.load(squares + rows, mask=rows < n, other=0.0)
-        column_squares = tl.load(squares + columns, mask=columns < n, other=0.0)
-        total = row_squares[:, None] + column_squares[None, :]
-        near = total - 2.0 * product < limit + margin * total
-        row_labels = tl.load(labels + rows, mask=rows < n, other=-1)
-        column_labels = tl.load(labels + columns, mask=columns < n, other=-2)
-        other_class = row_labels[:, None] != column_labels[None, :]
-        row_kinds = tl.load(is_sample + rows, mask=rows < n, other=0) != 0
-        column_kinds = tl.load(is_sample + columns, mask=columns < n, other=0) != 0
-        counts = _kind_weight(row_kinds[:, None], column_kinds[None, :], samples, mixed, proxies) != 0.0
-        acting = (near & both & other_class & counts).to(tl.int32)
-        if tl.sum(tl.sum(acting, 1), 0) > 0:
-            slot = tl.atomic_add(count, 1)
-            tl.store(tiles + slot, block_row * tl.num_programs(0) + block_column)
+        some = on_proxies != 0.0
+        if on_proxies == 0.0:  # then a sample must be there
+            kind = tl.maximum(tl.max(tl.load(row_kinds + rows), 0), tl.max(tl.load(column_kinds + columns), 0))
+            some = kind == 1
+        if some:
+            total = tl.load(row_squares + rows)[:, None] + tl.load(column_squares + columns)[None, :]
+            if EVERYWHERE:
+                near = total >= 0.0
+            else:
+                product = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+                steps = tl.arange(0, CHUNK)
+                left = row_high + rows[:, None].to(tl.int64) * padded + steps[None, :]
+                right = column_high + columns[:, None].to(tl.int64) * padded + steps[None, :]
+                for k in range(0, padded, CHUNK):
+                    product = tl.dot(tl.load(left + k), tl.trans(tl.load(right + k)), product)
+                unit = tl.load(scale)
+                near = total - 2.0 * product < limit * unit * unit + margin
+            if tl.max(tl.max(near.to(tl.int32), 1), 0) > 0:
+                other_class = tl.load(row_labels + rows)[:, None] != tl.load(column_labels + columns)[None, :]
+                a, b = tl.load(row_kinds + rows)[:, None], tl.load(column_kinds + columns)[None, :]
+                weight = tl.abs(_source_weight(a, b, on_samples, proxies_on_samples, samples_on_proxies, on_proxies))
+                weight += tl.abs(_source_weight(b, a, on_samples, proxies_on_samples, samples_on_proxies, on_proxies))
+                acting = near & other_class & (weight > 0.0)
+                found = tl.max(tl.max(acting.to(tl.int32), 1), 0)
+    tl.store(flags + block_row * num_column_blocks + block_column, found.to(tl.int8))
 
 
 @triton.jit
-def _differences(positions, rests, rows, columns, row_inside, column_inside, dims, k):
-    """Component k of the differences of all pairs of a tile, to more digits than a float32 position has."""
-    at_rows, at_columns = rows.to(tl.int64) * dims + k, columns.to(tl.int64) * dims + k
-    x = tl.load(positions + at_rows, mask=row_inside, other=0.0)
-    y = tl.load(positions + at_columns, mask=column_inside, other=0.0)
-    x_rest = tl.load(rests + at_rows, mask=row_inside, other=0.0)
-    y_rest = tl.load(rests + at_columns, mask=column_inside, other=0.0)
-    return (x[:, None] - y[None, :]) + (x_rest[:, None] - y_rest[None, :])
+def index(flags, slots, tiles, count, num_flags, num_column_blocks, SYMMETRIC: tl.constexpr, AT_ONCE: tl.constexpr):
+    """Number the flagged tiles: slots[tile] = number or -1, tiles[number] = tile; below the diagonal by symmetry."""
+    before = 0
+    for first in range(0, num_flags, AT_ONCE):
+        tile = first + tl.arange(0, AT_ONCE)
+        inside = tile < num_flags
+        flag = tl.load(flags + tile, mask=inside, other=0).to(tl.int32)
+        number = before + tl.cumsum(flag, 0) - flag
+        before += tl.sum(flag, 0)
+        active = inside & (flag != 0)
+        tl.store(tiles + number, tile, mask=active)
+        if SYMMETRIC:
+            row, column = tile // num_column_blocks, tile % num_column_blocks
+            upper = inside & (column >= row)
+            mirrored = column * num_column_blocks + row
+            tl.store(slots + tile, tl.where(active, number, -1), mask=upper)
+            tl.store(slots + mirrored, tl.where(active, number, -1), mask=upper)
+        else:
+            tl.store(slots + tile, tl.where(active, number, -1), mask=inside)
+    tl.store(count, before)
 
 
 @triton.jit
 def interact(
-    positions, rests, labels, is_sample, slopes, tiles, count, sums, gradient, n, dims, num_blocks,
-    samples, mixed, proxies, alpha, edge, core, offset, start, stop, near,
-    LAW: tl.constexpr, ROLE: tl.constexpr, GRADIENT: tl.constexpr, PRECISION: tl.constexpr,
-    LISTED: tl.constexpr, SUB: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    row_high, row_low, row_squares, row_labels, row_kinds, row_slopes,
+    column_high, column_low, column_squares, column_labels, column_kinds, column_slopes,
+    tiles, count, slots, pulls_high, pulls_low, sizes, row_sums, column_sums, row_pulls, column_pulls,
+    scale, first, num_column_blocks, padded,
+    on_samples, proxies_on_samples, samples_on_proxies, on_proxies,
+    alpha, edge, core, offset, start, stop, flat_below, near,
+    LAW: tl.constexpr, ROLE: tl.constexpr, GRADIENT: tl.constexpr, ALIKE: tl.constexpr, CAREFUL: tl.constexpr,
+    SYMMETRIC: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Add what pairs of different classes do to each other, tile by listed tile (BLOCK of a side, SUB^2 per tile)."""
-    total = tl.load(count) * SUB * SUB
-    for job in range(tl.program_id(0), total, tl.num_programs(0)):
-        tile = tl.load(tiles + job // (SUB * SUB)) if LISTED else job // (SUB * SUB)
-        part = job % (SUB * SUB)
-        block_row = (tile // num_blocks) * SUB + part // SUB
-        block_column = (tile % num_blocks) * SUB + part % SUB
-        if block_column >= block_row:
-            rows = block_row * BLOCK + tl.arange(0, BLOCK)
-            columns = block_column * BLOCK + tl.arange(0, BLOCK)
-            _interact_tile(
-                positions, rests, labels, is_sample, slopes, sums, gradient, rows, columns, n, dims,
-                samples, mixed, proxies, alpha, edge, core, offset, start, stop, near,
-                LAW, ROLE, GRADIENT, PRECISION, BLOCK, CHUNK,
-            )  # fmt: skip
+    """Energies and pulls (slope / r times what the pair weighs) of one tile, from number `first` on.
 
+    A tile with pairs so close that a product has lost their digits, or with pulls of too different sizes for two
+    float16 numbers, is taken off the list, and marked -2. ALIKE: all kinds of pairs weigh 1.
+    """
+    here = tl.program_id(0)
+    if first + here < tl.load(count):
+        tile = tl.load(tiles + first + here)
+        block_row, block_column = tile // num_column_blocks, tile % num_column_blocks
+        within = tl.arange(0, BLOCK)
+        rows, columns = block_row * BLOCK + within, block_column * BLOCK + within
+        steps = tl.arange(0, CHUNK)
+        left = rows[:, None].to(tl.int64) * padded + steps[None, :]
+        right = columns[:, None].to(tl.int64) * padded + steps[None, :]
+        product = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)  # exact
+        rest = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)  # small
+        for k in range(0, padded, CHUNK):
+            a_high, a_low = tl.load(row_high + left + k), tl.load(row_low + left + k)
+            b_high, b_low = tl.trans(tl.load(column_high + right + k)), tl.trans(tl.load(column_low + right + k))
+            product = tl.dot(a_high, b_high, product)
+            rest = tl.dot(a_high, b_low, rest)
+            rest = tl.dot(a_low, b_high, rest)
+            if CAREFUL:
+                rest = tl.dot(a_low, b_low, rest)
+        unit = tl.load(scale)
+        norms = tl.load(row_squares + rows)[:, None] + tl.load(column_squares + columns)[None, :]
+        r2 = tl.maximum((norms - 2.0 * product) - 2.0 * rest, 0.0) / (unit * unit)
 
-@triton.jit
-def _interact_tile(
-    positions, rests, labels, is_sample, slopes, sums, gradient, rows, columns, n, dims,
-    samples, mixed, proxies, alpha, edge, core, offset, start, stop, near,
-    LAW: tl.constexpr, ROLE: tl.constexpr, GRADIENT: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    steps = tl.arange(0, CHUNK)
-    row_inside, column_inside = rows < n, columns < n
-    left = positions + rows[:, None].to(tl.int64) * dims + steps[None, :]  # (BLOCK, CHUNK)
-    right = positions + columns[:, None].to(tl.int64) * dims + steps[None, :]  # (BLOCK, CHUNK)
-    # Relative to one point of the tile: where points are close, squares and products are small, and so is their error.
-    middle = positions + tl.min(rows, 0).to(tl.int64) * dims + steps
-    product = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
-    row_squares = tl.zeros((BLOCK,), dtype=tl.float32)
-    column_squares = tl.zeros((BLOCK,), dtype=tl.float32)
-    for k in range(0, dims, CHUNK):
-        inside = steps[None, :] < dims - k
-        shift = tl.load(middle + k, mask=steps < dims - k, other=0.0)[None, :]
-        a = tl.load(left + k, mask=row_inside[:, None] & inside, other=0.0) - shift
-        b = tl.load(right + k, mask=column_inside[:, None] & inside, other=0.0) - shift
-        row_squares += tl.sum(a * a, 1)
-        column_squares += tl.sum(b * b, 1)
-        product = tl.dot(a, tl.trans(b), product, input_precision=PRECISION)
-    norms = row_squares[:, None] + column_squares[None, :]
-    r2 = tl.maximum(norms - 2.0 * product, 0.0)
-
-    row_labels = tl.load(labels + rows, mask=row_inside, other=-1)
-    column_labels = tl.load(labels + columns, mask=column_inside, other=-1)
-    counted = (rows[:, None] < columns[None, :]) & column_inside[None, :]
-    counted = counted & (row_labels[:, None] != column_labels[None, :])
-    row_kinds = tl.load(is_sample + rows, mask=row_inside, other=0) != 0
-    column_kinds = tl.load(is_sample + columns, mask=column_inside, other=0) != 0
-    weight = _kind_weight(row_kinds[:, None], column_kinds[None, :], samples, mixed, proxies)
-    weight = tl.where(counted, weight, 0.0)
-
-    close = ((r2 < near * norms) & (weight != 0.0)).to(tl.int32)
-    delicate = tl.sum(tl.sum(close, 1), 0) > 0  # a product has lost the digits of close pairs
-    if delicate:
-        r2 = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
-        for k in range(dims):
-            difference = _differences(positions, rests, rows, columns, row_inside, column_inside, dims, k)
-            r2 += difference * difference
-
-    energy, slope = _pair(r2, alpha, edge, core, offset, start, stop, LAW, ROLE)
-    energy = energy * weight
-    tl.atomic_add(sums + rows, tl.sum(energy, 1).to(tl.float64), mask=row_inside, sem="relaxed")
-    tl.atomic_add(sums + columns, tl.sum(energy, 0).to(tl.float64), mask=column_inside, sem="relaxed")
-    if GRADIENT:
-        row_slopes = tl.load(slopes + rows, mask=row_inside, other=0.0)
-        column_slopes = tl.load(slopes + columns, mask=column_inside, other=0.0)
-        pull = slope * weight * (row_slopes[:, None] + column_slopes[None, :])
-        row_pull, column_pull = tl.sum(pull, 1), tl.sum(pull, 0)
-        back = tl.trans(pull)
-        to_rows = gradient + rows[:, None].to(tl.int64) * dims + steps[None, :]
-        to_columns = gradient + columns[:, None].to(tl.int64) * dims + steps[None, :]
-        row_moves = row_inside & (tl.max(tl.abs(pull), 1) > 0.0)
-        column_moves = column_inside & (tl.max(tl.abs(pull), 0) > 0.0)
-        if delicate:
-            for k in range(dims):
-                difference = _differences(positions, rests, rows, columns, row_inside, column_inside, dims, k)
-                force = pull * difference
-                to_row = gradient + rows.to(tl.int64) * dims + k
-                to_column = gradient + columns.to(tl.int64) * dims + k
-                tl.atomic_add(to_row, tl.sum(force, 1), mask=row_moves, sem="relaxed")
-                tl.atomic_add(to_column, -tl.sum(force, 0), mask=column_moves, sem="relaxed")
+        counts = tl.load(row_labels + rows)[:, None] != tl.load(column_labels + columns)[None, :]
+        row_kind, column_kind = tl.load(row_kinds + rows), tl.load(column_kinds + columns)
+        if ALIKE:
+            counts = counts & (row_kind >= 0)[:, None] & (column_kind >= 0)[None, :]
         else:
-            for k in range(0, dims, CHUNK):
-                inside = steps[None, :] < dims - k
-                shift = tl.load(middle + k, mask=steps < dims - k, other=0.0)[None, :]
-                a = tl.load(left + k, mask=row_inside[:, None] & inside, other=0.0) - shift
-                b = tl.load(right + k, mask=column_inside[:, None] & inside, other=0.0) - shift
-                on_rows = row_pull[:, None] * a - tl.dot(pull, b, input_precision=PRECISION)
-                on_columns = column_pull[:, None] * b - tl.dot(back, a, input_precision=PRECISION)
-                tl.atomic_add(to_rows + k, on_rows, mask=row_moves[:, None] & inside, sem="relaxed")
-                tl.atomic_add(to_columns + k, on_columns, mask=column_moves[:, None] & inside, sem="relaxed")
+            a, b = row_kind[:, None], column_kind[None, :]
+            weight = _source_weight(a, b, on_samples, proxies_on_samples, samples_on_proxies, on_proxies)
+            back = _source_weight(b, a, on_samples, proxies_on_samples, samples_on_proxies, on_proxies)
+            counts = counts & ((weight != 0.0) | (back != 0.0))
+        r2 = tl.where(counts, r2, FAR)
+        good = tl.min(tl.min(tl.where(r2 >= flat_below, r2, FAR), 1), 0) * (unit * unit) >= near
+
+        energy, pull = _pair(r2, alpha, edge, core, offset, start, stop, LAW, ROLE)
+        place = here * BLOCK + within
+        tl.store(row_sums + place, tl.sum(energy if ALIKE else energy * weight, 1))
+        tl.store(column_sums + place, tl.sum(energy if ALIKE else energy * back, 0))
+        if GRADIENT:
+            row_slope, column_slope = tl.load(row_slopes + rows), tl.load(column_slopes + columns)
+            if ALIKE:
+                pull = pull * (row_slope[:, None] + column_slope[None, :])
+            else:
+                pull = pull * (weight * row_slope[:, None] + back * column_slope[None, :])
+            tl.store(row_pulls + place, tl.sum(pull, 1))
+            tl.store(column_pulls + place, tl.sum(pull, 0))
+            strength = tl.abs(pull)
+            most_of_row, most_of_column = tl.max(strength, 1), tl.max(strength, 0)
+            most = tl.max(most_of_row, 0)
+            least = tl.min(tl.where(most_of_row > 0, most_of_row, most), 0)
+            least = tl.minimum(least, tl.min(tl.where(most_of_column > 0, most_of_column, most), 0))
+            good = good & (least * 16777216.0 >= most)
+            size = tl.where(most > 0, most, 1.0) * (1.0 / 16384)
+            scaled = pull * (1.0 / size)
+            high = scaled.to(tl.float16)
+            matrix = here.to(tl.int64) * (BLOCK * BLOCK) + within[:, None] * BLOCK + within[None, :]
+            tl.store(pulls_high + matrix, high)
+            tl.store(pulls_low + matrix, (scaled - high.to(tl.float32)).to(tl.float16))
+            tl.store(sizes + here, size)
+        if not good:
+            tl.store(slots + tile, -2)
+            if SYMMETRIC:
+                tl.store(slots + block_column * num_column_blocks + block_row, -2)
 
 
 @triton.jit
-def attract(
-    positions, rests, is_sample, slopes, by_class, begin, end, sums, gradient, dims,
-    samples, mixed, proxies, alpha, edge, core, offset, start, stop,
-    LAW: tl.constexpr, ROLE: tl.constexpr, GRADIENT: tl.constexpr, WIDTH: tl.constexpr,
+def _times_positions(
+    total, pulls_high, pulls_low, high, low, columns, matrix, size, first_dim, padded,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, MIRRORED: tl.constexpr,
 ):  # fmt: skip
-    """Add what the members of its class do to one point, from differences; no two programs share a result."""
-    point = tl.load(by_class + tl.program_id(0))
-    first, last = tl.load(begin + tl.program_id(0)), tl.load(end + tl.program_id(0))
+    """total + pulls @ positions in some of the dimensions, for one tile or for its mirror image."""
+    within, steps, dims = tl.arange(0, BLOCK), tl.arange(0, CHUNK), first_dim + tl.arange(0, WIDTH)
+    part = tl.zeros((BLOCK, WIDTH), dtype=tl.float32)
+    for k in range(0, BLOCK, CHUNK):
+        if MIRRORED:
+            place = matrix + (k + steps[None, :]) * BLOCK + within[:, None]
+        else:
+            place = matrix + within[:, None] * BLOCK + k + steps[None, :]
+        there = (columns + k + steps)[:, None].to(tl.int64) * padded + dims[None, :]
+        inside = dims[None, :] < padded
+        a_high, a_low = tl.load(pulls_high + place), tl.load(pulls_low + place)
+        b_high, b_low = tl.load(high + there, mask=inside, other=0.0), tl.load(low + there, mask=inside, other=0.0)
+        part = tl.dot(a_high, b_high, part)
+        part = tl.dot(a_high, b_low, part)
+        part = tl.dot(a_low, b_high, part)
+    return total + part * size
+
+
+@triton.jit
+def gather(
+    row_high, row_low, column_high, column_low,
+    slots, row_stride, column_stride, pulls_high, pulls_low, sizes, row_sums, column_sums, row_pulls, column_pulls,
+    sums, gradient, scale, first, num_tiles, num_column_blocks, padded,
+    GRADIENT: tl.constexpr, SYMMETRIC: tl.constexpr, MIRRORED: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Add what the columns do to the BLOCK rows of a program, over the tiles number `first` to `first` + num_tiles.
+
+    MIRRORED: the rows are the columns of `interact`. SYMMETRIC: below the diagonal they are.
+    """
+    block_row, first_dim = tl.program_id(0), tl.program_id(1) * WIDTH
+    within = tl.arange(0, BLOCK)
+    row_slots = slots + block_row * row_stride
+    sum_here = tl.zeros((BLOCK,), dtype=tl.float64)
+    pull_here = tl.zeros((BLOCK,), dtype=tl.float32)
+    total = tl.zeros((BLOCK, WIDTH), dtype=tl.float32)
+    any_tile = 0
+    for begin in range(0, num_column_blocks, AT_ONCE):
+        many = begin + tl.arange(0, AT_ONCE)
+        number = tl.load(row_slots + many * column_stride, mask=many < num_column_blocks, other=-1) - first
+        if tl.max(((number >= 0) & (number < num_tiles)).to(tl.int32), 0) > 0:
+            any_tile = 1
+            for block_column in range(begin, tl.minimum(begin + AT_ONCE, num_column_blocks)):
+                tile = tl.load(row_slots + block_column * column_stride) - first
+                if (tile >= 0) & (tile < num_tiles):
+                    columns = block_column * BLOCK
+                    place = tile * BLOCK + within
+                    matrix = tile.to(tl.int64) * (BLOCK * BLOCK)
+                    below = MIRRORED | (SYMMETRIC & (block_column < block_row))
+                    size = tl.load(sizes + tile)
+                    if below:
+                        sum_here += tl.load(column_sums + place).to(tl.float64)
+                        if GRADIENT:
+                            pull_here += tl.load(column_pulls + place)
+                            total = _times_positions(
+                                total, pulls_high, pulls_low, column_high, column_low, columns, matrix, size,
+                                first_dim, padded, BLOCK, WIDTH, CHUNK, True,
+                            )  # fmt: skip
+                    else:
+                        sum_here += tl.load(row_sums + place).to(tl.float64)
+                        if GRADIENT:
+                            pull_here += tl.load(row_pulls + place)
+                            total = _times_positions(
+                                total, pulls_high, pulls_low, column_high, column_low, columns, matrix, size,
+                                first_dim, padded, BLOCK, WIDTH, CHUNK, False,
+                            )  # fmt: skip
+    if any_tile > 0:
+        rows = block_row * BLOCK + within
+        if tl.program_id(1) == 0:
+            tl.store(sums + rows, tl.load(sums + rows) + sum_here)
+        if GRADIENT:
+            dims = first_dim + tl.arange(0, WIDTH)
+            inside = dims[None, :] < padded
+            there = rows[:, None].to(tl.int64) * padded + dims[None, :]
+            position = tl.load(row_high + there, mask=inside, other=0.0).to(tl.float32)
+            position += tl.load(row_low + there, mask=inside, other=0.0).to(tl.float32)
+            force = (pull_here[:, None] * position - total) / tl.load(scale)
+            before = tl.load(gradient + there, mask=inside, other=0.0)
+            tl.store(gradient + there, before + force, mask=inside)
+
+
+@triton.jit
+def _differences(
+    samples, proxies, row_charge, row_inverse, column_charge, column_inverse, k, num_samples, dims, CHUNK: tl.constexpr
+):
+    """CHUNK components, from k on, of the differences of all pairs, (rows, columns, CHUNK), rounded only now."""
+    steps = k + tl.arange(0, CHUNK)[None, :]
+    inside = steps < dims
+    x = _exact(samples, proxies, row_charge[:, None], row_inverse[:, None], steps, inside, num_samples, dims)
+    y = _exact(samples, proxies, column_charge[:, None], column_inverse[:, None], steps, inside, num_samples, dims)
+    return (x[:, None, :] - y[None, :, :]).to(tl.float32)
+
+
+@triton.jit
+def interact_closely(
+    samples, proxies, row_charges, row_inverses, row_labels, row_kinds, row_slopes,
+    column_charges, column_inverses, column_labels, column_kinds, column_slopes,
+    slots, row_stride, column_stride, sums, gradient, num_samples, num_column_blocks, padded, dims,
+    on_samples, proxies_on_samples, samples_on_proxies, on_proxies,
+    alpha, edge, core, offset, start, stop,
+    LAW: tl.constexpr, ROLE: tl.constexpr, GRADIENT: tl.constexpr, AT_ONCE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Add what the columns of the tiles that are marked -2 do to ROWS rows, all from differences."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row_slots = slots + tl.program_id(0) * ROWS // BLOCK * row_stride
+    for first in range(0, num_column_blocks, AT_ONCE):
+        many = first + tl.arange(0, AT_ONCE)
+        number = tl.load(row_slots + many * column_stride, mask=many < num_column_blocks, other=-1)
+        if tl.min(number, 0) == -2:
+            row_charge, row_inverse = tl.load(row_charges + rows), tl.load(row_inverses + rows)
+            row_label, row_kind = tl.load(row_labels + rows), tl.load(row_kinds + rows)
+            row_slope = tl.load(row_slopes + rows) if GRADIENT else 0.0
+            for block in range(first, tl.minimum(first + AT_ONCE, num_column_blocks)):
+                if tl.load(row_slots + block * column_stride) == -2:
+                    for begin in range(block * BLOCK, (block + 1) * BLOCK, COLUMNS):
+                        columns = begin + tl.arange(0, COLUMNS)
+                        column_charge, column_inverse = (
+                            tl.load(column_charges + columns),
+                            tl.load(column_inverses + columns),
+                        )
+                        other_class = row_label[:, None] != tl.load(column_labels + columns)[None, :]
+                        a, b = row_kind[:, None], tl.load(column_kinds + columns)[None, :]
+                        weight = _source_weight(a, b, on_samples, proxies_on_samples, samples_on_proxies, on_proxies)
+                        weight = tl.where(other_class, weight, 0.0)
+                        r2 = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+                        for k in range(0, dims, CHUNK):
+                            difference = _differences(
+                                samples, proxies, row_charge, row_inverse, column_charge, column_inverse, k,
+                                num_samples, dims, CHUNK,
+                            )  # fmt: skip
+                            r2 += tl.sum(difference * difference, 2)
+                        energy, slope = _pair(r2, alpha, edge, core, offset, start, stop, LAW, ROLE)
+                        own = tl.load(sums + rows)
+                        tl.store(sums + rows, own + tl.sum(energy * weight, 1).to(tl.float64))
+                        if GRADIENT:
+                            back = _source_weight(b, a, on_samples, proxies_on_samples, samples_on_proxies, on_proxies)
+                            back = tl.where(other_class, back, 0.0) * tl.load(column_slopes + columns)[None, :]
+                            pull = slope * (weight * row_slope[:, None] + back)
+                            for k in range(0, dims, CHUNK):
+                                difference = _differences(
+                                    samples, proxies, row_charge, row_inverse, column_charge, column_inverse, k,
+                                    num_samples, dims, CHUNK,
+                                )  # fmt: skip
+                                steps = k + tl.arange(0, CHUNK)[None, :]
+                                place = gradient + rows[:, None].to(tl.int64) * padded + steps
+                                before = tl.load(place, mask=steps < dims, other=0.0)
+                                force = tl.sum(pull[:, :, None] * difference, 1)
+                                tl.store(place, before + force, mask=steps < dims)
+
+
+@triton.jit
+def finish(
+    samples, proxies, charges, inverses, kinds, own_slopes, classes, by_class, found, gradient,
+    sums, sample_gradient, proxy_gradient, num_samples, num_charges, padded, dims,
+    on_samples, proxies_on_samples, samples_on_proxies, on_proxies,
+    alpha, edge, core, offset, start, stop,
+    LAW: tl.constexpr, ROLE: tl.constexpr, GRADIENT: tl.constexpr, ATTRACTS: tl.constexpr,
+    SAMPLES_ON_SPHERE: tl.constexpr, PROXIES_ON_SPHERE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Collect what acts on one charge: other classes from `found` and `gradient`, its own class from differences."""
+    here = tl.program_id(0)
+    row = tl.load(by_class + here) if ATTRACTS else here
+    charge = tl.load(charges + row)
     columns = tl.arange(0, WIDTH)
     inside = columns < dims
-    here = tl.load(positions + point * dims + columns, mask=inside, other=0.0)
-    here_rest = tl.load(rests + point * dims + columns, mask=inside, other=0.0)
-    kind = tl.load(is_sample + point) != 0
-    slope_here = tl.load(slopes + point) if GRADIENT else 0.0
-    own = 0.0
-    pulled = tl.zeros((WIDTH,), dtype=tl.float32)
-    for slot in range(first, last):
-        mate = tl.load(by_class + slot)
-        if mate != point:
-            weight = _kind_weight(kind, tl.load(is_sample + mate) != 0, samples, mixed, proxies)
-            difference = here - tl.load(positions + mate * dims + columns, mask=inside, other=0.0)
-            difference += here_rest - tl.load(rests + mate * dims + columns, mask=inside, other=0.0)
-            r2 = tl.sum(difference * difference, 0)
-            energy, slope = _pair(r2, alpha, edge, core, offset, start, stop, LAW, ROLE)
-            own += energy * weight
-            if GRADIENT:
-                pulled += difference * (slope * weight * (slope_here + tl.load(slopes + mate)))
-    tl.store(sums + point, own.to(tl.float64))
+    inverse = tl.load(inverses + row)
+    position = _exact(samples, proxies, charge, inverse, columns, inside, num_samples, dims)
+
+    own_sum = tl.full((), 0.0, tl.float64)
+    other_sum = tl.load(found + row)
+    force = tl.zeros((WIDTH,), dtype=tl.float32)
     if GRADIENT:
-        place = gradient + point * dims + columns
-        tl.store(place, tl.load(place, mask=inside, other=0.0) + pulled, mask=inside)
+        force += tl.load(gradient + row.to(tl.int64) * padded + columns, mask=inside, other=0.0)
+    if ATTRACTS:
+        label = tl.load(classes + here)
+        kind = tl.load(kinds + row)
+        slope_here = tl.load(own_slopes + row) if GRADIENT else 0.0
+        for direction in tl.static_range(-1, 2, 2):
+            slot = here + direction
+            inside_list = (slot >= 0) & (slot < num_charges)
+            mated = inside_list & (tl.load(classes + slot, mask=inside_list, other=0) == label)
+            while mated:
+                mate = tl.load(by_class + slot)
+                mate_charge, mate_kind = tl.load(charges + mate), tl.load(kinds + mate)
+                there = _exact(
+                    samples, proxies, mate_charge, tl.load(inverses + mate), columns, inside, num_samples, dims
+                )
+                difference = (position - there).to(tl.float32)
+                energy, slope = _pair(
+                    tl.sum(difference * difference, 0), alpha, edge, core, offset, start, stop, LAW, ROLE
+                )
+                weight = _source_weight(kind, mate_kind, on_samples, proxies_on_samples, samples_on_proxies, on_proxies)
+                own_sum += (energy * weight).to(tl.float64)
+                if GRADIENT:
+                    back = _source_weight(
+                        mate_kind, kind, on_samples, proxies_on_samples, samples_on_proxies, on_proxies
+                    )
+                    force += difference * (slope * (weight * slope_here + back * tl.load(own_slopes + mate)))
+                slot += direction
+                inside_list = (slot >= 0) & (slot < num_charges)
+                mated = inside_list & (tl.load(classes + slot, mask=inside_list, other=0) == label)
+    tl.store(sums + charge, own_sum)
+    tl.store(sums + num_charges + charge, other_sum)
 
-
-@triton.jit
-def project(
-    gradient, positions, inverses, order, result, first, num, dims, ON_SPHERE: tl.constexpr, WIDTH: tl.constexpr
-):
-    """Row k of `gradient` to row order[k] - first of `result`, tangential and rescaled for points on the sphere."""
-    k = tl.program_id(0)
-    row = tl.load(order + k) - first
-    if (row >= 0) & (row < num):
-        columns = tl.arange(0, WIDTH)
-        inside = columns < dims
-        place = k.to(tl.int64) * dims + columns
-        value = tl.load(gradient + place, mask=inside, other=0.0)
-        if ON_SPHERE:
-            position = tl.load(positions + place, mask=inside, other=0.0)
-            value = value - tl.sum(value * position, 0) * position
-            value = (value.to(tl.float64) * tl.load(inverses + k)).to(tl.float32)
-        tl.store(result + row.to(tl.int64) * dims + columns, value, mask=inside)
+    if GRADIENT:
+        if tl.where(charge < num_samples, SAMPLES_ON_SPHERE, PROXIES_ON_SPHERE):
+            tangential = force.to(tl.float64)
+            tangential -= tl.sum(tangential * position, 0) * position
+            force = (tangential * inverse).to(tl.float32)
+        if charge < num_samples:
+            tl.store(sample_gradient + charge.to(tl.int64) * dims + columns, force, mask=inside)
+        else:
+            tl.store(proxy_gradient + (charge - num_samples).to(tl.int64) * dims + columns, force, mask=inside)

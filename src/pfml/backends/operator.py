@@ -3,6 +3,9 @@
 Where a field's forces are known before its sums (`Normalization.linear`), the forward pass computes the gradient along
 with the energy and the backward pass only scales it; otherwise, and for gradients too large to keep, the backward pass
 superposes again.
+
+While torch traces or transforms the program, the field is an operator of torch.library. Otherwise it is a plain
+autograd function: the way through torch.library takes longer than a small field itself.
 """
 
 from __future__ import annotations
@@ -14,15 +17,16 @@ import torch
 from torch import Tensor
 
 from pfml.precision import full_precision
-from pfml.superposition import Charges, Field, PairWeights, field_of
+from pfml.superposition import Anchors, Charges, Field, PairWeights, anchor_counts, field_of
 
 __all__ = ["FieldOperator"]
 
-#: Gradients larger than this are not kept between forward and backward.
-KEPT_GRADIENT_BYTES = 2**28
+#: Gradients larger than this are not kept between forward and backward; a GPU keeps those of a million proxies.
+KEPT_GRADIENT_BYTES = {"cpu": 2**28, "cuda": 2**31}
 
 #: (samples, proxies, field, weights, slopes, with_gradient) -> sums (2, n) in float64, and the gradients of both (empty
-#: unless asked for). `slopes` (2, n) are d energy / d sums, 1 if None.
+#: unless asked for). `slopes` (2, n) are d energy / d sums; None for 1 everywhere, never where proxies have `anchors`.
+#: Sums of charges that are no anchors may be anything.
 Superpose = Callable[
     [Charges, Charges, Field, PairWeights, Tensor | None, bool],
     tuple[Tensor, Tensor, Tensor],
@@ -30,38 +34,38 @@ Superpose = Callable[
 
 
 class FieldOperator:
-    """The operators pfml::NAME_energy and pfml::NAME_gradient around a function that superposes pairs."""
+    """The operators pfml::NAME_energy and pfml::NAME_gradient around a function that superposes pairs.
 
-    def __init__(self, name: str, superpose: Superpose) -> None:
+    Args:
+        name: The backend's name.
+        superpose: How pairs are superposed.
+        eager: The same, in a way that works only while nothing traces the program; `superpose` itself if None.
+    """
+
+    def __init__(self, name: str, superpose: Superpose, eager: Superpose | None = None) -> None:
         self.name = name
         self.superpose = superpose
+        self.eager = eager or superpose
         self._define()
 
     def energy(self, samples: Charges, proxies: Charges, field: Field, weights: PairWeights) -> Tensor:
         """The total energy of samples and proxies under `field`, a scalar."""
         wants_gradient = torch.is_grad_enabled() and (samples.points.requires_grad or proxies.points.requires_grad)
         size = (samples.points.numel() + proxies.points.numel()) * samples.points.element_size()
-        with_gradient = wants_gradient and field.rule.linear and size <= KEPT_GRADIENT_BYTES
-        energy, *_ = self._call(samples, proxies, field, weights, with_gradient)
-        return energy.to(samples.points.dtype)
+        kept = KEPT_GRADIENT_BYTES.get(samples.points.device.type, KEPT_GRADIENT_BYTES["cpu"])
+        with_gradient = wants_gradient and field.rule.linear and size <= kept
+        problem = samples, proxies, field, weights
+        if _is_traced():
+            energy = self._energy_op(*_arguments(*problem), with_gradient)[0]
+        elif wants_gradient:
+            energy = _Eager.apply(self, problem, with_gradient, samples.points, proxies.points)  # type: ignore[no-untyped-call]
+        else:
+            energy = _energy(self.eager, *_still(*problem), with_gradient=False)[0]
+        return energy.to(samples.points.dtype)  # type: ignore[no-any-return]
 
     def sums(self, samples: Charges, proxies: Charges, field: Field, weights: PairWeights) -> Tensor:
         """What each charge sums over its own class and over the others, (2, n) in float64, samples first."""
-        return self._call(samples, proxies, field, weights, with_gradient=False)[1]
-
-    def _call(
-        self, samples: Charges, proxies: Charges, field: Field, weights: PairWeights, with_gradient: bool
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self._energy_op(
-            samples.points,
-            samples.labels,
-            proxies.points,
-            proxies.labels,
-            [samples.on_sphere, proxies.on_sphere],
-            field.handle,
-            [weights.sample_sample, weights.sample_proxy, weights.proxy_attraction, weights.proxy_repulsion],
-            with_gradient,
-        )
+        return _energy(self.superpose, *_still(samples, proxies, field, weights), with_gradient=False)[1]
 
     def _define(self) -> None:
         superpose = self.superpose
@@ -72,20 +76,20 @@ class FieldOperator:
             sample_labels: Tensor,
             proxies: Tensor,
             proxy_labels: Tensor,
+            anchor_rows: Tensor,
+            anchor_weights: Tensor,
+            sampled: bool,
             on_sphere: Sequence[bool],
             field: int,
             weights: Sequence[float],
             with_gradient: bool,
         ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-            """Energy (float64), sums (2, n), and the gradients of samples and proxies (empty unless asked for)."""
-            rule = field_of(field)
-            charges = _charges(samples, sample_labels, proxies, proxy_labels, on_sphere)
-            with full_precision(samples.device):
-                sums, *gradients = superpose(*charges, rule, PairWeights(*weights), None, with_gradient)
-                energies = rule.anchor_energies(sums[0], sums[1])
-                if not rule.rule.proxies_are_anchors:
-                    energies = energies[: len(samples)]
-                return energies.sum(), sums, gradients[0], gradients[1]
+            anchors = Anchors(anchor_rows, anchor_weights) if sampled else None
+            charges = (
+                Charges(samples, sample_labels, on_sphere[0]),
+                Charges(proxies, proxy_labels, on_sphere[1], anchors),
+            )
+            return _energy(superpose, *_still(*charges, field_of(field), PairWeights(*weights)), with_gradient)
 
         @torch.library.custom_op(f"pfml::{self.name}_gradient", mutates_args=())
         def gradient_op(
@@ -93,60 +97,177 @@ class FieldOperator:
             sample_labels: Tensor,
             proxies: Tensor,
             proxy_labels: Tensor,
+            anchor_rows: Tensor,
+            anchor_weights: Tensor,
+            sums: Tensor,
+            scale: Tensor,
+            sampled: bool,
             on_sphere: Sequence[bool],
             field: int,
             weights: Sequence[float],
-            sums: Tensor,
-            scale: Tensor,
         ) -> tuple[Tensor, Tensor]:
-            """The gradients of samples and proxies, times `scale`, from the sums of the forward pass."""
-            rule = field_of(field)
-            charges = _charges(samples, sample_labels, proxies, proxy_labels, on_sphere)
-            with full_precision(samples.device):
-                slopes = torch.stack(rule.anchor_slopes(sums[0], sums[1])) * scale
-                if not rule.rule.proxies_are_anchors:
-                    slopes[:, len(samples) :] = 0
-                _, *gradients = superpose(*charges, rule, PairWeights(*weights), slopes.to(samples.dtype), True)
-                return gradients[0], gradients[1]
+            anchors = Anchors(anchor_rows, anchor_weights) if sampled else None
+            charges = (
+                Charges(samples, sample_labels, on_sphere[0]),
+                Charges(proxies, proxy_labels, on_sphere[1], anchors),
+            )
+            return _gradient(superpose, *_still(*charges, field_of(field), PairWeights(*weights)), sums, scale)
 
         energy_op.register_fake(_fake_energy)
         gradient_op.register_fake(_fake_gradient)
         energy_op.register_autograd(self._backward, setup_context=_keep_for_backward)
-        gradient_op.register_autograd(self._refuse_second_order)
+        gradient_op.register_autograd(self.refuse_second_order)
         self._energy_op, self._gradient_op = energy_op, gradient_op
 
     def _backward(self, ctx: Any, scale: Tensor | None, *others: Tensor | None) -> tuple[Tensor | None, ...]:
         if any(other is not None for other in others):
-            self._refuse_second_order()
+            self.refuse_second_order()
         if scale is None:
-            return (None,) * 8
+            return (None,) * 11
         if ctx.with_gradient:
-            sample_gradient, proxy_gradient = (gradient * scale for gradient in ctx.saved_tensors)
+            sample_gradient, proxy_gradient = (_scaled(gradient, scale) for gradient in ctx.saved_tensors)
         else:
-            *charges, sums = ctx.saved_tensors
-            sample_gradient, proxy_gradient = self._gradient_op(
-                *charges, ctx.on_sphere, ctx.field, ctx.weights, sums, scale
-            )
-        return sample_gradient, None, proxy_gradient, None, None, None, None, None
+            sample_gradient, proxy_gradient = self._gradient_op(*ctx.saved_tensors, scale, *ctx.settings)
+        return sample_gradient, None, proxy_gradient, *(None,) * 8
 
-    def _refuse_second_order(self, *_: Any) -> tuple[Tensor | None, ...]:
+    def refuse_second_order(self, *_: Any) -> tuple[Tensor | None, ...]:
+        """Say that there is no second derivative."""
         raise RuntimeError(
             f"the {self.name} backend can be differentiated once only; for second derivatives use backend='dense'"
         )
 
 
-def _charges(
-    samples: Tensor, sample_labels: Tensor, proxies: Tensor, proxy_labels: Tensor, on_sphere: Sequence[bool]
-) -> tuple[Charges, Charges]:
+def _energy(
+    superpose: Superpose, samples: Charges, proxies: Charges, field: Field, weights: PairWeights, with_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Energy (float64), sums (2, n), and the gradients of samples and proxies (empty unless asked for)."""
+    with full_precision(samples.points.device):
+        sampled = proxies.anchors is not None
+        slopes = None
+        if sampled:
+            slopes = anchor_counts(samples, proxies, field).to(samples.points.dtype).repeat(2, 1)
+        sums, *gradients = superpose(samples, proxies, field, weights, slopes, with_gradient)
+        if field.rule.linear and not sampled:
+            energy = sums.sum()
+        else:
+            energies = field.anchor_energies(sums[0], sums[1])
+            energy = _times_counts(energies, anchor_counts(samples, proxies, field)).sum()
+        return energy, sums, gradients[0], gradients[1]
+
+
+def _gradient(
+    superpose: Superpose,
+    samples: Charges,
+    proxies: Charges,
+    field: Field,
+    weights: PairWeights,
+    sums: Tensor,
+    scale: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of samples and proxies, times `scale`, from the sums of the forward pass."""
+    with full_precision(samples.points.device):
+        slopes = torch.stack(field.anchor_slopes(sums[0], sums[1])) * scale
+        slopes = _times_counts(slopes, anchor_counts(samples, proxies, field)).to(samples.points.dtype)
+        _, *gradients = superpose(samples, proxies, field, weights, slopes, True)
+        return gradients[0], gradients[1]
+
+
+class _Eager(torch.autograd.Function):
+    """An operator's energy."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        operator: FieldOperator,
+        problem: tuple[Charges, Charges, Field, PairWeights],
+        with_gradient: bool,
+        samples: Tensor,
+        proxies: Tensor,
+    ) -> Tensor:
+        still = _still(*problem)
+        energy, sums, *gradients = _energy(operator.eager, *still, with_gradient=with_gradient)
+        ctx.operator, ctx.with_gradient = operator, with_gradient
+        ctx.problem = None if with_gradient else still
+        ctx.save_for_backward(samples, proxies, *(gradients if with_gradient else [sums]))
+        return energy
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        samples, proxies, *kept = ctx.saved_tensors
+        if ctx.with_gradient:
+            gradients = tuple(_scaled(gradient, scale) for gradient in kept)
+        else:
+            of_samples, of_proxies, field, weights = ctx.problem
+            gradients = _gradient(ctx.operator.eager, of_samples, of_proxies, field, weights, kept[0], scale)
+        if torch.is_grad_enabled():
+            gradients = _Once.apply(ctx.operator, *gradients, samples, proxies)  # type: ignore[no-untyped-call]
+        return None, None, None, *gradients
+
+
+class _Once(torch.autograd.Function):
+    """Gradients that depend on the points in a way that cannot be differentiated."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, operator: FieldOperator, sample_gradient: Tensor, proxy_gradient: Tensor, *points: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.operator = operator
+        return sample_gradient.view_as(sample_gradient), proxy_gradient.view_as(proxy_gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.operator.refuse_second_order()  # type: ignore[no-any-return]
+
+
+def _is_traced() -> bool:
+    """Whether something wants to see the operator as one: a compiler, a tracing mode, a transform of torch.func."""
     return (
-        Charges(samples.detach().contiguous(), sample_labels, on_sphere[0]),
-        Charges(proxies.detach().contiguous(), proxy_labels, on_sphere[1]),
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
     )
 
 
+def _arguments(samples: Charges, proxies: Charges, field: Field, weights: PairWeights) -> tuple[Any, ...]:
+    """What an operator of torch.library may be given: tensors, numbers and lists of them."""
+    nothing = proxies.labels.new_empty(0), proxies.points.new_empty(0, dtype=torch.float64)
+    return (
+        samples.points,
+        samples.labels,
+        proxies.points,
+        proxies.labels,
+        *(proxies.anchors or nothing),
+        proxies.anchors is not None,
+        [samples.on_sphere, proxies.on_sphere],
+        field.handle,
+        [weights.sample_sample, weights.sample_proxy, weights.proxy_attraction, weights.proxy_repulsion],
+    )
+
+
+def _still(
+    samples: Charges, proxies: Charges, field: Field, weights: PairWeights
+) -> tuple[Charges, Charges, Field, PairWeights]:
+    """The same without gradients, in plain memory layout."""
+    samples, proxies = (group._replace(points=group.points.detach().contiguous()) for group in (samples, proxies))
+    return samples, proxies, field, weights
+
+
+def _times_counts(values: Tensor, counts: Tensor) -> Tensor:
+    """values * counts, (..., n); 0 where the count is 0, whatever the value."""
+    return torch.where(counts > 0, values * counts, 0.0)
+
+
+def _scaled(gradient: Tensor, scale: Tensor) -> Tensor:
+    """gradient * scale; in place if this is the last time that the graph is used."""
+    used_again = torch.is_grad_enabled() or torch._C._autograd._get_current_graph_task_keep_graph()
+    if used_again or torch.compiler.is_compiling():
+        return gradient * scale
+    return gradient.mul_(scale)
+
+
 def _fake_energy(
-    samples: Tensor, sample_labels: Tensor, proxies: Tensor, proxy_labels: Tensor, on_sphere: Any, field: Any,
-    weights: Any, with_gradient: bool,
+    samples: Tensor, sample_labels: Tensor, proxies: Tensor, proxy_labels: Tensor, anchor_rows: Tensor,
+    anchor_weights: Tensor, sampled: bool, on_sphere: Any, field: Any, weights: Any, with_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     sums = samples.new_empty(2, samples.shape[0] + proxies.shape[0], dtype=torch.float64)
     if with_gradient:
@@ -157,17 +278,18 @@ def _fake_energy(
 
 
 def _fake_gradient(
-    samples: Tensor, sample_labels: Tensor, proxies: Tensor, proxy_labels: Tensor, on_sphere: Any, field: Any,
-    weights: Any, sums: Tensor, scale: Tensor,
+    samples: Tensor, sample_labels: Tensor, proxies: Tensor, proxy_labels: Tensor, anchor_rows: Tensor,
+    anchor_weights: Tensor, sums: Tensor, scale: Tensor, sampled: bool, on_sphere: Any, field: Any, weights: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return torch.empty_like(samples), torch.empty_like(proxies)
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    samples, sample_labels, proxies, proxy_labels, ctx.on_sphere, ctx.field, ctx.weights, ctx.with_gradient = inputs
+    charges, settings, ctx.with_gradient = inputs[:6], inputs[6:10], inputs[10]
     _, sums, sample_gradient, proxy_gradient = output
     if ctx.with_gradient:
         ctx.save_for_backward(sample_gradient, proxy_gradient)
     else:
-        ctx.save_for_backward(samples, sample_labels, proxies, proxy_labels, sums)
+        ctx.settings = settings
+        ctx.save_for_backward(*charges, sums)
     ctx.set_materialize_grads(False)

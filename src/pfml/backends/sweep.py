@@ -10,6 +10,9 @@ interaction has a force on one side and none on the other. So a tile climbs a la
 
     product in float32  ->  product in float64  ->  explicit differences in float64, for the few that are left
 
+Where only some proxies are anchors, these are swept as a third group, copies that look at all proxies and are not
+looked back at: no symmetry, but few rows.
+
 Memory: the gradient (n, D), a working copy of the points if it is small, and one tile.
 """
 
@@ -18,13 +21,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pfml.field import Interaction
-from pfml.superposition import Field, PairWeights
+from pfml.superposition import Field, PairWeights, source_weights
 
 __all__ = ["Group", "chunks", "sweep"]
 
@@ -70,6 +74,7 @@ class Group:
     gradient: Tensor | None = None  # (n, D)
     prepared: Tensor | None = None  # (n, D)
     largest_square: float = 0.0
+    copied_rows: Tensor | None = None  # (n,) for copies of charges of another group: their rows there
 
     def __len__(self) -> int:
         return len(self.points)
@@ -97,6 +102,30 @@ class Group:
             self.squared_norms[rows] = centred.square_().sum(dim=1)
         self.largest_square = self.squared_norms.max().item() if len(self) else 0.0
 
+    def copies(self, rows: Tensor) -> Group:
+        """Copies of the charges in these rows, with sums and a gradient of their own."""
+        points = self.points.index_select(0, rows)
+        made = Group(
+            points=points,
+            labels=self.labels[rows],
+            inverse_norms=None if self.inverse_norms is None else self.inverse_norms[rows],
+            centre=self.centre,
+            squared_norms=torch.empty_like(self.squared_norms[rows]),
+            sums=torch.zeros_like(self.sums[:, rows]),
+            slopes=self.slopes[:, rows],
+            gradient=None if self.gradient is None else torch.zeros_like(points),
+            copied_rows=rows,
+        )
+        made.prepare()
+        return made
+
+    def add_copies(self, copies: Group) -> None:
+        """Add what was summed for copies of some of these charges."""
+        assert copies.copied_rows is not None
+        self.sums.index_add_(1, copies.copied_rows, copies.sums)
+        if self.gradient is not None and copies.gradient is not None:
+            self.gradient.index_add_(0, copies.copied_rows, copies.gradient)
+
     def project_gradient(self) -> None:
         """Turn the gradient at points / |points| into the gradient at points, in place."""
         if self.inverse_norms is None or self.gradient is None:
@@ -114,6 +143,13 @@ def chunks(points: Tensor) -> Iterator[slice]:
 
 def _slices(length: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
+
+
+class Counts(NamedTuple):
+    """How much a pair counts at its left and at its right end: what the right one is to the left one, and back."""
+
+    left: float
+    right: float
 
 
 @dataclass(eq=False)
@@ -143,8 +179,14 @@ class Tile:
         return self.left.labels[self.rows, None] == self.right.labels[None, self.columns]
 
     def once(self, pairs: Tensor) -> Tensor:
-        """`pairs` with each pair counted once, and no charge paired with itself; in place."""
-        return pairs.triu_(diagonal=1) if self.on_diagonal else pairs
+        """`pairs` with each pair counted once, and no charge paired with itself or its copy; in place."""
+        if self.on_diagonal:
+            return pairs.triu_(diagonal=1)
+        if self.left.copied_rows is not None:
+            itself = self.left.copied_rows[self.rows] - self.columns.start  # (rows,)
+            i = ((itself >= 0) & (itself < pairs.shape[1])).nonzero().squeeze(1)
+            pairs[i, itself[i]] = False
+        return pairs
 
     def ends(self, listed: Tensor) -> tuple[Tensor, Tensor]:
         """Row and column, within the tile, of pairs that are listed as positions in the flattened tile."""
@@ -153,17 +195,29 @@ class Tile:
         return i, listed - i * width
 
 
-def sweep(samples: Group, proxies: Group, field: Field, weights: PairWeights) -> None:
-    """Add the field of all pairs to `sums`, and to `gradient` in groups that have one."""
-    for left, right, (own_weight, other_weight) in (
-        (samples, samples, weights.of_samples()),
-        (samples, proxies, weights.of_mixed()),
-        (proxies, proxies, weights.of_proxies()),
+def sweep(samples: Group, proxies: Group, anchors: Group, field: Field, weights: PairWeights) -> None:
+    """Add the field of all pairs to `sums`, and to `gradient` in groups that have one.
+
+    `anchors` are the proxies that are anchors: `proxies` itself, or copies of some of them.
+    """
+    sampled = anchors is not proxies
+    of_sources = source_weights(field, weights, sampled)
+    for left, right, (own, other) in (
+        (samples, samples, [Counts(of.samples_on_samples, of.samples_on_samples) for of in of_sources]),
+        (samples, proxies, [Counts(of.proxies_on_samples, of.samples_on_proxies) for of in of_sources]),
+        (
+            anchors,
+            proxies,
+            [Counts(of.proxies_on_proxies, 0 if sampled else of.proxies_on_proxies) for of in of_sources],
+        ),
     ):
-        alone = left is right and bool((left.labels[1:] > left.labels[:-1]).all())  # one charge per class
+        if not any(own + other):
+            continue
+        if (left is right or left.copied_rows is not None) and bool((right.labels[1:] > right.labels[:-1]).all()):
+            own = Counts(0.0, 0.0)  # one charge per class has no mates
         for tile, may_share_class in _tiles(left, right):
-            if other_weight != 0 or (own_weight != 0 and may_share_class and not alone):
-                _superpose(tile, field, own_weight, other_weight, may_share_class)
+            if any(other) or (any(own) and may_share_class):
+                _superpose(tile, field, own, other, may_share_class)
 
 
 def _tiles(left: Group, right: Group) -> Iterator[tuple[Tile, bool]]:
@@ -191,24 +245,24 @@ def _label_range(group: Group, rows: slice) -> tuple[int, int]:
     return int(low), int(high)
 
 
-def _superpose(tile: Tile, field: Field, own_weight: float, other_weight: float, may_share_class: bool) -> None:
+def _superpose(tile: Tile, field: Field, own: Counts, other: Counts, may_share_class: bool) -> None:
     """Add what the pairs of a tile do to each other."""
     squares = tile.squared_distances(tile.left.points.dtype)
     if not may_share_class:
         out_of_reach = field.other_pair.stop**2 + EDGE[squares.dtype] * tile.scale
         if squares.amin().item() < out_of_reach:  # most tiles end here
-            _interact(tile, squares, None, field.other_pair, OTHER, other_weight)
+            _interact(tile, squares, None, field.other_pair, OTHER, other)
         return
     same_class = tile.same_class()
     different_class = ~same_class
-    if own_weight != 0:
-        _interact(tile, squares, tile.once(same_class), field.own_pair, OWN, own_weight)
-    if other_weight != 0:
-        _interact(tile, squares, tile.once(different_class), field.other_pair, OTHER, other_weight)
+    if any(own):
+        _interact(tile, squares, tile.once(same_class), field.own_pair, OWN, own)
+    if any(other):
+        _interact(tile, squares, tile.once(different_class), field.other_pair, OTHER, other)
 
 
 def _interact(
-    tile: Tile, squares: Tensor, candidates: Tensor | None, pair: Interaction, channel: int, weight: float
+    tile: Tile, squares: Tensor, candidates: Tensor | None, pair: Interaction, channel: int, counts: Counts
 ) -> None:
     """Add one interaction of the candidate pairs (None: all pairs of the tile)."""
     few = max(int(squares.numel() * FEW), FEW_AT_LEAST)
@@ -224,9 +278,9 @@ def _interact(
             break
         squares = tile.squared_distances(torch.float64)
     if num_delicate == len(listed) <= few:
-        return _add_from_differences(tile, listed, pair, channel, weight)
+        return _add_from_differences(tile, listed, pair, channel, counts)
     if 0 < num_delicate <= few:
-        _add_from_differences(tile, listed[delicate], pair, channel, weight)
+        _add_from_differences(tile, listed[delicate], pair, channel, counts)
     coincide = picked <= SMALLEST * tile.scale
     r = picked.masked_fill_(coincide, 0.0).sqrt_()
     if num_delicate <= few:  # what is left is far enough apart for the precision of the points
@@ -239,7 +293,7 @@ def _interact(
     energy.masked_fill_(done_or_inert, 0.0)
     slope.masked_fill_(done_or_inert, 0.0)
     add = _add_as_list if len(listed) < squares.numel() * SPARSE else _add_as_matrix
-    add(tile, listed, energy.mul_(weight), slope.mul_(weight), channel)
+    add(tile, listed, energy, slope, channel, counts)
 
 
 def _within_reach(squares: Tensor, candidates: Tensor | None, limit: float) -> Tensor:
@@ -262,7 +316,7 @@ def _delicate(squares: Tensor, pair: Interaction, margin: float, near: float) ->
     return delicate
 
 
-def _add_from_differences(tile: Tile, listed: Tensor, pair: Interaction, channel: int, weight: float) -> None:
+def _add_from_differences(tile: Tile, listed: Tensor, pair: Interaction, channel: int, counts: Counts) -> None:
     """Add the listed pairs from explicit differences in float64; exact at every distance."""
     left, right = tile.left, tile.right
     for chunk in listed.split(max(CHUNK // max(left.points.shape[1], 1), 1)):
@@ -271,27 +325,27 @@ def _add_from_differences(tile: Tile, listed: Tensor, pair: Interaction, channel
         difference = left.exact(i).sub_(right.exact(j))  # (k, D)
         r = torch.linalg.vector_norm(difference, dim=1)  # (k,)
         acts = (r >= pair.start) & (r < pair.stop)
-        energy, slope = (torch.where(acts, value, 0.0) * weight for value in pair.potential_and_slope(r))
-        left.sums[channel].index_add_(0, i, energy)
-        right.sums[channel].index_add_(0, j, energy)
+        energy, slope = (torch.where(acts, value, 0.0) for value in pair.potential_and_slope(r))
+        left.sums[channel].index_add_(0, i, energy, alpha=counts.left)
+        right.sums[channel].index_add_(0, j, energy, alpha=counts.right)
         if left.gradient is None or right.gradient is None:
             continue
         slope = torch.where(r > 0, slope / r, 0.0)
-        slope *= left.slopes[channel, i] + right.slopes[channel, j]
+        slope *= counts.left * left.slopes[channel, i] + counts.right * right.slopes[channel, j]
         pull = difference.mul_(slope[:, None]).to(left.gradient.dtype)
         left.gradient.index_add_(0, i, pull)
         right.gradient.index_add_(0, j, pull, alpha=-1)
 
 
-def _add_as_list(tile: Tile, listed: Tensor, energy: Tensor, slope: Tensor, channel: int) -> None:
+def _add_as_list(tile: Tile, listed: Tensor, energy: Tensor, slope: Tensor, channel: int, counts: Counts) -> None:
     """Add the listed pairs, a small share of the tile: the gradient is a weighted sum of a few rows."""
     left, right, rows, columns = tile.left, tile.right, tile.rows, tile.columns
     i, j = tile.ends(listed)
-    left.sums[channel, rows].index_add_(0, i, energy.double())
-    right.sums[channel, columns].index_add_(0, j, energy.double())
+    left.sums[channel, rows].index_add_(0, i, energy.double(), alpha=counts.left)
+    right.sums[channel, columns].index_add_(0, j, energy.double(), alpha=counts.right)
     if left.gradient is None or right.gradient is None:
         return
-    slope = slope * (left.slopes[channel, rows][i] + right.slopes[channel, columns][j])
+    slope = slope * (counts.left * left.slopes[channel, rows][i] + counts.right * right.slopes[channel, columns][j])
     a, b = left.centred(rows, slope.dtype), right.centred(columns, slope.dtype)
     _add_pulls(left.gradient[rows], a, b, i, j, slope)
     order = torch.argsort(j, stable=True)
@@ -309,17 +363,17 @@ def _add_pulls(gradient: Tensor, at: Tensor, source: Tensor, i: Tensor, j: Tenso
         gradient += pulled.neg_().addcmul_(total[:, None], at)  # close pairs: cancel before rounding
 
 
-def _add_as_matrix(tile: Tile, listed: Tensor, energy: Tensor, slope: Tensor, channel: int) -> None:
+def _add_as_matrix(tile: Tile, listed: Tensor, energy: Tensor, slope: Tensor, channel: int, counts: Counts) -> None:
     """Add the listed pairs, a large share of the tile, as a matrix: the gradient is two products."""
     left, right, rows, columns = tile.left, tile.right, tile.rows, tile.columns
     matrix = slope.new_zeros(rows.stop - rows.start, columns.stop - columns.start)
     matrix.view(-1).index_copy_(0, listed, energy)
-    left.sums[channel, rows] += matrix.sum(dim=1)
-    right.sums[channel, columns] += matrix.sum(dim=0)
+    left.sums[channel, rows].add_(matrix.sum(dim=1), alpha=counts.left)
+    right.sums[channel, columns].add_(matrix.sum(dim=0), alpha=counts.right)
     if left.gradient is None or right.gradient is None:
         return
     matrix.view(-1).index_copy_(0, listed, slope)
-    matrix *= left.slopes[channel, rows, None] + right.slopes[channel, None, columns]
+    matrix *= counts.left * left.slopes[channel, rows, None] + counts.right * right.slopes[channel, None, columns]
     a, b = left.centred(rows, slope.dtype), right.centred(columns, slope.dtype)
     left.gradient[rows] += torch.addmm(matrix.sum(dim=1)[:, None] * a, matrix, b, alpha=-1)
     right.gradient[columns] += torch.addmm(matrix.sum(dim=0)[:, None] * b, matrix.T, a, alpha=-1)

@@ -8,7 +8,7 @@ from torch import Tensor
 from pfml.backends.operator import FieldOperator
 from pfml.backends.sweep import Group, chunks, sweep
 from pfml.sphere import inverse_norms
-from pfml.superposition import Charges, Field, PairWeights
+from pfml.superposition import Anchors, Charges, Field, PairWeights
 
 __all__ = ["pair_sums", "tiled_energy"]
 
@@ -17,14 +17,19 @@ def _superpose(
     samples: Charges, proxies: Charges, field: Field, weights: PairWeights, slopes: Tensor | None, with_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sums and gradients of one sweep; see `operator.Superpose`."""
-    groups = _groups(samples, proxies, gradients=with_gradient)
+    groups = sample_group, proxy_group = _groups(samples, proxies, gradients=with_gradient)
     if slopes is not None:
-        groups[0].slopes, groups[1].slopes = slopes.split([len(samples.points), len(proxies.points)], dim=1)
-    sweep(*groups, field, weights)
+        sample_group.slopes, proxy_group.slopes = slopes.split([len(samples.points), len(proxies.points)], dim=1)
+    if proxies.anchors is None:
+        sweep(sample_group, proxy_group, proxy_group, field, weights)
+    else:
+        drawn = proxy_group.copies(_distinct_rows(proxies.anchors))
+        sweep(sample_group, proxy_group, drawn, field, weights)
+        proxy_group.add_copies(drawn)
     for group in groups:
         group.project_gradient()
     sums = torch.cat([group.sums for group in groups], dim=1)
-    return sums, _gradient_or_nothing(groups[0]), _gradient_or_nothing(groups[1])
+    return sums, _gradient_or_nothing(sample_group), _gradient_or_nothing(proxy_group)
 
 
 _operator = FieldOperator("tiled", _superpose)
@@ -35,7 +40,7 @@ pair_sums = _operator.sums
 def _groups(*charges: Charges, gradients: bool) -> tuple[Group, Group]:
     """Samples and proxies, ready for a sweep; both centred at the mean of a few of them."""
     made = []
-    for points, labels, on_sphere in charges:
+    for points, labels, on_sphere, _ in charges:
         group = Group(
             points=points,
             labels=labels,
@@ -53,6 +58,11 @@ def _groups(*charges: Charges, gradients: bool) -> tuple[Group, Group]:
             group.centre = few.mean(dim=0)
         group.prepare()
     return made[0], made[1]
+
+
+def _distinct_rows(anchors: Anchors) -> Tensor:
+    """The rows of anchors that count, in order, so that tiles hold few classes."""
+    return anchors.rows[anchors.weights > 0].sort().values
 
 
 def _inverse_norms(points: Tensor) -> Tensor:

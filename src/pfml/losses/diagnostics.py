@@ -66,7 +66,7 @@ def diagnose(samples: Charges, proxies: Tensor, field: Field, weights: PairWeigh
     """Measure the field of `samples` and of proxies at (C, M, D)."""
     num_classes, per_class, _ = proxies.shape
     labels = torch.arange(num_classes, device=proxies.device).repeat_interleave(per_class)
-    samples, mates = Charges(samples.points.detach(), samples.labels), Charges(proxies.flatten(0, 1), labels)
+    samples, mates = Charges(samples.positions().detach(), samples.labels), Charges(proxies.flatten(0, 1), labels)
 
     law = field.law
     switched_on = PairWeights(*(float(weight != 0) for weight in astuple(weights)))

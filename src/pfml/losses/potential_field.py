@@ -15,6 +15,7 @@ from pfml.energy import class_potentials, potential_energy
 from pfml.field import ContrastiveLaw, DecayLaw, power_law
 from pfml.losses.checks import check_batch
 from pfml.losses.diagnostics import FieldDiagnostics, diagnose
+from pfml.losses.draw import draw_anchors
 from pfml.losses.proxies import PROXY_INITS, normal_proxies
 from pfml.sphere import unit
 from pfml.superposition import Charges, Field, PairWeights
@@ -28,6 +29,8 @@ REDUCTIONS: dict[str, Callable[[int], int]] = {
     "points": lambda n: max(n, 1),
 }
 PROXY_SPACES = ("normalized", "projected", "free")
+#: Hyper-parameters that say how the energy is computed, not what it is: a stored loss may have others.
+MAY_DIFFER = frozenset({"proxy_sample"})
 
 
 class PotentialFieldLoss(nn.Module):
@@ -59,6 +62,10 @@ class PotentialFieldLoss(nn.Module):
         sample_sample: Whether samples act on samples, as Eq. 6 says.
         normalize_embeddings: Whether to put embeddings on the unit sphere first (it does no harm to do so twice).
         backend: "auto" or a key of `pfml.backends.BACKENDS`; `backend_for` tells the choice of "auto".
+        proxy_sample: None, or for very many proxies: how many of them, drawn at each forward in training mode with
+            torch's generator of their device, stand for all where proxies act on proxies. Energy and gradients are
+            right on average. All proxies of the batch's classes are always there, and in Eq. 6 whatever samples have
+            to do with is exact; in "log" the energies of samples are. In evaluation mode everything is exact again.
 
     Example:
         >>> loss = PotentialFieldLoss(num_classes=100, embedding_dim=512)
@@ -89,6 +96,7 @@ class PotentialFieldLoss(nn.Module):
         sample_sample: bool = True,
         normalize_embeddings: bool = True,
         backend: str = "auto",
+        proxy_sample: int | None = None,
     ) -> None:
         super().__init__()
         for name, value, least in (
@@ -116,6 +124,7 @@ class PotentialFieldLoss(nn.Module):
             if not isinstance(switch, bool):
                 raise TypeError(f"{name} must be True or False, got {switch!r}")
         resolve_backend(backend, 0)
+        _check_proxy_sample(proxy_sample, proxies_per_class, proxy_attraction or proxy_repulsion, normalization)
 
         self.num_classes = num_classes
         self.embedding_dim = embedding_dim
@@ -132,6 +141,7 @@ class PotentialFieldLoss(nn.Module):
         )
         self.normalize_embeddings = normalize_embeddings
         self.backend = backend
+        self.proxy_sample = proxy_sample
 
         self.proxies = nn.Parameter(torch.empty(num_classes, proxies_per_class, embedding_dim))
         labels = torch.arange(num_classes).repeat_interleave(proxies_per_class)
@@ -148,7 +158,7 @@ class PotentialFieldLoss(nn.Module):
         ref_emb: None = None,
         ref_labels: None = None,
     ) -> Tensor:
-        """The energy of the batch and the proxies, a scalar.
+        """The energy of the batch and the proxies, a scalar; in training mode an estimate if `proxy_sample` is set.
 
         Args:
             embeddings: (batch, D), any floating-point type.
@@ -161,13 +171,19 @@ class PotentialFieldLoss(nn.Module):
         if self.proxy_space == "projected" and self.training and torch.is_grad_enabled():
             self._project_proxies()
         samples, proxies = self._charges(embeddings, labels)
+        if self.training and self.proxy_sample is not None and self.proxy_sample < len(proxies.points):
+            drawn = draw_anchors(samples.labels, self.num_classes, self.proxies_per_class, self.proxy_sample)
+            proxies = proxies._replace(anchors=drawn)
         with torch.autocast(samples.points.device.type, enabled=False):
-            energy = BACKENDS[self.backend_for(len(embeddings))](samples, proxies, self.field, self.weights)
-            return energy / REDUCTIONS[self.reduction](len(samples.points) + len(proxies.points))
+            num_points = len(samples.points) + len(proxies.points)
+            backend = resolve_backend(self.backend, num_points, samples.points, self.field)
+            energy = BACKENDS[backend](samples, proxies, self.field, self.weights)
+            return energy / REDUCTIONS[self.reduction](num_points)
 
     def backend_for(self, batch_size: int) -> str:
         """The backend that computes a batch of this size: what "auto" chooses, or the one asked for."""
-        return resolve_backend(self.backend, batch_size + self.num_classes * self.proxies_per_class)
+        num_points = batch_size + self.num_classes * self.proxies_per_class
+        return resolve_backend(self.backend, num_points, self.proxies, self.field)
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """The proxies as an optimiser's parameter group; an empty list if there are none.
@@ -218,15 +234,21 @@ class PotentialFieldLoss(nn.Module):
 
     @torch.no_grad()
     def literal_energy(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Eq. 6 to the letter, in float64: every constant and self term included, whatever the loss's options."""
+        """Eq. 6 to the letter, in float64: every constant and self term included, whatever the loss's options.
+
+        It looks at all pairs, of the proxies too: O((B + C * M)^2), whatever `proxy_sample` says.
+        """
         samples, _ = self._charges(embeddings, labels)
-        points = torch.cat([samples.points, self.proxy_points().flatten(0, 1).to(samples.points.dtype)])
+        points = torch.cat([samples.positions(), self.proxy_points().flatten(0, 1).to(samples.points.dtype)])
         labels = torch.cat([samples.labels, self.proxy_labels])
         return potential_energy(points, labels, law=self.field.law, form="literal", backend=self.backend)
 
     @torch.no_grad()
     def diagnostics(self, embeddings: Tensor | None = None, labels: Tensor | None = None) -> FieldDiagnostics:
-        """What the field does to a batch and the proxies, or to the proxies alone; warns of a collapse."""
+        """What the field does to a batch and the proxies, or to the proxies alone; warns of a collapse.
+
+        It looks at all pairs, of the proxies too: O((B + C * M)^2), whatever `proxy_sample` says.
+        """
         if (embeddings is None) != (labels is None):
             raise ValueError("diagnostics needs embeddings and labels, or neither of them")
         if embeddings is None or labels is None:
@@ -244,7 +266,7 @@ class PotentialFieldLoss(nn.Module):
         self.proxies_ready = _extra_state(state)["proxies_ready"]
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Everything that a stored loss must have in common with the one that loads it."""
+        """Everything that a stored loss must have in common with the one that loads it, and `MAY_DIFFER`."""
         law = self.field.law
         return {
             "num_classes": self.num_classes,
@@ -257,6 +279,7 @@ class PotentialFieldLoss(nn.Module):
             "proxy_space": self.proxy_space,
             **asdict(self.weights),
             "normalize_embeddings": self.normalize_embeddings,
+            "proxy_sample": self.proxy_sample,
         }
 
     def extra_repr(self) -> str:
@@ -267,11 +290,9 @@ class PotentialFieldLoss(nn.Module):
         labels = check_batch(embeddings, labels, self.proxies)
         self._require_proxies()
         wide = torch.promote_types(torch.promote_types(embeddings.dtype, self.proxies.dtype), torch.float32)
-        points = embeddings.to(wide)
-        if self.normalize_embeddings:
-            points = unit(points)
-        proxies = self.proxies.flatten(0, 1).to(wide)
-        return Charges(points, labels), Charges(proxies, self.proxy_labels, on_sphere=self.proxy_space != "free")
+        samples = Charges(embeddings.to(wide), labels, on_sphere=self.normalize_embeddings)
+        proxies = Charges(self.proxies.flatten(0, 1).to(wide), self.proxy_labels, on_sphere=self.proxy_space != "free")
+        return samples, proxies
 
     def _require_proxies(self) -> None:
         if not self.proxies_ready:
@@ -303,6 +324,22 @@ def _law(potential: str | DecayLaw, delta: float, alpha: float, delta_rep: float
     return potential
 
 
+def _check_proxy_sample(
+    proxy_sample: int | None, proxies_per_class: int, proxies_interact: bool, normalization: str
+) -> None:
+    if proxy_sample is None:
+        return
+    if not isinstance(proxy_sample, int) or isinstance(proxy_sample, bool) or proxy_sample < 1:
+        raise ValueError(f"proxy_sample must be None or an integer >= 1, got {proxy_sample!r}")
+    for fails, reason in (
+        (proxies_per_class == 0, "proxies, and this loss has proxies_per_class=0"),
+        (not proxies_interact, "proxies that act on each other: switch proxy_attraction or proxy_repulsion on"),
+        (normalization == "anchor", "proxies that are anchors, and in normalization='anchor' only samples are"),
+    ):
+        if fails:
+            raise ValueError(f"proxy_sample needs {reason}")
+
+
 def _extra_state(state: Any) -> dict[str, Any]:
     try:
         return json.loads(bytes(state.cpu().numpy().tobytes()))
@@ -319,7 +356,7 @@ def _check_hyperparameters(loss: nn.Module, state_dict: dict[str, Any], prefix: 
     stored, mine = _extra_state(state)["hyperparameters"], loss.hyperparameters()
     differing = [
         f"{name}: stored {stored.get(name)!r}, here {mine.get(name)!r}"
-        for name in sorted(stored.keys() | mine.keys())
+        for name in sorted((stored.keys() | mine.keys()) - MAY_DIFFER)
         if stored.get(name) != mine.get(name)
     ]
     if differing:

@@ -1,0 +1,51 @@
+"""A few proxies drawn to stand for all: the random block of `PotentialFieldLoss(proxy_sample=...)`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pfml.superposition import Anchors
+
+__all__ = ["draw_anchors"]
+
+
+def draw_anchors(labels: Tensor, num_classes: int, per_class: int, block: int) -> Anchors:
+    """All proxies of the batch's classes, each once, and `block` of the others at random, to stand for all of those.
+
+    The sum of weights * values at the rows is, on average over draws, the sum of the values of all C * M proxies.
+    Drawn with the default generator of the labels' device, as one operator of fixed shapes: k = B * M + block.
+
+    Args:
+        labels: (B,), int64, the classes of the batch.
+        num_classes: C.
+        per_class: M; the proxies of class c are the rows c * M to (c + 1) * M - 1.
+        block: How many of the other proxies to draw, less than C * M; all of them if there are fewer.
+    """
+    return Anchors(*torch.ops.pfml.draw_anchors(labels, num_classes, per_class, block))
+
+
+@torch.library.custom_op("pfml::draw_anchors", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def _draw_anchors(labels: Tensor, num_classes: int, per_class: int, block: int) -> tuple[Tensor, Tensor]:
+    labels = labels.clamp(0, num_classes - 1).sort().values  # a wrong label is the business of `check_batch`
+    is_first = torch.ones_like(labels, dtype=torch.bool)
+    is_first[1:] = labels[1:] != labels[:-1]
+    of_batch = (labels[:, None] * per_class + torch.arange(per_class, device=labels.device)).flatten()  # (B * M,)
+
+    in_batch = torch.zeros(num_classes, dtype=torch.bool, device=labels.device).index_fill_(0, labels, True)
+    num_others = (num_classes - in_batch.sum()) * per_class
+    # At most B * M of the first B * M + block of a random order are of the batch's classes: enough to draw from.
+    shuffled = torch.randperm(num_classes * per_class, device=labels.device)[: len(of_batch) + block]
+    is_other = ~in_batch[shuffled // per_class]
+    others_first = (~is_other).to(torch.uint8).argsort(stable=True)[:block]
+    share = num_others.double() / num_others.clamp(1, block)
+
+    rows = torch.cat([of_batch, shuffled[others_first]])
+    weights = torch.cat([is_first.double().repeat_interleave(per_class), is_other[others_first] * share])
+    return rows, weights
+
+
+@_draw_anchors.register_fake
+def _(labels: Tensor, num_classes: int, per_class: int, block: int) -> tuple[Tensor, Tensor]:
+    size = labels.shape[0] * per_class + block
+    return labels.new_empty(size), labels.new_empty(size, dtype=torch.float64)
