@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pfml.data.decoding import Track, collect, read_rgb
 from pfml.data.resampling import PixelBuffer, resample, resample_batch
+from pfml.data.transfer import send
 from pfml.data.windows import Windows
 
 __all__ = ["DecodedImages", "decode"]
@@ -57,7 +58,7 @@ class DecodedImages:
                     crops = resample_batch(self.pixels, windows)
                 else:
                     crops = resample(self.pixels.image, windows, pool=pool if self.workers > 1 else None)
-                yield deliver(crops, self.device)
+                yield send(crops, self.device)
 
 
 def decode(
@@ -83,8 +84,3 @@ def decode(
             raise RuntimeError(f"{paths[index]} has changed while it was being read, or its header is wrong")
         buffer.image(index).copy_(image)
     return buffer
-
-
-def deliver(crops: Tensor, device: torch.device) -> Tensor:
-    """Crops on their device, without waiting for the work that is under way there."""
-    return crops.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else crops.to(device)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from pfml.data.decoded import deliver
 from pfml.data.decoding import ImageError, read_rgb
 from pfml.data.resampling import resample
+from pfml.data.transfer import send
 from pfml.data.windows import Windows
 
 __all__ = ["FileImages"]
@@ -65,7 +65,7 @@ class FileImages:
         Workers run ahead, so the plan is asked for its items before they are delivered.
         """
         if self.workers == 0:
-            yield from (deliver(self._reader[_packed(windows)], self.device) for windows in plan)
+            yield from (send(self._reader[_packed(windows)], self.device) for windows in plan)
             return
         if self._under_way:
             # the kept workers are busy with another plan, which goes on after this one

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pfml.data.windows import Windows
+from pfml.data.transfer import send
+from pfml.data.windows import INTERPOLATIONS, Windows
 from pfml.precision import full_precision
 
 __all__ = ["PixelBuffer", "resample", "resample_batch"]
@@ -75,7 +76,7 @@ def resample(image_of: Callable[[int], Tensor], windows: Windows, *, pool: Execu
         if place.on_grid:
             _crop_resized(image, place, windows, out[row])
         else:
-            out[row] = _weigh_one(image, windows.rows(slice(row, row + 1)))
+            out[row] = _weigh_one(image, windows.rows(slice(row, row + 1)))[0]
 
     with full_precision(out.device):  # here and not in the threads, since the switch belongs to the whole process
         for _ in (map if pool is None else pool.map)(fill, range(len(windows))):
@@ -142,7 +143,7 @@ def resample_batch(pixels: PixelBuffer, windows: Windows, *, chunk_values: int =
         for chosen in _chunks(end - first, chunk_values):
             part = windows.rows(chosen)
             crops = _weigh_one(pixels.image(int(part.indices)), part) if len(part) == 1 else _weigh(pixels, part)
-            out[_send(chosen, out.device)] = crops
+            out.index_copy_(0, send(chosen, out.device), crops)
     return out
 
 
@@ -164,26 +165,27 @@ def _copy(pixels: PixelBuffer, windows: Windows) -> Tensor:
     length = 3 * size * size
     if bool((sizes == size).all()) and bool((pixels.offsets[indices] == indices * length).all()):
         whole = pixels.data[: len(pixels.data) // length * length]
-        crops = whole.view(-1, 3, size, size).index_select(0, _send(indices, device))
-        mirrored = _send(windows.flipped.nonzero()[:, 0], device)
+        crops = whole.view(-1, 3, size, size).index_select(0, send(indices, device))
+        mirrored = send(windows.flipped.nonzero()[:, 0], device)
         crops.index_copy_(0, mirrored, crops.index_select(0, mirrored).flip(-1))
         return crops.float().div_(255.0)
     axis = torch.arange(size)
     columns = torch.where(windows.flipped[:, None], size - 1 - axis, axis) + corner[:, 1:]  # (B, size)
     rows = (corner[:, :1] + axis) * sizes[:, 1:]  # (B, size)
     planes = pixels.offsets[indices, None] + torch.arange(3) * sizes.prod(1, keepdim=True)  # (B, 3)
-    planes, rows, columns = (_send(part, device) for part in (planes, rows, columns))
+    planes, rows, columns = (send(part, device) for part in (planes, rows, columns))
     return (
         pixels.data[planes[:, :, None, None] + rows[:, None, :, None] + columns[:, None, None, :]].float().div_(255.0)
     )
 
 
 def _weigh_one(image: Tensor, windows: Windows) -> Tensor:
-    """The one crop of `windows` by its weights, without padding or gathering, (3, size, size)."""
+    """The one crop of `windows` by its weights, without padding or gathering, (1, 3, size, size)."""
     first, end = windows.footprint()
     (top, left), (bottom, right) = first[0].tolist(), end[0].tolist()
     weights = _weights(windows, first, (bottom - top, right - left), image.device)
-    return _products(image[None, :, top:bottom, left:right].float(), *weights, windows.interpolation)[0]
+    sources = image[None, :, top:bottom, left:right].float().transpose(1, 2)
+    return _products(sources, *weights, windows.interpolation)
 
 
 def _weigh(pixels: PixelBuffer, windows: Windows) -> Tensor:
@@ -193,33 +195,46 @@ def _weigh(pixels: PixelBuffer, windows: Windows) -> Tensor:
     height, width = (end - first).amax(0).tolist()
     sizes = pixels.sizes[windows.indices]
     # one copy to the device for all of the geometry; the last valid position keeps the padding inside the image
-    geometry = _send(torch.cat([pixels.offsets[windows.indices, None], first, end - 1, sizes], dim=1), device)
-    offset, top, left, bottom, right, image_height, image_width = geometry.unbind(1)
-    rows = torch.minimum(top[:, None] + torch.arange(height, device=device), bottom[:, None])  # (B, height)
-    columns = torch.minimum(left[:, None] + torch.arange(width, device=device), right[:, None])  # (B, width)
-    planes = offset[:, None] + torch.arange(3, device=device) * (image_height * image_width)[:, None]  # (B, 3)
-    rows = planes[:, :, None] + (rows * image_width[:, None])[:, None, :]  # (B, 3, height)
-    sources = pixels.data[rows[..., None] + columns[:, None, None, :]].float()  # (B, 3, height, width)
+    parts = [pixels.offsets[windows.indices, None], sizes.prod(1, keepdim=True), sizes[:, 1:], first, end - 1]
+    geometry = send(torch.cat(parts, dim=1), device)[:, :, None]
+    offset, area, image_width, top, left, bottom, right = geometry.unbind(1)  # each (B, 1)
+    rows = torch.minimum(top + torch.arange(height, device=device), bottom) * image_width + offset  # (B, height)
+    columns = torch.minimum(left + torch.arange(width, device=device), right)  # (B, width)
+    planes = torch.arange(3, device=device) * area  # (B, 3)
+    rows = rows[:, :, None] + planes[:, None, :]  # (B, height, 3)
+    sources = pixels.data[rows[..., None] + columns[:, None, None, :]].float()  # (B, height, 3, width)
     return _products(sources, *_weights(windows, first, (height, width), device), windows.interpolation)
 
 
 def _weights(windows: Windows, first: Tensor, lengths: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The weights w_kj of rows (B, size, height) and of columns (B, size, width), for j counted from `first`."""
-    parts = [windows.start, windows.extent, windows.lower, windows.upper, first, windows.flipped[:, None]]
-    geometry = _send(torch.cat(parts, dim=1), device)  # float64
-    ticks = torch.arange(windows.size, device=device, dtype=torch.float64)
+    """The weights w_kj of rows (B, size, height) and of columns (B, size, width), for j counted from `first`.
+
+    Few of them are not zero. These are computed in float64, for both axes together, and then put in their places.
+    """
+    size, radius = windows.size, INTERPOLATIONS[windows.interpolation]
+    flipped = torch.stack([torch.zeros_like(windows.flipped), windows.flipped], dim=1)
+    parts = [windows.start, windows.extent, windows.lower, windows.upper, first, flipped]
+    geometry = send(torch.cat(parts, dim=1), device).view(-1, 6, 2, 1)  # float64
+    start, extent, lower, upper, origin, mirrored = geometry.unbind(1)  # each (B, 2, 1)
+    step = extent / size
+    stretch = step.clamp(min=1.0)
+    ticks = torch.arange(size, device=device, dtype=torch.float64)
+    centre = start + (torch.where(mirrored > 0, size - 1 - ticks, ticks) + 0.5) * step  # (B, 2, size)
+    nearest = (centre - radius * stretch - 0.5).ceil()  # the first pixel within the filter
+    widest = max(float(windows.extent.max()) / size, 1.0)
+    reached = torch.arange(int(2 * radius * widest) + 1, device=device)
+    source = nearest[..., None] + reached  # (B, 2, size, reached)
+    distance = (source + 0.5 - centre[..., None]) / stretch[..., None]
+    weight = _filter(distance.abs(), windows.interpolation)
+    weight = weight * ((source >= lower[..., None]) & (source < upper[..., None]))
+    weight = (weight / weight.sum(-1, keepdim=True)).float()
+    place = (source - origin[..., None]).long()
     axes = []
     for axis, length in enumerate(lengths):
-        start, extent, lower, upper, origin = geometry[:, axis:10:2, None].unbind(1)  # each (B, 1)
-        step = extent / windows.size
-        if axis == 1:
-            ticks = torch.where(geometry[:, 10:] > 0, windows.size - 1 - ticks, ticks)
-        centre = start + (ticks + 0.5) * step  # (B, size)
-        source = origin + torch.arange(length, device=device)  # (B, length)
-        distance = (source[:, None, :] + 0.5 - centre[:, :, None]) / step.clamp(min=1.0)[:, :, None]
-        weight = _filter(distance.abs(), windows.interpolation)
-        weight = weight * ((source >= lower) & (source < upper))[:, None, :]
-        axes.append((weight / weight.sum(-1, keepdim=True)).float())
+        # one column more on either side takes the pixels that are out of bounds, whose weight is zero
+        padded = weight.new_zeros(len(windows), size, length + 2)
+        padded.scatter_(2, place[:, axis].clamp(-1, length) + 1, weight[:, axis])
+        axes.append(padded[:, :, 1:-1])
     return axes[0], axes[1]
 
 
@@ -233,13 +248,10 @@ def _filter(distance: Tensor, interpolation: str) -> Tensor:
 
 
 def _products(sources: Tensor, row_weights: Tensor, column_weights: Tensor, interpolation: str) -> Tensor:
-    """(B, 3, height, width) -> (B, 3, size, size) in [0, 1]: columns first, then rows."""
-    count, _, height, width = sources.shape
-    narrow = torch.bmm(sources.view(count, 3 * height, width), column_weights.transpose(1, 2))
-    crops = torch.matmul(row_weights[:, None], narrow.view(count, 3, height, -1)) / 255.0
-    return crops.clamp_(0.0, 1.0) if interpolation == "bicubic" else crops
-
-
-def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on `device`; through pinned memory, since a plain copy would wait for all work on the GPU."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    """(B, height, 3, width) -> (B, 3, size, size) in [0, 1]: rows first, then columns."""
+    count, height, _, width = sources.shape
+    size = row_weights.shape[1]
+    low = torch.bmm(row_weights, sources.reshape(count, height, 3 * width))  # (B, size, 3 * width)
+    crops = torch.bmm(low.view(count, size * 3, width), column_weights.transpose(1, 2)).div_(255.0)
+    crops = crops.clamp_(0.0, 1.0) if interpolation == "bicubic" else crops
+    return crops.view(count, size, 3, size).transpose(1, 2)

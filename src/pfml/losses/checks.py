@@ -3,15 +3,57 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["CollapseWarning", "check_batch"]
+__all__ = ["CollapseWarning", "DeferredCheck", "check_batch", "deferred_checks"]
 
 
 class CollapseWarning(UserWarning):
     """All embeddings of a batch coincide: the network has collapsed, or its input is constant."""
+
+
+@dataclass(frozen=True, eq=False)
+class DeferredCheck:
+    """A check whose result nobody has waited for yet.
+
+    Attributes:
+        is_bad: Scalar bool on the device: whether `explain` would raise.
+        is_worth_a_look: Scalar bool on the device: whether `explain` would raise or warn.
+    """
+
+    is_bad: Tensor
+    is_worth_a_look: Tensor
+    embeddings: Tensor
+    labels: Tensor
+    proxies: Tensor
+    num_classes: int
+
+    def explain(self) -> None:
+        """Raise, or warn, as `check_batch` would have done; the proxies must be those of that time."""
+        _explain(self.embeddings, self.labels, self.proxies, self.num_classes)
+
+
+_deferred: ContextVar[list[DeferredCheck] | None] = ContextVar("deferred checks", default=None)
+
+
+@contextmanager
+def deferred_checks() -> Iterator[list[DeferredCheck]]:
+    """Within the block, losses do not wait for the device to check values: what they would look at is in the list.
+
+    For loops that read it before they use what was computed. Types and shapes are checked at once, as ever.
+    """
+    checks: list[DeferredCheck] = []
+    token = _deferred.set(checks)
+    try:
+        yield checks
+    finally:
+        _deferred.reset(token)
 
 
 def check_batch(embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
@@ -49,16 +91,21 @@ def check_batch(embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
 @torch.library.custom_op("pfml::checked_labels", mutates_args=())
 def _checked_labels(embeddings: Tensor, labels: Tensor, proxies: Tensor, num_classes: int) -> Tensor:
     labels = labels.to(torch.int64, copy=True)
-    # One number says whether anything is wrong, so that a GPU is waited for once.
-    is_bad = ~torch.isfinite(proxies.sum())  # without a copy of the proxies; an overflow is looked into below
+    deferred = _deferred.get()
+    # One number says whether anything is wrong, so that a GPU is waited for once. An overflow of float32 is looked
+    # into below; nobody does so in time where the look is deferred.
+    wide = (torch.float32, proxies.dtype) if deferred is None else (torch.float64, torch.float64)
+    is_bad = ~torch.isfinite(proxies.sum(dtype=wide[1]))  # without a copy of the proxies
     collapsed = torch.zeros_like(is_bad)
     if labels.numel():
         low, high = torch.aminmax(labels)
-        spread = (embeddings.float() - embeddings[:1].float()).abs().amax()  # NaN or Inf if any value is
+        spread = (embeddings.to(wide[0]) - embeddings[:1].to(wide[0])).abs().amax()  # NaN or Inf if any value is
         is_bad = is_bad | (low < 0) | (high >= num_classes) | ~torch.isfinite(spread)
         collapsed = spread == 0
     if embeddings.is_cuda and torch.cuda.is_current_stream_capturing():
         torch._assert_async(~is_bad)
+    elif deferred is not None:
+        deferred.append(DeferredCheck(is_bad, is_bad | collapsed, embeddings, labels, proxies, num_classes))
     elif (is_bad | collapsed).item():
         _explain(embeddings, labels, proxies, num_classes)
     return labels

@@ -2,20 +2,76 @@
 
 from __future__ import annotations
 
+import copy
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from pfml.bundles import read_bundle, write_bundle
 
-__all__ = ["has_checkpoint", "load_checkpoint", "pack_optimizer", "part", "save_checkpoint", "unpack_optimizer"]
+__all__ = [
+    "CheckpointWriter",
+    "has_checkpoint",
+    "load_checkpoint",
+    "pack_optimizer",
+    "part",
+    "save_checkpoint",
+    "unpack_optimizer",
+]
 
 
 def save_checkpoint(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
     """Make `tensors` and `state` (anything that JSON can hold) the checkpoint of `folder`."""
     write_bundle(folder, "last", tensors, {"state": state})
+
+
+class CheckpointWriter:
+    """Saves checkpoints, in the background if a GPU can go on training meanwhile; whole when the block is left.
+
+    Args:
+        folder: Where the checkpoint lies.
+        in_background: Whether `save` returns once all tensors are copied to memory. What goes wrong later is raised by
+            the next `save`, or at the end of the block.
+    """
+
+    def __init__(self, folder: Path, *, in_background: bool) -> None:
+        self.folder = folder
+        self._pool = ThreadPoolExecutor(1) if in_background else None
+        self._under_way: Future[None] | None = None
+
+    def save(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Make `tensors` and `state` the checkpoint; see `save_checkpoint`."""
+        self.wait()
+        if self._pool is None:
+            save_checkpoint(self.folder, tensors, state)
+            return
+        snapshot = {name: _snapshot(tensor) for name, tensor in tensors.items()}
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self._under_way = self._pool.submit(save_checkpoint, self.folder, snapshot, copy.deepcopy(state))
+
+    def wait(self) -> None:
+        """Return once the last checkpoint is on disk."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.wait()
+
+
+def _snapshot(tensor: Tensor) -> Tensor:
+    """A copy in memory that later steps do not change; on its way when this returns, if the tensor is on a GPU."""
+    return tensor.detach().to("cpu", non_blocking=True) if tensor.is_cuda else tensor.detach().clone()
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -44,6 +100,10 @@ def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor
         number, name = key.split("/", 1)
         state.setdefault(int(number), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    for parameter, moments in optimizer.state.items():
+        for name, value in moments.items():
+            if name != "step":  # in the parameter's memory format, which files do not keep
+                moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

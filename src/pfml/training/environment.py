@@ -8,7 +8,13 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["precision", "reproducible", "resolve_device", "seeded"]
+from pfml.training.config import TrainConfig
+
+__all__ = ["compiles", "precision", "reading_lag", "reproducible", "resolve_device", "seeded"]
+
+#: Steps from which compiling pays: it costs about half a minute, and a step of ResNet-50 on an H200 falls from 27 to
+#: 20 ms by it.
+COMPILED_FROM = 5_000
 
 
 def resolve_device(name: str) -> torch.device:
@@ -29,6 +35,21 @@ def resolve_device(name: str) -> torch.device:
 def precision(name: str) -> torch.dtype | None:
     """The floating-point type of autocast; None for no autocast."""
     return None if name == "none" else getattr(torch, name)
+
+
+def compiles(config: TrainConfig, device: torch.device, steps: int) -> bool:
+    """Whether a run of so many steps compiles its network."""
+    if isinstance(config.compile, bool):
+        return config.compile
+    return device.type == "cuda" and not config.deterministic and steps >= COMPILED_FROM
+
+
+def reading_lag(config: TrainConfig, device: torch.device) -> int:
+    """How many steps later the loss of a step is read: on a GPU one, so that it need not wait for being read.
+
+    A scaler (float16) decides about each step by itself, so that its steps are read at once.
+    """
+    return int(device.type == "cuda" and config.autocast != "float16")
 
 
 @contextmanager

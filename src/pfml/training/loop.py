@@ -2,6 +2,8 @@
 
 Everything random is a function of the seed and of a count (epoch, step), so a run that goes on from a checkpoint does
 what it would have done, to the bit on a CPU. Only torch's own generator, for networks with dropout, is stored.
+
+On a GPU the loop waits for the device only to read the numbers of a step, and does so one step later (`watch`).
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from typing import Any, NoReturn
 
@@ -20,14 +23,16 @@ from pfml.data import BalancedBatches, ImageSet, RandomBatches, RetrievalData, W
 from pfml.data.image_set import refuse_seen_classes
 from pfml.data.randomness import generator_for
 from pfml.data.sources import ImageSource
+from pfml.data.transfer import send
 from pfml.evaluation import embed, evaluate, proxy_alignment
 from pfml.files import write_atomically
+from pfml.losses.checks import DeferredCheck, deferred_checks
 from pfml.models import Embedder, TrainedOn
 from pfml.models.batch_norm import set_trainable, start_training_mode
-from pfml.training.checkpoint import load_checkpoint, pack_optimizer, part, save_checkpoint, unpack_optimizer
+from pfml.training.checkpoint import CheckpointWriter, load_checkpoint, pack_optimizer, part, unpack_optimizer
 from pfml.training.config import TrainConfig
 from pfml.training.config_files import plain
-from pfml.training.environment import precision, reproducible, resolve_device
+from pfml.training.environment import compiles, precision, reading_lag, reproducible, resolve_device
 from pfml.training.interrupts import Interrupted, StopWish, stop_wish
 from pfml.training.methods import create_loss
 from pfml.training.monitor import Monitor
@@ -35,6 +40,7 @@ from pfml.training.optimisation import clip_gradients, create_optimizer, gradien
 from pfml.training.results import summarize
 from pfml.training.run_folder import RunFolder
 from pfml.training.schedules import learning_rate_factor
+from pfml.training.watch import Batch, Outcome, Watch
 
 __all__ = ["NonFiniteLossError", "Training"]
 
@@ -65,20 +71,31 @@ class Training:
         monitor: Monitor,
     ) -> None:
         self.device = resolve_device(config.device)
-        self.embedder = embedder.to(self.device)
+        self.embedder = on_device(embedder, self.device)
         self.embedder.trained_on = _learned(embedder, data)
         _require_matches(data)
-        self.network = torch.compile(self.embedder) if config.compile else self.embedder
-        self.loss: Any = create_loss(config.loss, data.train.num_classes, embedder.embedding_dim).to(self.device)
-        self.optimizer = create_optimizer(config.optimizer, self.embedder, self.loss)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "float16")
         self.batches = create_batches(data.train, config)
+        compiled = compiles(config, self.device, config.epochs * len(self.batches))
+        self.network = torch.compile(self.embedder) if compiled else self.embedder
+        self.loss: Any = create_loss(config.loss, data.train.num_classes, embedder.embedding_dim).to(self.device)
+        lag = reading_lag(config, self.device)
+        self.watch = Watch(self.device, lag=lag)
+        self.optimizer = create_optimizer(
+            config.optimizer,
+            self.embedder,
+            self.loss,
+            hold=self.watch.hold if lag else None,
+            fused=lag > 0 or self.device.type == "cuda",
+        )
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "float16")
         self.labels = data.train.labels.to(self.device)
+        self.writer = CheckpointWriter(folder.checkpoints, in_background=self.device.type == "cuda")
         self.data, self.sources, self.config, self.folder, self.monitor = data, sources, config, folder, monitor
         self.epoch = 0
         self.position = 0  # batches of this epoch that are done
         self.loss_sum = 0.0  # of this epoch
         self.history: list[dict[str, Any]] = []
+        self.pace = Pace()
 
     @property
     def step(self) -> int:
@@ -92,8 +109,9 @@ class Training:
                 self.place_proxies()
             self.monitor.start(self.config.epochs, len(self.batches), self.step)
             try:
-                while self.epoch < self.config.epochs:
-                    self.train_epoch(wish)
+                with self.writer:
+                    while self.epoch < self.config.epochs:
+                        self.train_epoch(wish)
             finally:
                 self.monitor.stop()
             return self.finish()
@@ -109,26 +127,23 @@ class Training:
             warm_up_epochs=config.warm_up_epochs,
         )
         self.loss.train()
-        started, images = time.perf_counter(), 0
+        self.pace = Pace()
         remaining = self.batches.batches(self.epoch)[self.position :]
         for indices, pixels in zip(remaining, self.sources["train"].crops(self.plan(remaining)), strict=True):
-            value = self.update(indices, pixels)
+            outcomes = self.update(indices, pixels)
             self.position += 1
-            self.loss_sum += value
-            images += len(indices)
-            speed = images / (time.perf_counter() - started)
-            self.monitor.step(self.epoch, value, speed)
-            if self.step % config.log_every == 0:
-                self.folder.append("step", self.step, epoch=self.epoch, loss=value, images_per_second=speed)
+            self.account(outcomes)
             due = config.checkpoint_every and self.step % config.checkpoint_every == 0
-            if due or wish.asked:
+            stop = wish.asked  # once, since it may be asked for between two looks
+            if due or stop:
                 self.save()
-            if wish.asked:
+            if stop:
                 raise Interrupted(f"stopped at step {self.step}, state saved", wish.signal)
+        self.catch_up()
         mean_loss = self.loss_sum / len(self.batches)
         self.epoch, self.position, self.loss_sum = self.epoch + 1, 0, 0.0
         if self.epoch % config.evaluate_every == 0 or self.epoch == config.epochs:
-            self.evaluate(mean_loss, images / max(time.perf_counter() - started, 1e-9))
+            self.evaluate(mean_loss, self.pace.images_per_second())
         self.save()
 
     def plan(self, batches: list[Tensor]) -> Iterator[Windows]:
@@ -138,51 +153,85 @@ class Training:
             generator = generator_for(self.config.seed, "crops", step)
             yield self.config.augmentation.windows(indices, sizes, self.embedder.preprocessing, generator)
 
-    def update(self, indices: Tensor, pixels: Tensor) -> float:
-        """One step of the optimiser; the loss before it."""
+    def update(self, indices: Tensor, pixels: Tensor) -> list[Outcome]:
+        """One step of the optimiser; what is known by now of this step and of those before it."""
         config = self.config
+        batch = Batch(self.step, self.epoch, self.position, indices)
         factor = learning_rate_factor(config.schedule, self.step, len(self.batches), config.epochs)
         set_learning_rates(self.optimizer, factor)
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, precision(config.autocast), enabled=config.autocast != "none"):
             embeddings = self.network(pixels)
-        loss = self.energy(embeddings, indices)
+        checking: AbstractContextManager[list[DeferredCheck]] = deferred_checks() if self.watch.lag else nullcontext([])
+        with checking as checks:
+            loss = self.energy(embeddings, batch)
         self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimizer)
-        # both at once, since each number that is read waits for the device
-        value, norm = torch.stack([loss.detach().double(), gradient_norm(self.optimizer).double()]).tolist()
-        if not math.isfinite(value):
-            self.fail(indices, f"the loss is {value}")
-        if not math.isfinite(norm) and not self.scaler.is_enabled():  # a scaler skips such a step by itself
-            self.fail(indices, f"the norm of the gradient is {norm}")
-        clip_gradients(self.optimizer, config.optimizer)
+        norm = gradient_norm(self.optimizer)
+        outcomes = self.watch.add(batch, loss, norm, checks)
+        self.judge(outcomes)
+        clip_gradients(self.optimizer, config.optimizer, norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        return value
+        return outcomes
 
-    def energy(self, embeddings: Tensor, indices: Tensor) -> Tensor:
+    def energy(self, embeddings: Tensor, batch: Batch) -> Tensor:
         """The loss of a batch; embeddings that are not finite end the run with the batch's name."""
         try:
-            return self.loss(embeddings, self.labels[indices.to(self.device)])
+            return self.loss(embeddings, send(self.data.train.labels[batch.indices], self.device))
         except ValueError as error:
-            if torch.isfinite(embeddings).all():
-                raise
-            self.fail(indices, str(error))
+            self.blame(error, embeddings, batch)
 
-    def fail(self, indices: Tensor, reason: str) -> NoReturn:
+    def judge(self, outcomes: Iterable[Outcome]) -> None:
+        """Stop the run at a step that was not finite; it has not been updated with, and neither has a later one."""
+        for outcome in outcomes:
+            for check in outcome.checks:
+                try:
+                    check.explain()
+                except ValueError as error:
+                    self.blame(error, check.embeddings, outcome.batch)
+            if not math.isfinite(outcome.loss):
+                self.fail(outcome.batch, f"the loss is {outcome.loss}")
+            if outcome.held and not self.scaler.is_enabled():  # a scaler skips such a step by itself
+                self.fail(outcome.batch, f"the norm of the gradient is {outcome.norm}")
+
+    def account(self, outcomes: Iterable[Outcome]) -> None:
+        """Add finished steps to the epoch's mean, to the log and to what is shown."""
+        for outcome in outcomes:
+            batch, done = outcome.batch, outcome.batch.step + 1
+            self.loss_sum += outcome.loss
+            self.pace.images += len(batch.indices)
+            speed = self.pace.images_per_second()
+            self.monitor.step(batch.epoch, outcome.loss, speed)
+            if done % self.config.log_every == 0:
+                self.folder.append("step", done, epoch=batch.epoch, loss=outcome.loss, images_per_second=speed)
+
+    def catch_up(self) -> None:
+        """Wait for the steps that are still under way on the device, and account for them."""
+        outcomes = self.watch.flush()
+        self.judge(outcomes)
+        self.account(outcomes)
+
+    def blame(self, error: ValueError, embeddings: Tensor, batch: Batch) -> NoReturn:
+        """Name the batch if its embeddings are not finite; other errors of a loss are not about the batch."""
+        if torch.isfinite(embeddings).all():
+            raise error
+        self.fail(batch, str(error))
+
+    def fail(self, batch: Batch, reason: str) -> NoReturn:
         """Stop the run before the update, and write down which images the batch holds."""
-        names = [self.data.train.name_of(int(k)) for k in indices]
+        names = [self.data.train.name_of(int(k)) for k in batch.indices]
         record = {
-            "step": self.step,
-            "epoch": self.epoch,
+            "step": batch.step,
+            "epoch": batch.epoch,
             "reason": reason,
             "images": names,
         }
         write_atomically(self.folder.failed_batch, json.dumps(record, indent=1).encode())
         raise NonFiniteLossError(
-            f"{reason} at step {self.step} (epoch {self.epoch + 1}, batch {self.position + 1}), nothing was updated; "
-            f"its {len(names)} images, {names[0]} first, are listed in {self.folder.failed_batch}. "
-            f"A lower learning rate or gradient clipping may help"
+            f"{reason} at step {batch.step} (epoch {batch.epoch + 1}, batch {batch.position + 1}), "
+            f"nothing was updated; its {len(names)} images, {names[0]} first, "
+            f"are listed in {self.folder.failed_batch}. A lower learning rate or gradient clipping may help"
         )
 
     def place_proxies(self) -> None:
@@ -241,7 +290,8 @@ class Training:
         return results
 
     def save(self) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint, after all steps under way."""
+        self.catch_up()
         tensors: dict[str, Tensor] = {}
         for owner, module in (("embedder", self.embedder), ("loss", self.loss)):
             tensors |= {f"{owner}/{name}": value for name, value in module.state_dict().items()}
@@ -262,7 +312,7 @@ class Training:
             "network": plain(self.embedder.config),
             "images": self.data.train.fingerprint(),
         }
-        save_checkpoint(self.folder.checkpoints, tensors, state)
+        self.writer.save(tensors, state)
 
     def plain_config(self) -> dict[str, Any]:
         """How the run trains, without what a `RunConfig` says of data and network beside it."""
@@ -294,6 +344,25 @@ class Training:
         torch.set_rng_state(tensors["generator/cpu"])
         if self.device.type == "cuda" and "generator/cuda" in tensors:
             torch.cuda.set_rng_state(tensors["generator/cuda"], self.device)
+
+
+class Pace:
+    """How fast images pass."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.images = 0
+
+    def images_per_second(self) -> float:
+        """Since the start."""
+        return self.images / max(time.perf_counter() - self.started, 1e-9)
+
+
+def on_device(embedder: Embedder, device: torch.device) -> Embedder:
+    """The embedder on `device`; on a GPU with channels last in memory, as its convolutions are fastest."""
+    if device.type == "cuda":
+        embedder = embedder.to(memory_format=torch.channels_last)
+    return embedder.to(device)
 
 
 def create_batches(images: ImageSet, config: TrainConfig) -> RandomBatches | BalancedBatches:

@@ -16,8 +16,19 @@ __all__ = ["OPTIMIZERS", "clip_gradients", "create_optimizer", "gradient_norm", 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
-def create_optimizer(config: OptimizerConfig, embedder: Embedder, loss: nn.Module) -> torch.optim.Optimizer:
-    """The optimiser over trunk, head and the loss's own parameters, in this order."""
+def create_optimizer(
+    config: OptimizerConfig, embedder: Embedder, loss: nn.Module, *, hold: Tensor | None = None, fused: bool = False
+) -> torch.optim.Optimizer:
+    """The optimiser over trunk, head and the loss's own parameters, in this order.
+
+    Args:
+        config: Which one, and its rates.
+        embedder: Gives trunk and head.
+        loss: Gives the rest.
+        hold: A scalar on the device; while it is 1.0, steps change nothing, without anybody waiting to find out.
+            Needs `fused`.
+        fused: One kernel for all parameters of a group.
+    """
     proxy_lr = 100 * config.lr if config.proxy_lr is None else config.proxy_lr
     groups = [
         {"params": list(embedder.trunk_parameters()), "lr": config.lr, "weight_decay": config.weight_decay},
@@ -31,7 +42,12 @@ def create_optimizer(config: OptimizerConfig, embedder: Embedder, loss: nn.Modul
     groups = [{**group, "base_lr": group["lr"]} for group in groups if group["params"]]
     if not groups:
         raise ValueError("there is nothing to train: the network has no head and the loss no parameters")
-    return OPTIMIZERS[config.name](groups, eps=config.eps)
+    if hold is not None and not fused:
+        raise ValueError("hold needs fused=True: other optimisers do not look at it")
+    optimizer = OPTIMIZERS[config.name](groups, eps=config.eps, fused=fused or None)
+    if hold is not None:
+        optimizer.found_inf = hold  # type: ignore[attr-defined]  # where GradScaler puts it too
+    return optimizer
 
 
 def _loss_groups(loss: Any, lr: float, weight_decay: float) -> list[dict[str, Any]]:
@@ -52,10 +68,11 @@ def gradient_norm(optimizer: torch.optim.Optimizer) -> Tensor:
     return nn.utils.get_total_norm(gradients)
 
 
-def clip_gradients(optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> None:
-    """Bound the gradients as `config` says: components first, then the norm over all groups."""
+def clip_gradients(optimizer: torch.optim.Optimizer, config: OptimizerConfig, norm: Tensor) -> None:
+    """Bound the gradients, whose `gradient_norm` is given, as `config` says: components first, then the norm."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if config.clip_value is not None:
         nn.utils.clip_grad_value_(parameters, config.clip_value)
     if config.clip_norm is not None:
-        nn.utils.clip_grad_norm_(parameters, config.clip_norm)
+        norm = norm if config.clip_value is None else gradient_norm(optimizer)
+        nn.utils.clip_grads_with_norm_(parameters, config.clip_norm, norm)

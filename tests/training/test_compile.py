@@ -1,0 +1,79 @@
+"""When a network is compiled, how often, and that it learns the same."""
+
+import pytest
+import torch
+
+from pfml.training import LossConfig, OptimizerConfig, TrainConfig, train
+from pfml.training.checkpoint import load_checkpoint
+from pfml.training.config_files import read_config, write_config
+from pfml.training.environment import COMPILED_FROM, compiles
+from pfml.training.run import RunConfig
+from small_data import InterruptAt, letters, small_config, small_embedder
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def run(out, *, resume=False, monitor=None, **changes):
+    torch.manual_seed(1)
+    train(small_embedder(), letters(), small_config(**changes), out=out, resume=resume, monitor=monitor)
+    return load_checkpoint(out / "checkpoints")[0]["embedder/head.linear.weight"]
+
+
+def test_auto_compiles_long_runs_on_a_gpu_only():
+    assert compiles(TrainConfig(), GPU, COMPILED_FROM)
+    assert not compiles(TrainConfig(), GPU, COMPILED_FROM - 1)
+    assert not compiles(TrainConfig(), CPU, COMPILED_FROM)
+    assert not compiles(TrainConfig(deterministic=True), GPU, COMPILED_FROM)
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_is_asked_for_is_done(asked, device):
+    for steps in (1, 10 * COMPILED_FROM):
+        assert compiles(TrainConfig(compile=asked, deterministic=True), device, steps) is asked
+
+
+@pytest.mark.parametrize("value", [True, False, "auto"])
+def test_the_choice_survives_a_file(tmp_path, value):
+    write_config(tmp_path / "config.yaml", RunConfig(compile=value))
+    assert read_config(tmp_path / "config.yaml").compile == value
+
+
+def test_another_word_for_it_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="compile must be true, false or auto, got 'maybe'"):
+        TrainConfig(compile="maybe")
+
+
+def test_a_run_may_go_on_with_another_choice(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", monitor=InterruptAt(2), compile=False)
+    run(tmp_path / "run", resume=True, compile="auto")
+
+
+@pytest.mark.parametrize("batch_norm", ["train", "freeze", "freeze-all"])
+def test_warm_up_and_the_rest_are_one_graph_each(tmp_path, monkeypatch, batch_norm):
+    graphs, compiled = [], torch.compile
+
+    def counting(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda module: compiled(module, backend=counting))
+    torch.compiler.reset()
+    run(
+        tmp_path / "run",
+        epochs=4,
+        warm_up_epochs=2,
+        batch_norm=batch_norm,
+        compile=True,
+        loss=LossConfig("proxy-anchor"),
+    )
+    assert len(graphs) == 2
+
+
+@pytest.mark.slow
+def test_a_network_compiled_to_machine_code_learns_the_same(tmp_path):
+    changes = {"epochs": 2, "warm_up_epochs": 1, "batch_norm": "freeze", "optimizer": OptimizerConfig("adamw", lr=1e-3)}
+    torch.compiler.reset()
+    eager, compiled = (run(tmp_path / str(flag), compile=flag, **changes) for flag in (False, True))
+    torch.testing.assert_close(compiled, eager, rtol=1e-3, atol=1e-4)
