@@ -1,5 +1,5 @@
 # make demo and make test set up everything they need in .venv; the second time they start at once.
-.PHONY: help demo test test-slow lint format bench clean
+.PHONY: help demo test test-slow lint format bench bench-gpu clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -11,6 +11,7 @@ help:
 	@echo "make test-slow  run the tests that take minutes"
 	@echo "make lint       check style and types"
 	@echo "make bench      time the field and the evaluation on this CPU (out/bench/)"
+	@echo "make bench-gpu  time the field, the loss, the evaluation and training on this GPU (out/bench/gpu.csv, gpu.png)"
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -43,6 +44,9 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/field.py
+
+bench-gpu: $(READY)
+	$(BIN)/python benchmarks/gpu.py
 
 clean:
 	rm -rf .venv out dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

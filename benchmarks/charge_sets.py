@@ -1,4 +1,4 @@
-"""The sets of charges that the benchmark runs on: four data sets' sizes, three states of training, all seeded."""
+"""The sets of charges that the benchmarks run on: many sizes, three states of training, all seeded."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ SEED = 20
 #: Points -> (classes C, proxies per class M): C x M proxies and a batch of 100 samples.
 SIZES = {
     200: (20, 5),  # for tests
+    400: (30, 10),
     1_600: (100, 15),
+    3_000: (290, 10),
     6_100: (400, 15),
     11_100: (5_500, 2),
     22_736: (11_318, 2),
+    50_000: (24_950, 2),
+    100_000: (49_950, 2),
 }
 
 #: State -> number of equal clusters, whatever the class: 1 / clusters of all pairs lie inside delta. None: no clusters.
@@ -44,7 +48,7 @@ class ChargeSet(NamedTuple):
     proxies_per_class: int
 
 
-def charge_set(points: int, state: str) -> ChargeSet:
+def charge_set(points: int, state: str, device: torch.device | str = "cpu") -> ChargeSet:
     """The seeded samples and proxies of one size and state; proxies sorted by class, as a loss keeps them."""
     if points not in SIZES:
         raise ValueError(f"points must be one of {sorted(SIZES)}, got {points}")
@@ -52,9 +56,9 @@ def charge_set(points: int, state: str) -> ChargeSet:
         raise ValueError(f"state must be one of {sorted(CLUSTERS)}, got {state!r}")
     classes, proxies_per_class = SIZES[points]
     generator = torch.Generator().manual_seed(SEED)
-    positions = _positions(points, CLUSTERS[state], generator)
-    sample_labels = torch.randint(classes, (BATCH,), generator=generator)
-    proxy_labels = torch.arange(classes).repeat_interleave(proxies_per_class)
+    positions = _positions(points, CLUSTERS[state], generator).to(device)
+    sample_labels = torch.randint(classes, (BATCH,), generator=generator).to(device)
+    proxy_labels = torch.arange(classes, device=device).repeat_interleave(proxies_per_class)
     return ChargeSet(
         samples=Charges(positions[:BATCH].clone().requires_grad_(), sample_labels),
         proxies=Charges(positions[BATCH:].clone().requires_grad_(), proxy_labels, on_sphere=True),

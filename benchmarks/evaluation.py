@@ -37,7 +37,7 @@ from torch import Tensor
 from machine import BUSY, OthersClock, environment, peak_extra_bytes
 from pfml.evaluation.retrieval import retrieval_metrics
 
-__all__ = ["METHODS", "Case", "Row", "benchmark", "main", "measure", "results_table"]
+__all__ = ["METHODS", "Case", "Row", "benchmark", "embeddings_of", "main", "measure", "results_table"]
 
 DIMS = 512
 #: Embeddings and classes.
@@ -124,12 +124,12 @@ class Row:
     note: str = ""
 
 
-def embeddings_of(points: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Unit vectors around class centres, about as hard to tell apart as those of a trained network on SOP."""
+def embeddings_of(points: int, classes: int, spread: float = 0.1) -> tuple[Tensor, Tensor]:
+    """Unit vectors around class centres; by default as hard to tell apart as those of a trained network on SOP."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randperm(points, generator=generator) % classes
     centres = torch.nn.functional.normalize(torch.randn(classes, DIMS, generator=generator))
-    noise = torch.randn(points, DIMS, generator=generator).mul_(0.1)
+    noise = torch.randn(points, DIMS, generator=generator).mul_(spread)
     return torch.nn.functional.normalize(noise.add_(centres[labels])), labels
 
 

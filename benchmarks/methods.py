@@ -15,7 +15,7 @@ from pfml.backends import BACKENDS
 from pfml.field import PowerLaw
 from pfml.superposition import Field, PairWeights
 
-__all__ = ["METHODS", "Method", "Step"]
+__all__ = ["ANCHOR", "LOG", "METHODS", "PAPER", "Method", "Step", "backend_step", "naive_step"]
 
 Step = Callable[[], object]
 
@@ -48,11 +48,14 @@ def naive_energy(charges: ChargeSet) -> Tensor:
     return torch.where(same_class, attraction, repulsion).sum()
 
 
-def _naive(charges: ChargeSet) -> Step:
+def naive_step(charges: ChargeSet) -> Step:
+    """Forward and backward of `naive_energy`."""
     return partial(_forward_backward, charges, partial(naive_energy, charges))
 
 
-def _backend(name: str, field: Field) -> Callable[[ChargeSet], Step]:
+def backend_step(name: str, field: Field) -> Callable[[ChargeSet], Step]:
+    """Forward and backward of one backend, for any charges."""
+
     def setup(charges: ChargeSet) -> Step:
         energy = partial(BACKENDS[name], charges.samples, charges.proxies, field, PairWeights())
         return partial(_forward_backward, charges, energy)
@@ -99,11 +102,11 @@ def _metric_learning_step(charges: ChargeSet, loss: torch.nn.Module) -> None:
 METHODS: dict[str, Method] = {
     "product": Method(_product, bytes_per_pair=4, depends_on_state=False),
     "product-preallocated": Method(_product_preallocated, bytes_per_pair=4, depends_on_state=False),
-    "naive": Method(_naive, PAPER, bytes_per_pair=33),
-    "dense": Method(_backend("dense", PAPER), PAPER, bytes_per_pair=178, depends_on_state=False),
-    "tiled": Method(_backend("tiled", PAPER), PAPER),
-    "tiled-log": Method(_backend("tiled", LOG), LOG),
-    "tiled-anchor": Method(_backend("tiled", ANCHOR), ANCHOR),
+    "naive": Method(naive_step, PAPER, bytes_per_pair=33),
+    "dense": Method(backend_step("dense", PAPER), PAPER, bytes_per_pair=178, depends_on_state=False),
+    "tiled": Method(backend_step("tiled", PAPER), PAPER),
+    "tiled-log": Method(backend_step("tiled", LOG), LOG),
+    "tiled-anchor": Method(backend_step("tiled", ANCHOR), ANCHOR),
     "pml-proxy-anchor": Method(_proxy_anchor, depends_on_state=False),
     "pml-soft-triple": Method(_soft_triple, depends_on_state=False),
 }

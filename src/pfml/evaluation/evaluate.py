@@ -11,6 +11,7 @@ from torch import Tensor
 from pfml.data.decoding import Track
 from pfml.data.image_set import ImageSet, RetrievalData, refuse_seen_classes
 from pfml.data.sources import ImageSource, open_images
+from pfml.data.transfer import send
 from pfml.data.windows import Windows
 from pfml.evaluation.retrieval import RetrievalMetrics, retrieval_metrics
 from pfml.models.embedder import Embedder
@@ -103,15 +104,18 @@ def embed(
     result = torch.empty(len(source.sizes), embedder.embedding_dim, device=place)
     mixed = contextlib.nullcontext() if autocast is None else torch.autocast(place.type, dtype=autocast)
     batches = zip(plan, source.crops(plan), strict=True)
+    done = 0
     with evaluation_mode(embedder), mixed:
         for windows, crops in track(batches, "embedding", len(plan)) if track is not None else batches:
             with torch.inference_mode():  # not around the crops: threads make them, which know nothing of it
-                points = embedder(crops.to(place)).float()
-            result[windows.indices.to(place)] = points
+                points = embedder(send(crops, place)).float()
+            result[done : done + len(windows)] = points
+            done += len(windows)
     return result
 
 
 def _plan(embedder: Embedder, sizes: Tensor, batch_size: int) -> Iterator[Windows]:
+    """All images, in their order."""
     for indices in torch.arange(len(sizes)).split(batch_size):
         if len(indices):
             yield embedder.preprocessing.windows(indices, sizes)

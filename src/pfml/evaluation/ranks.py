@@ -19,7 +19,8 @@ Order. Items are ordered by similarity, equal ones by index. A float32 product c
 equal: what lies within its rounding error of a match is computed again in float64, and there two similarities that
 differ by less than 1e-13 are equal. So the result depends neither on tiles nor on threads nor on the device.
 
-Memory: a sorted copy of the embeddings, one tile, and about 100 bytes per match (`MATCHES_AT_ONCE` bounds them).
+Memory: a sorted copy of the embeddings or two, one tile and its masks (6 bytes per pair), and about 100 bytes per match
+(`MATCHES_AT_ONCE` bounds them).
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ from pfml.precision import full_precision
 
 __all__ = ["QueryScores", "query_scores"]
 
-#: Pairs in a tile: 2,048 x 2,048 on a CPU; a GPU wants larger ones.
-TILE_PAIRS = {"cpu": 2**22, "cuda": 2**24}
+#: Pairs in a tile: 2,048 x 2,048 on a CPU, so that it stays in the caches; a GPU is waited for in each, and wants few.
+TILE_PAIRS = {"cpu": 2**22, "cuda": 2**27}
+#: Long sides of tiles are multiples of this, which products like.
+ALIGNED = 64
 #: Items in the first block: few, because at first most items lie between a query's matches.
 FIRST_BLOCK = 64
 #: Matches whose similarities are held at once.
@@ -89,14 +92,14 @@ def query_scores(
     classes, item_classes = place[renamed].split([len(labels), len(item_labels)])
     shelf = _shelve(items, item_classes, len(distinct))
 
-    num_matches = (shelf.first[1:] - shelf.first[:-1]).to(labels.device)[classes] - int(alone)
+    num_matches = shelf.first.diff()[classes] - int(alone)
     scores = QueryScores(
         num_matches,
         torch.zeros_like(labels),
         torch.full(labels.shape, torch.nan, dtype=torch.float64, device=labels.device),
         torch.full(labels.shape, torch.nan, dtype=torch.float64, device=labels.device),
     )
-    edge = max(int((tile_pairs or TILE_PAIRS[queries.device.type]) ** 0.5), 1)
+    edge = _edge(tile_pairs or TILE_PAIRS[queries.device.type])
     with full_precision(queries.device):
         matched = (num_matches > 0).nonzero()[:, 0]
         together = alone and int(num_matches.sum()) <= matches_at_once
@@ -113,6 +116,12 @@ def query_scores(
     return scores
 
 
+def _edge(tile_pairs: int) -> int:
+    """The side of a tile."""
+    edge = max(int(tile_pairs**0.5), 1)
+    return edge - edge % ALIGNED if edge > 16 * ALIGNED else edge
+
+
 def _portions(matched: Tensor, num_matches: Tensor, classes: Tensor, limit: int) -> Iterator[Tensor]:
     """The queries that have a match, by class, in portions with at most `limit` matches (but at least one query)."""
     by_class = matched[classes[matched].argsort(stable=True)]
@@ -127,9 +136,9 @@ def _portions(matched: Tensor, num_matches: Tensor, classes: Tensor, limit: int)
 
 def _shelve(points: Tensor, classes: Tensor, num_classes: int, index: Tensor | None = None) -> Shelf:
     order = classes.argsort(stable=True)
-    first = torch.zeros(num_classes + 1, dtype=torch.int64)
-    first[1:] = torch.bincount(classes, minlength=num_classes).cumsum(0)
-    return Shelf(points[order], classes[order], order if index is None else index[order], first)
+    ordered = classes[order]
+    first = torch.searchsorted(ordered, torch.arange(num_classes + 1, device=classes.device))
+    return Shelf(points[order], ordered, order if index is None else index[order], first)
 
 
 def _run(race: Race, edge: int, skip: int) -> None:
@@ -140,7 +149,7 @@ def _run(race: Race, edge: int, skip: int) -> None:
         if columns.start >= seen:
             race.thresholds()
             seen = 2 * columns.start
-        for rows in _blocks(len(race.queries.points), edge):
+        for rows in _blocks(len(race.queries.points), edge, smallest=edge):
             race.see(tile.similarities(rows, columns), rows, columns, queries_are_rows=True)
 
 
@@ -160,9 +169,9 @@ def _run_symmetric(race: Race, edge: int) -> None:
                 race.see(similarities, columns, rows, queries_are_rows=False)
 
 
-def _blocks(length: int, edge: int, start: int = 0) -> Iterator[slice]:
+def _blocks(length: int, edge: int, start: int = 0, smallest: int = FIRST_BLOCK) -> Iterator[slice]:
     """Consecutive slices: small ones first, then of `edge`."""
-    size = min(FIRST_BLOCK, edge)
+    size = min(smallest, edge)
     while start < length:
         stop = min(start + size, length)
         yield slice(start, stop)
@@ -176,7 +185,7 @@ class _Tile:
         self.race = race
         rows, columns = min(edge, len(race.queries.points)), min(edge, len(race.gallery.points))
         self.buffer = race.queries.points.new_empty(rows * columns)
-        self.ends = [shelf.classes.cpu() for shelf in (race.queries, race.gallery)]  # to look up without waiting
+        self.ends = [shelf.classes.tolist() for shelf in (race.queries, race.gallery)]  # to look up without waiting
 
     def similarities(self, rows: slice, columns: slice) -> Tensor:
         """The product of queries `rows` and items `columns`, with -2 where both are of one class."""
