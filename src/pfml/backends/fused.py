@@ -46,7 +46,8 @@ WIDE = 128
 CHUNK, WIDTH = 64, 128
 #: Warps and stages of the pipeline, of the screen, of `interact` and of `gather`.
 SCREEN, INTERACT, GATHER = (8, 3), (8, 3), (8, 3)
-#: Tiles whose pulls are held at once (64 KiB each), and from how many rounds on the device is asked how many it needs.
+#: Tiles whose pulls are held at once (64 KiB each; half as many where they are held twice), and from how many rounds on
+#: the device is asked how many it needs.
 TILES, ROUNDS = 2048, 8
 #: Sets from this size on are sorted by pivots.
 SORTED_FROM, PIVOTS = 4096, 512
@@ -116,7 +117,7 @@ def _superpose(
     return sums, gradients[0], gradients[1]
 
 
-_operator = FieldOperator("triton", _superpose, eager=Replayed(_superpose))
+_operator = FieldOperator("triton", _superpose, quicker=Replayed)
 
 
 @dataclass(eq=False)
@@ -233,6 +234,15 @@ def screen_margin(dims: int) -> float:
     return 2 * (2 * 1.001 * 2**LONGEST * e + e**2) + 1.0
 
 
+def _pulls_are_alike(pair: Interaction) -> bool:
+    """Whether pulls between charges on the sphere, but for close ones, are so alike that one unit fits them all."""
+    nearest, farthest = math.sqrt(NEAR), min(pair.stop, 2.0)
+    r = torch.linspace(min(nearest, farthest), farthest, 64, dtype=torch.float64)
+    pulls = (pair.slope(r) / r).abs()
+    pulls = pulls[pulls > 0]
+    return len(pulls) == 0 or bool(pulls.max() < 2**20 * pulls.min())
+
+
 class _Between:
     """Pairs of different classes."""
 
@@ -241,6 +251,7 @@ class _Between:
         self.pair, self.numbers = field.other_pair, _numbers(field.other_pair, field.law)
         law, role = _law(field.law), _role(field.other_pair, field.law)
         self.settings = {"LAW": law, "ROLE": role, "GRADIENT": with_gradient}
+        self.twice = not field.rule.linear or not _pulls_are_alike(field.other_pair)
 
     def interact(self, rows: _Rows, columns: _Rows, *, of_columns: bool = True) -> tuple[_Found, _Found]:
         """What the columns do to the rows, and the rows to the columns (the same thing if they are the same).
@@ -251,11 +262,13 @@ class _Between:
 
         symmetric = rows is columns
         tiles = rows.blocks * (rows.blocks + 1) // 2 if symmetric else rows.blocks * columns.blocks
-        slots, listed, count = self._list_tiles(rows, columns, tiles)
         found = _Found.of(rows, self.with_gradient)
         found_back = found if symmetric else _Found.of(columns, self.with_gradient)
-        at_once = min(TILES, tiles)
-        held = _Held.of(rows, at_once, self.with_gradient)
+        if tiles == 0:
+            return found, found_back
+        at_once = min(TILES // 2 if self.twice else TILES, tiles)
+        held = _Held.of(rows, at_once, self.with_gradient, self.twice)
+        slots, listed, count = self._list_tiles(rows, columns, tiles)
         column_slopes = columns.slopes[1]
         if not of_columns:
             column_slopes = _constant(0.0, column_slopes.shape, rows.high.device)
@@ -270,7 +283,7 @@ class _Between:
                 listed, count, slots, *held, rows.scale, first, columns.blocks, rows.high.shape[1],
                 *self.weights, *self.numbers, (self.pair.flat_below * (1 - 1e-4)) ** 2, NEAR * 4**LONGEST,
                 **self.settings, ALIKE=set(self.weights) == {1.0}, CAREFUL=self.charges.dims < WIDE,
-                SYMMETRIC=symmetric, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=warps, num_stages=stages,
+                SYMMETRIC=symmetric, TWICE=self.twice, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=warps, num_stages=stages,
             )  # fmt: skip
             self._gather(rows, columns, slots, held, found, first, at_once, symmetric, mirrored=False)
             if not symmetric:
@@ -370,21 +383,24 @@ class _Found(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """The pulls of some tiles, in two halves and in units of their sizes; sums of energies and pulls."""
+    """The pulls of T tiles, in two halves and in units of their sizes; sums of their energies and pulls."""
 
     pulls_high: Tensor  # (T, BLOCK, BLOCK) float16
-    pulls_low: Tensor  # (T, BLOCK, BLOCK) float16
-    sizes: Tensor  # (T,) float32
-    row_sums: Tensor  # (T, BLOCK) float32, and so on
+    pulls_low: Tensor
+    back_high: Tensor  # the same, or in other units
+    back_low: Tensor
+    row_sizes: Tensor  # (T, BLOCK) float32
+    column_sizes: Tensor
+    row_sums: Tensor
     column_sums: Tensor
     row_pulls: Tensor
     column_pulls: Tensor
 
     @classmethod
-    def of(cls, rows: _Rows, tiles: int, with_gradient: bool) -> _Held:
-        pulls = rows.high.new_empty(2, tiles if with_gradient else 0, BLOCK, BLOCK)
-        sums = rows.squares.new_empty(4, tiles, BLOCK)
-        return cls(pulls[0], pulls[1], rows.squares.new_empty(tiles), sums[0], sums[1], sums[2], sums[3])
+    def of(cls, rows: _Rows, tiles: int, with_gradient: bool, twice: bool) -> _Held:
+        """Room for the pulls of some tiles, once or twice."""
+        pulls = rows.high.new_empty(4 if twice else 2, tiles if with_gradient else 0, BLOCK, BLOCK)
+        return cls(*pulls[:2], *pulls[-2:], *rows.squares.new_empty(6, tiles, BLOCK))
 
 
 def _finish(

@@ -190,20 +190,34 @@ def index(flags, slots, tiles, count, num_flags, num_column_blocks, SYMMETRIC: t
 
 
 @triton.jit
+def _unit_of(largest):
+    """The unit in which `largest` is 2^14, which float16 has room for."""
+    return tl.where(largest > 0, largest, 1.0) * (1.0 / 16384)
+
+
+@triton.jit
+def _store_halves(high, low, value):
+    rounded = value.to(tl.float16)
+    tl.store(high, rounded)
+    tl.store(low, (value - rounded.to(tl.float32)).to(tl.float16))
+
+
+@triton.jit
 def interact(
     row_high, row_low, row_squares, row_labels, row_kinds, row_slopes,
     column_high, column_low, column_squares, column_labels, column_kinds, column_slopes,
-    tiles, count, slots, pulls_high, pulls_low, sizes, row_sums, column_sums, row_pulls, column_pulls,
-    scale, first, num_column_blocks, padded,
+    tiles, count, slots, pulls_high, pulls_low, back_high, back_low, row_sizes, column_sizes,
+    row_sums, column_sums, row_pulls, column_pulls, scale, first, num_column_blocks, padded,
     on_samples, proxies_on_samples, samples_on_proxies, on_proxies,
     alpha, edge, core, offset, start, stop, flat_below, near,
     LAW: tl.constexpr, ROLE: tl.constexpr, GRADIENT: tl.constexpr, ALIKE: tl.constexpr, CAREFUL: tl.constexpr,
-    SYMMETRIC: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    SYMMETRIC: tl.constexpr, TWICE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Energies and pulls (slope / r times what the pair weighs) of one tile, from number `first` on.
 
     A tile with pairs so close that a product has lost their digits, or with pulls of too different sizes for two
-    float16 numbers, is taken off the list, and marked -2. ALIKE: all kinds of pairs weigh 1.
+    float16 numbers, is taken off the list, and marked -2. ALIKE: all kinds of pairs weigh 1. TWICE: pulls are stored in
+    units of the largest of their row, and once more (`back`) in units of the largest of their column.
     """
     here = tl.program_id(0)
     if first + here < tl.load(count):
@@ -253,18 +267,22 @@ def interact(
             tl.store(row_pulls + place, tl.sum(pull, 1))
             tl.store(column_pulls + place, tl.sum(pull, 0))
             strength = tl.abs(pull)
-            most_of_row, most_of_column = tl.max(strength, 1), tl.max(strength, 0)
-            most = tl.max(most_of_row, 0)
-            least = tl.min(tl.where(most_of_row > 0, most_of_row, most), 0)
-            least = tl.minimum(least, tl.min(tl.where(most_of_column > 0, most_of_column, most), 0))
-            good = good & (least * 16777216.0 >= most)
-            size = tl.where(most > 0, most, 1.0) * (1.0 / 16384)
-            scaled = pull * (1.0 / size)
-            high = scaled.to(tl.float16)
+            row_size, column_size = tl.max(strength, 1), tl.max(strength, 0)
             matrix = here.to(tl.int64) * (BLOCK * BLOCK) + within[:, None] * BLOCK + within[None, :]
-            tl.store(pulls_high + matrix, high)
-            tl.store(pulls_low + matrix, (scaled - high.to(tl.float32)).to(tl.float16))
-            tl.store(sizes + here, size)
+            if TWICE:
+                row_size, column_size = _unit_of(row_size), _unit_of(column_size)
+                _store_halves(pulls_high + matrix, pulls_low + matrix, pull / row_size[:, None])
+                _store_halves(back_high + matrix, back_low + matrix, pull / column_size[None, :])
+            else:
+                most = tl.max(row_size, 0)
+                least = tl.min(tl.where(row_size > 0, row_size, most), 0)
+                least = tl.minimum(least, tl.min(tl.where(column_size > 0, column_size, most), 0))
+                good = good & (least * 16777216.0 >= most)
+                row_size = _unit_of(tl.maximum(row_size, most))
+                column_size = _unit_of(tl.maximum(column_size, most))
+                _store_halves(pulls_high + matrix, pulls_low + matrix, pull / row_size[:, None])
+            tl.store(row_sizes + place, row_size)
+            tl.store(column_sizes + place, column_size)
         if not good:
             tl.store(slots + tile, -2)
             if SYMMETRIC:
@@ -291,14 +309,14 @@ def _times_positions(
         part = tl.dot(a_high, b_high, part)
         part = tl.dot(a_high, b_low, part)
         part = tl.dot(a_low, b_high, part)
-    return total + part * size
+    return total + part * size[:, None]
 
 
 @triton.jit
 def gather(
     row_high, row_low, column_high, column_low,
-    slots, row_stride, column_stride, pulls_high, pulls_low, sizes, row_sums, column_sums, row_pulls, column_pulls,
-    sums, gradient, scale, first, num_tiles, num_column_blocks, padded,
+    slots, row_stride, column_stride, pulls_high, pulls_low, back_high, back_low, row_sizes, column_sizes,
+    row_sums, column_sums, row_pulls, column_pulls, sums, gradient, scale, first, num_tiles, num_column_blocks, padded,
     GRADIENT: tl.constexpr, SYMMETRIC: tl.constexpr, MIRRORED: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     CHUNK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
@@ -325,19 +343,20 @@ def gather(
                     place = tile * BLOCK + within
                     matrix = tile.to(tl.int64) * (BLOCK * BLOCK)
                     below = MIRRORED | (SYMMETRIC & (block_column < block_row))
-                    size = tl.load(sizes + tile)
                     if below:
                         sum_here += tl.load(column_sums + place).to(tl.float64)
                         if GRADIENT:
                             pull_here += tl.load(column_pulls + place)
+                            size = tl.load(column_sizes + place)
                             total = _times_positions(
-                                total, pulls_high, pulls_low, column_high, column_low, columns, matrix, size,
+                                total, back_high, back_low, column_high, column_low, columns, matrix, size,
                                 first_dim, padded, BLOCK, WIDTH, CHUNK, True,
                             )  # fmt: skip
                     else:
                         sum_here += tl.load(row_sums + place).to(tl.float64)
                         if GRADIENT:
                             pull_here += tl.load(row_pulls + place)
+                            size = tl.load(row_sizes + place)
                             total = _times_positions(
                                 total, pulls_high, pulls_low, column_high, column_low, columns, matrix, size,
                                 first_dim, padded, BLOCK, WIDTH, CHUNK, False,

@@ -11,6 +11,7 @@ autograd function: the way through torch.library takes longer than a small field
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from pfml.precision import full_precision
 from pfml.superposition import Anchors, Charges, Field, PairWeights, anchor_counts, field_of
 
-__all__ = ["FieldOperator"]
+__all__ = ["Compute", "FieldOperator", "Superpose"]
 
 #: Gradients larger than this are not kept between forward and backward; a GPU keeps those of a million proxies.
 KEPT_GRADIENT_BYTES = {"cpu": 2**28, "cuda": 2**31}
@@ -33,19 +34,26 @@ Superpose = Callable[
 ]
 
 
+#: A function of charges, field and weights, and of tensors and switches besides, that gives tensors.
+Compute = Callable[..., tuple[Tensor, ...]]
+
+
 class FieldOperator:
     """The operators pfml::NAME_energy and pfml::NAME_gradient around a function that superposes pairs.
 
     Args:
         name: The backend's name.
         superpose: How pairs are superposed.
-        eager: The same, in a way that works only while nothing traces the program; `superpose` itself if None.
+        quicker: What makes a function of charges quicker to call while nothing traces the program; nothing by default.
     """
 
-    def __init__(self, name: str, superpose: Superpose, eager: Superpose | None = None) -> None:
+    def __init__(self, name: str, superpose: Superpose, quicker: Callable[[Compute], Compute] | None = None) -> None:
         self.name = name
         self.superpose = superpose
-        self.eager = eager or superpose
+        self.compute_energy: Compute = partial(_energy, superpose)
+        self.compute_gradient: Compute = partial(_gradient, superpose)
+        if quicker is not None:
+            self.compute_energy, self.compute_gradient = quicker(self.compute_energy), quicker(self.compute_gradient)
         self._define()
 
     def energy(self, samples: Charges, proxies: Charges, field: Field, weights: PairWeights) -> Tensor:
@@ -56,12 +64,10 @@ class FieldOperator:
         with_gradient = wants_gradient and field.rule.linear and size <= kept
         problem = samples, proxies, field, weights
         if _is_traced():
-            energy = self._energy_op(*_arguments(*problem), with_gradient)[0]
-        elif wants_gradient:
-            energy = _Eager.apply(self, problem, with_gradient, samples.points, proxies.points)  # type: ignore[no-untyped-call]
-        else:
-            energy = _energy(self.eager, *_still(*problem), with_gradient=False)[0]
-        return energy.to(samples.points.dtype)  # type: ignore[no-any-return]
+            return self._energy_op(*_arguments(*problem), with_gradient)[0]
+        if wants_gradient:
+            return _Eager.apply(self, problem, with_gradient, samples.points, proxies.points)  # type: ignore[no-any-return, no-untyped-call]
+        return self.compute_energy(*_still(*problem), with_gradient=False)[0]
 
     def sums(self, samples: Charges, proxies: Charges, field: Field, weights: PairWeights) -> Tensor:
         """What each charge sums over its own class and over the others, (2, n) in float64, samples first."""
@@ -125,7 +131,7 @@ class FieldOperator:
         if scale is None:
             return (None,) * 11
         if ctx.with_gradient:
-            sample_gradient, proxy_gradient = (_scaled(gradient, scale) for gradient in ctx.saved_tensors)
+            sample_gradient, proxy_gradient = _scaled(ctx.saved_tensors, scale)
         else:
             sample_gradient, proxy_gradient = self._gradient_op(*ctx.saved_tensors, scale, *ctx.settings)
         return sample_gradient, None, proxy_gradient, *(None,) * 8
@@ -140,7 +146,7 @@ class FieldOperator:
 def _energy(
     superpose: Superpose, samples: Charges, proxies: Charges, field: Field, weights: PairWeights, with_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Energy (float64), sums (2, n), and the gradients of samples and proxies (empty unless asked for)."""
+    """Energy, sums (2, n) in float64, and the gradients of samples and proxies (empty unless asked for)."""
     with full_precision(samples.points.device):
         sampled = proxies.anchors is not None
         slopes = None
@@ -152,7 +158,7 @@ def _energy(
         else:
             energies = field.anchor_energies(sums[0], sums[1])
             energy = _times_counts(energies, anchor_counts(samples, proxies, field)).sum()
-        return energy, sums, gradients[0], gradients[1]
+        return energy.to(samples.points.dtype), sums, gradients[0], gradients[1]
 
 
 def _gradient(
@@ -185,7 +191,7 @@ class _Eager(torch.autograd.Function):
         proxies: Tensor,
     ) -> Tensor:
         still = _still(*problem)
-        energy, sums, *gradients = _energy(operator.eager, *still, with_gradient=with_gradient)
+        energy, sums, *gradients = operator.compute_energy(*still, with_gradient=with_gradient)
         ctx.operator, ctx.with_gradient = operator, with_gradient
         ctx.problem = None if with_gradient else still
         ctx.save_for_backward(samples, proxies, *(gradients if with_gradient else [sums]))
@@ -195,10 +201,9 @@ class _Eager(torch.autograd.Function):
     def backward(ctx: Any, scale: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         samples, proxies, *kept = ctx.saved_tensors
         if ctx.with_gradient:
-            gradients = tuple(_scaled(gradient, scale) for gradient in kept)
+            gradients = _scaled(kept, scale)
         else:
-            of_samples, of_proxies, field, weights = ctx.problem
-            gradients = _gradient(ctx.operator.eager, of_samples, of_proxies, field, weights, kept[0], scale)
+            gradients = ctx.operator.compute_gradient(*ctx.problem, kept[0], scale)
         if torch.is_grad_enabled():
             gradients = _Once.apply(ctx.operator, *gradients, samples, proxies)  # type: ignore[no-untyped-call]
         return None, None, None, *gradients
@@ -257,12 +262,14 @@ def _times_counts(values: Tensor, counts: Tensor) -> Tensor:
     return torch.where(counts > 0, values * counts, 0.0)
 
 
-def _scaled(gradient: Tensor, scale: Tensor) -> Tensor:
-    """gradient * scale; in place if this is the last time that the graph is used."""
+def _scaled(gradients: Sequence[Tensor], scale: Tensor) -> list[Tensor]:
+    """gradients * scale; in place if this is the last time that the graph is used."""
     used_again = torch.is_grad_enabled() or torch._C._autograd._get_current_graph_task_keep_graph()
     if used_again or torch.compiler.is_compiling():
-        return gradient * scale
-    return gradient.mul_(scale)
+        return [gradient * scale for gradient in gradients]
+    in_place = list(gradients)
+    torch._foreach_mul_(in_place, scale)
+    return in_place
 
 
 def _fake_energy(
@@ -274,7 +281,7 @@ def _fake_energy(
         gradients = (torch.empty_like(samples), torch.empty_like(proxies))
     else:
         gradients = (samples.new_empty(0), samples.new_empty(0))
-    return samples.new_empty((), dtype=torch.float64), sums, *gradients
+    return samples.new_empty(()), sums, *gradients
 
 
 def _fake_gradient(

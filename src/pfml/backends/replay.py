@@ -2,11 +2,12 @@
 
 A graph repeats what it has recorded, with the addresses that it has recorded. Samples come to a new address in each
 step, so they are copied to where the graph expects them; proxies stay where they are, and are part of what a graph is
-found by.
+found by. The results, laid out one after the other, are copied from where the graph leaves them.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pfml.backends.operator import Superpose
+from pfml.backends.operator import Compute
 from pfml.superposition import Charges, Field, PairWeights
 
 __all__ = ["Replayed"]
@@ -30,59 +31,53 @@ KEPT = 4
 COUNTED = 64
 #: Charges up to which Python is what takes time; above, the working memory of a graph would be large.
 LARGEST = 32_768
+#: Results begin at multiples of so many bytes.
+ALIGNMENT = 256
 
 
 class _Recording(NamedTuple):
     graph: torch.cuda.CUDAGraph
-    points: Tensor
-    labels: Tensor
-    slopes: Tensor | None
-    results: tuple[Tensor, Tensor, Tensor]
+    inputs: tuple[Tensor, ...]
+    packed: Tensor  # (bytes,)
+    parts: tuple[tuple[int, torch.Size, torch.dtype], ...]  # of each result: where it begins
 
 
 class Replayed:
-    """A `Superpose` that is recorded as a CUDA graph once it has been called a few times in the same way."""
+    """A function of charges that is recorded as a CUDA graph once it has been called a few times in the same way."""
 
-    def __init__(self, superpose: Superpose) -> None:
-        self.superpose = superpose
+    def __init__(self, compute: Compute) -> None:
+        self.compute = compute
         self.calls: OrderedDict[Hashable, int] = OrderedDict()
         self.recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
         self.lock = threading.Lock()
 
     def __call__(
-        self,
-        samples: Charges,
-        proxies: Charges,
-        field: Field,
-        weights: PairWeights,
-        slopes: Tensor | None,
-        with_gradient: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """See `operator.Superpose`."""
+        self, samples: Charges, proxies: Charges, field: Field, weights: PairWeights, *tensors: Tensor, **switches: bool
+    ) -> tuple[Tensor, ...]:
+        """What `compute` gives."""
         if not _may_be_recorded(samples, proxies):
-            return self.superpose(samples, proxies, field, weights, slopes, with_gradient)
-        key = _kind_of_call(samples, proxies, field, weights, slopes, with_gradient)
+            return self.compute(samples, proxies, field, weights, *tensors, **switches)
+        key = _kind_of_call(samples, proxies, field, weights, tensors, switches)
+        inputs = (samples.points, samples.labels, *tensors)
         with self.lock:
             recording = self.recordings.get(key)
             if recording is None:
                 if self._count(key) <= CALLS_BEFORE:
-                    return self.superpose(samples, proxies, field, weights, slopes, with_gradient)
+                    return self.compute(samples, proxies, field, weights, *tensors, **switches)
                 try:
-                    recording = self._record(samples, proxies, field, weights, slopes, with_gradient)
+                    recording = self._record(inputs, samples, proxies, field, weights, switches)
                 except RuntimeError:  # a device or a moment that does not allow it, or no memory left
                     self.calls[key] = -NOT_AGAIN_FOR
-                    return self.superpose(samples, proxies, field, weights, slopes, with_gradient)
+                    return self.compute(samples, proxies, field, weights, *tensors, **switches)
                 self.recordings[key] = recording
                 if len(self.recordings) > KEPT:
                     self.recordings.popitem(last=False)
             self.recordings.move_to_end(key)
-            recording.points.copy_(samples.points)
-            recording.labels.copy_(samples.labels)
-            if slopes is not None and recording.slopes is not None:
-                recording.slopes.copy_(slopes)
+            for here, given in zip(recording.inputs, inputs, strict=True):
+                here.copy_(given)
             recording.graph.replay()
-            sums, sample_gradient, proxy_gradient = (result.clone() for result in recording.results)
-        return sums, sample_gradient, proxy_gradient
+            packed = recording.packed.clone()
+        return _unpacked(packed, recording.parts)
 
     def _count(self, key: Hashable) -> int:
         self.calls[key] = self.calls.pop(key, 0) + 1
@@ -92,21 +87,34 @@ class Replayed:
 
     def _record(
         self,
+        inputs: tuple[Tensor, ...],
         samples: Charges,
         proxies: Charges,
         field: Field,
         weights: PairWeights,
-        slopes: Tensor | None,
-        with_gradient: bool,
+        switches: dict[str, bool],
     ) -> _Recording:
-        points, labels = samples.points.clone(), samples.labels.clone()
-        slopes = None if slopes is None else slopes.clone()
-        still = samples._replace(points=points, labels=labels)
+        points, labels, *tensors = inputs = tuple(given.clone() for given in inputs)
+        samples = samples._replace(points=points, labels=labels)
         graph = torch.cuda.CUDAGraph()
         # Other threads may go on using the device meanwhile.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            results = self.superpose(still, proxies, field, weights, slopes, with_gradient)
-        return _Recording(graph, points, labels, slopes, results)
+            results = self.compute(samples, proxies, field, weights, *tensors, **switches)
+            parts, size = [], 0
+            for result in results:
+                parts.append((size, result.shape, result.dtype))
+                size += math.ceil(result.nbytes / ALIGNMENT) * ALIGNMENT
+            packed = points.new_empty(size, dtype=torch.uint8)
+            for result, place in zip(results, _unpacked(packed, tuple(parts)), strict=True):
+                place.copy_(result)
+        return _Recording(graph, inputs, packed, tuple(parts))
+
+
+def _unpacked(packed: Tensor, parts: tuple[tuple[int, torch.Size, torch.dtype], ...]) -> tuple[Tensor, ...]:
+    """The results that lie in `packed`."""
+    return tuple(
+        packed[begin : begin + shape.numel() * dtype.itemsize].view(dtype).view(shape) for begin, shape, dtype in parts
+    )
 
 
 def _may_be_recorded(samples: Charges, proxies: Charges) -> bool:
@@ -119,7 +127,12 @@ def _may_be_recorded(samples: Charges, proxies: Charges) -> bool:
 
 
 def _kind_of_call(
-    samples: Charges, proxies: Charges, field: Field, weights: PairWeights, slopes: Tensor | None, with_gradient: bool
+    samples: Charges,
+    proxies: Charges,
+    field: Field,
+    weights: PairWeights,
+    tensors: tuple[Tensor, ...],
+    switches: dict[str, bool],
 ) -> Hashable:
     """Everything that a recording depends on."""
     device = samples.points.device
@@ -127,15 +140,15 @@ def _kind_of_call(
         device,
         torch.cuda.current_stream(device).cuda_stream,
         samples.points.shape,
+        samples.points.dtype,
         samples.labels.dtype,
         samples.on_sphere,
         proxies.points.shape,
         proxies.points.data_ptr(),
         proxies.labels.data_ptr(),
-        proxies.labels.dtype,
         proxies.on_sphere,
         field.handle,
         weights,
-        slopes is None,
-        with_gradient,
+        tuple(tensor.dtype for tensor in tensors),
+        tuple(switches.items()),
     )
