@@ -17,6 +17,7 @@ LAYERS = [
     "files",
     "bundles",
     "precision",
+    "tracing",
     "field",
     "sphere",
     "superposition",

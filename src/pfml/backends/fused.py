@@ -38,15 +38,15 @@ __all__ = ["fused_energy", "knows_law", "screen_margin", "unavailable"]
 
 #: The longest position is scaled to 2^LONGEST or a little less; kernels.prepare rounds high parts to multiples of 2^-5.
 LONGEST = 7
-#: Below this r^2, relative to the longest position's square, pairs are taken from differences.
-NEAR = 4e-3
-#: Below this many dimensions low x low is added too: in many, rounding averages out.
+#: From this many dimensions on rounding averages out. Below, low x low is added too.
 WIDE = 128
+#: Below this r^2, relative to the longest position's square, pairs are taken from differences: in many dimensions, few.
+NEAR, NEAR_IN_FEW = 4e-3, 5e-2
 #: Dimensions at a time in products of points, and dimensions of the forces that one program sums.
 CHUNK, WIDTH = 64, 128
 #: Warps and stages of the pipeline, of the screen, of `interact` and of `gather`.
 SCREEN, INTERACT, GATHER = (8, 3), (8, 3), (8, 3)
-#: Tiles whose pulls are held at once (64 KiB each; half as many where they are held twice), and from how many rounds on
+#: Tiles whose pulls are held at once (64 KiB each; half as many where they are held twice), and the rounds above which
 #: the device is asked how many it needs.
 TILES, ROUNDS = 2048, 8
 #: Sets from this size on are sorted by pivots.
@@ -219,7 +219,7 @@ def _by_pivot(rows: _Rows, reach: float) -> Tensor:
     squares = wide.square().sum(dim=1)
     apart = squares[:, None] + squares[None, :] - 2 * (wide @ wide.T)
     number = torch.arange(len(pivots), device=apart.device)
-    together = apart <= (1.5 * reach * rows.scale) ** 2
+    together = apart <= torch.minimum((1.5 * reach * rows.scale) ** 2, apart.mean() / 2)
     leader = torch.where(together, number[None, :], number[:, None]).amin(dim=1)
     return (leader * len(pivots) + number)[nearest].argsort(stable=True)
 
@@ -252,6 +252,7 @@ class _Between:
         law, role = _law(field.law), _role(field.other_pair, field.law)
         self.settings = {"LAW": law, "ROLE": role, "GRADIENT": with_gradient}
         self.twice = not field.rule.linear or not _pulls_are_alike(field.other_pair)
+        self.tiles_at_once = 8 * TILES if not with_gradient else TILES // 2 if self.twice else TILES
 
     def interact(self, rows: _Rows, columns: _Rows, *, of_columns: bool = True) -> tuple[_Found, _Found]:
         """What the columns do to the rows, and the rows to the columns (the same thing if they are the same).
@@ -266,7 +267,7 @@ class _Between:
         found_back = found if symmetric else _Found.of(columns, self.with_gradient)
         if tiles == 0:
             return found, found_back
-        at_once = min(TILES // 2 if self.twice else TILES, tiles)
+        at_once = min(self.tiles_at_once, tiles)
         held = _Held.of(rows, at_once, self.with_gradient, self.twice)
         slots, listed, count = self._list_tiles(rows, columns, tiles)
         column_slopes = columns.slopes[1]
@@ -275,13 +276,14 @@ class _Between:
         rounds = -(-tiles // at_once)
         if rounds > ROUNDS and not (rows.high.is_cuda and torch.cuda.is_current_stream_capturing()):
             rounds = -(-int(count) // at_once)
+        near = NEAR if self.charges.dims >= WIDE else NEAR_IN_FEW
         warps, stages = INTERACT
         for first in range(0, rounds * at_once, at_once):
             kernels.interact[(at_once,)](
                 rows.high, rows.low, rows.squares, rows.labels, rows.kinds, rows.slopes[1],
                 columns.high, columns.low, columns.squares, columns.labels, columns.kinds, column_slopes,
                 listed, count, slots, *held, rows.scale, first, columns.blocks, rows.high.shape[1],
-                *self.weights, *self.numbers, (self.pair.flat_below * (1 - 1e-4)) ** 2, NEAR * 4**LONGEST,
+                *self.weights, *self.numbers, (self.pair.flat_below * (1 - 1e-4)) ** 2, near * 4**LONGEST,
                 **self.settings, ALIKE=set(self.weights) == {1.0}, CAREFUL=self.charges.dims < WIDE,
                 SYMMETRIC=symmetric, TWICE=self.twice, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=warps, num_stages=stages,
             )  # fmt: skip

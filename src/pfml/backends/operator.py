@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pfml.precision import full_precision
 from pfml.superposition import Anchors, Charges, Field, PairWeights, anchor_counts, field_of
+from pfml.tracing import is_traced
 
 __all__ = ["Compute", "FieldOperator", "Superpose"]
 
@@ -63,7 +64,7 @@ class FieldOperator:
         kept = KEPT_GRADIENT_BYTES.get(samples.points.device.type, KEPT_GRADIENT_BYTES["cpu"])
         with_gradient = wants_gradient and field.rule.linear and size <= kept
         problem = samples, proxies, field, weights
-        if _is_traced():
+        if is_traced():
             return self._energy_op(*_arguments(*problem), with_gradient)[0]
         if wants_gradient:
             return _Eager.apply(self, problem, with_gradient, samples.points, proxies.points)  # type: ignore[no-any-return, no-untyped-call]
@@ -222,15 +223,6 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         return ctx.operator.refuse_second_order()  # type: ignore[no-any-return]
-
-
-def _is_traced() -> bool:
-    """Whether something wants to see the operator as one: a compiler, a tracing mode, a transform of torch.func."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._are_functorch_transforms_active()
-    )
 
 
 def _arguments(samples: Charges, proxies: Charges, field: Field, weights: PairWeights) -> tuple[Any, ...]:

@@ -37,7 +37,7 @@ from pfml.precision import full_precision
 __all__ = ["QueryScores", "query_scores"]
 
 #: Pairs in a tile: 2,048 x 2,048 on a CPU, so that it stays in the caches; a GPU is waited for in each, and wants few.
-TILE_PAIRS = {"cpu": 2**22, "cuda": 2**27}
+TILE_PAIRS = {"cpu": 2**22, "cuda": 2**26}
 #: Long sides of tiles are multiples of this, which products like.
 ALIGNED = 64
 #: Items in the first block: few, because at first most items lie between a query's matches.

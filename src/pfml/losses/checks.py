@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pfml.tracing import is_traced
+
 __all__ = ["CollapseWarning", "DeferredCheck", "check_batch", "deferred_checks"]
 
 
@@ -83,12 +85,10 @@ def check_batch(embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
             f"embeddings are on {embeddings.device} but the proxies on {proxies.device}: "
             f"move the loss with loss.to({str(embeddings.device)!r})"
         )
-    return torch.ops.pfml.checked_labels(
-        embeddings.detach(), labels.to(embeddings.device), proxies.detach(), num_classes
-    )
+    check = _checked_labels_op if is_traced() else _checked_labels
+    return check(embeddings.detach(), labels.to(embeddings.device), proxies.detach(), num_classes)
 
 
-@torch.library.custom_op("pfml::checked_labels", mutates_args=())
 def _checked_labels(embeddings: Tensor, labels: Tensor, proxies: Tensor, num_classes: int) -> Tensor:
     labels = labels.to(torch.int64, copy=True)
     deferred = _deferred.get()
@@ -111,7 +111,10 @@ def _checked_labels(embeddings: Tensor, labels: Tensor, proxies: Tensor, num_cla
     return labels
 
 
-@_checked_labels.register_fake
+_checked_labels_op = torch.library.custom_op("pfml::checked_labels", _checked_labels, mutates_args=())
+
+
+@_checked_labels_op.register_fake
 def _(embeddings: Tensor, labels: Tensor, proxies: Tensor, num_classes: int) -> Tensor:
     return torch.empty_like(labels, dtype=torch.int64)
 
