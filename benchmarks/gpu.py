@@ -8,8 +8,8 @@ python benchmarks/gpu.py --quick --device cpu   tiny sizes, to see that it runs
 Prints one table, and writes gpu.csv (after each row) and gpu.png to --out. Times are medians after a warm-up, forward
 and backward, by events on the GPU; memory is what a run allocates above what was there before it (in all of it for the
 million proxies); an error is that of the forces against float64. The last columns say what bounds a row: the products
-that the algorithm needs at least, the memory that it must read and write, or its launches, at the rates that were
-measured in the same run; and how much of that bound was reached.
+that the algorithm needs at least, the memory that it must read and write, or the number of its kernels, at the rates
+that were measured in the same run; and how much of that bound was reached.
 """
 
 from __future__ import annotations
@@ -75,7 +75,6 @@ def evaluation_section(recorder: Recorder, setting: Setting, rates: Rates) -> No
                 DIMS,
                 quality,
                 target_ms=1_500.0 if whole else math.nan,
-                target_mib=2 * GIB if whole else math.nan,
                 mib=memory,
                 target_error=0.0,
                 error=max(abs(on_device[name] - on_cpu[name]) for name in on_cpu),
@@ -153,7 +152,7 @@ def results_table(rows: Sequence[Row], about: dict[str, str], rates: Rates) -> T
     """One line per row."""
     hardware = (
         f"products at {rates.low / 1e12:,.3g} (16-bit), {rates.tf32 / 1e12:,.3g} (tf32), {rates.fp32 / 1e12:,.3g} "
-        f"(fp32) TFLOP/s, memory at {rates.bandwidth / 1e12:.3g} TB/s, a launch in {rates.launch * 1e6:.1f} us"
+        f"(fp32) TFLOP/s, memory at {rates.bandwidth / 1e12:.3g} TB/s, a kernel in {rates.kernel * 1e6:.1f} us"
     )
     software = f"torch {about['torch']}, triton {about['triton']}, commit {about['commit']}"
     table = Table(title=f"{about['device']}, {software}\n{hardware}")

@@ -118,17 +118,19 @@ def _field_row(
 
 
 def field_bound(charges: ChargeSet, rule: Field) -> Bound:
-    """What a field needs at least: half a 16-bit product to find the pairs within reach, three for the pairs found.
+    """What a field needs at least: half a 16-bit product to find pairs within reach, and more for the pairs found.
 
-    Where forces follow from sums ("log", "anchor"), the pairs are evaluated twice. Points are read and gradients
-    written once.
+    These take three products, half of each by symmetry, for their distances, and three for their forces. Where forces
+    follow from sums ("log", "anchor"), distances are evaluated twice. Where proxies are no anchors ("anchor"), pairs of
+    them do not count. Points are read and gradients written once.
     """
     n, reach = _size(charges), rule.other_pair.stop
+    pairs = float(n) ** 2 if rule.rule.proxies_are_anchors else 2.0 * len(charges.samples.points) * n
+    whole = 2.0 * pairs * DIMS
     found = share_inside(charges, reach) if reach < 2 else 1.0
-    whole = 2.0 * n**2 * DIMS
     screened = whole / 2 if reach < 2 else 0.0
     sweeps = 1 if rule.rule.linear else 2
-    return Bound(flops=screened + 3 * sweeps * found * whole, bytes=2.0 * 4 * n * DIMS)
+    return Bound(flops=screened + (1.5 * sweeps + 3) * found * whole, bytes=2.0 * 4 * n * DIMS)
 
 
 def force_error(charges: ChargeSet, rule: Field) -> float:

@@ -23,7 +23,7 @@ from gpu_field import (
     forget,
 )
 from gpu_measure import GIB, Recorder, Row, Setting, count_kernels, extra_mib, times_ms, timing
-from gpu_rates import Bound, Rates
+from gpu_rates import Bound, Rates, captured
 from methods import PAPER, Step, backend_step
 from pfml.losses import PotentialFieldLoss
 
@@ -52,7 +52,7 @@ def small_section(recorder: Recorder, setting: Setting, rates: Rates) -> None:
             charges = charge_set(points, "random", setting.device)
             step = loss_step(charges, setting, backend)
             what = f"PotentialFieldLoss, n = {points:,}, {'CUDA graph' if graphed else 'eager'}"
-            run = _captured(step) if graphed else step
+            run = captured(step) if graphed else step
             return _timed_row(what, f"loss {'graph' if graphed else 'eager'}", points, run, setting, rates, charges)
 
         return measure
@@ -88,20 +88,6 @@ def loss_step(charges: ChargeSet, setting: Setting, backend: str) -> Step:
         loss(embeddings, labels).backward()
 
     return step
-
-
-def _captured(step: Step) -> Step:
-    """The same step, replayed as a CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
 
 
 def million_section(recorder: Recorder, setting: Setting, rates: Rates) -> None:

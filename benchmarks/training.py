@@ -7,8 +7,8 @@ python benchmarks/training.py --quick                    a few steps of a small 
 All in one process. `step` is network, loss and optimiser on one batch that lies on the device, without checks or log;
 `loop` is `pfml.training`'s epochs: crops, checks, log, no evaluation; `saved` is the same with a checkpoint after each
 epoch. They take turns, and the median of the rounds counts. The target is loop / step of 85 % or more. `loss` is the
-time from before the loss to its gradients within a step, gaps in which the device waits included; `first` is the first
-epoch, with all that is compiled in it. Writes training.csv to --out.
+time from before the loss to its gradients within a step of the compiled network, gaps in which the device waits
+included; `first` is the first epoch, with all that is compiled in it. Writes training.csv to --out.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _steps(training: Training, setting: Setting) -> Iterator[None]:
 
 
 def loss_share(setting: Setting, method: str, size: tuple[int, int]) -> Row:
-    """How much of a step the loss takes, for a number of classes of which the data need know nothing."""
+    """How much of a step, compiled on a GPU, the loss takes, for classes of which the data need know nothing."""
     classes, proxies = size
     row = Row(method, "loss", classes, proxies, setting.batch)
     config = setting.config(method, proxies, compiled=False)
@@ -188,13 +188,14 @@ def loss_share(setting: Setting, method: str, size: tuple[int, int]) -> Row:
     pixels, labels = _preloaded(setting, classes)
     start_training_mode(setting.embedder, batch_norm=config.batch_norm)
     set_trainable(setting.embedder, batch_norm=config.batch_norm, warm_up_epochs=config.warm_up_epochs)
-    wholes, losses = [], []
+    network = torch.compile(setting.embedder) if fused else setting.embedder
+    turns = []
     with reproducible(False):
         for turn in range(5 + setting.steps):
             marks = [_mark(setting.device)]
             optimizer.zero_grad(set_to_none=True)
             with torch.autocast(setting.device.type, precision(setting.autocast), enabled=setting.autocast != "none"):
-                embeddings = setting.embedder(pixels)
+                embeddings = network(pixels)
             marks.append(_mark(setting.device))
             with deferred_checks():
                 value = loss(embeddings, labels)
@@ -207,9 +208,9 @@ def loss_share(setting: Setting, method: str, size: tuple[int, int]) -> Row:
             optimizer.step()
             marks.append(_mark(setting.device))
             if turn >= 5:
-                wholes.append(_between(marks[0], marks[3]))
-                losses.append(_between(marks[1], marks[2]))
-    step, part = statistics.median(wholes), statistics.median(losses)
+                turns.append(marks)
+    step = statistics.median(_between(marks[0], marks[3]) for marks in turns)
+    part = statistics.median(_between(marks[1], marks[2]) for marks in turns)
     return replace(
         row,
         step_ms=step * 1e3,

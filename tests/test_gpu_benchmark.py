@@ -20,7 +20,7 @@ from gpu_measure import Recorder, Row, Setting, gpu_environment
 from gpu_rates import Bound, Rates
 from methods import backend_step
 
-RATES = Rates(low=1e12, tf32=5e11, fp32=1e11, bandwidth=1e10, launch=1e-5)
+RATES = Rates(low=1e12, tf32=5e11, fp32=1e11, bandwidth=1e10, kernel=1e-5)
 CPU = Setting(torch.device("cpu"), quick=True, repeats=1, seconds=0.0, longest=0.0)
 
 
@@ -108,19 +108,20 @@ def test_a_verdict_names_every_promise_that_was_not_kept():
     assert Row("training", "what", ratio=0.8, target_ratio=0.85).verdict == "missed: ratio"
 
 
-def test_the_bound_is_the_longest_of_products_memory_and_launches():
+def test_the_bound_is_the_longest_of_products_memory_and_kernels():
     assert RATES.explain(Bound(1e12, 1e9), 2_000.0)["bound"] == "16-bit products"
     assert RATES.explain(Bound(1e12, 1e9), 2_000.0)["share_of_bound"] == pytest.approx(0.5)
     assert RATES.explain(Bound(1e9, 1e9, "fp32"), 200.0)["bound"] == "memory"
-    assert RATES.explain(Bound(1e6, 1e3), 2.0, kernels=50)["bound"] == "50 launches"
+    assert RATES.explain(Bound(1e6, 1e3), 2.0, kernels=50)["bound"] == "50 kernels"
 
 
 def test_the_work_of_a_field_grows_with_the_pairs_within_reach():
     random, crowded = (field_bound(charge_set(200, state), FIELDS["none"]) for state in ("random", "crowded"))
     product = 2 * 200**2 * 512
     assert random.flops == pytest.approx(product / 2)
-    assert crowded.flops == pytest.approx(product * (0.5 + 3 * 0.2), rel=0.1)
-    assert field_bound(charge_set(200, "random"), FIELDS["anchor"]).flops == pytest.approx(6 * product)
+    assert crowded.flops == pytest.approx(product * (0.5 + 4.5 * 0.2), rel=0.1)
+    of_samples = 2 * (2 * 100 * 200) * 512  # 100 of the 200 points are samples
+    assert field_bound(charge_set(200, "random"), FIELDS["anchor"]).flops == pytest.approx(6 * of_samples)
 
 
 def test_rows_of_training_are_appended_if_there_are_any(tmp_path, monkeypatch):
