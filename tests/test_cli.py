@@ -196,3 +196,12 @@ def test_every_field_of_a_run_has_an_option_with_help(capsys):
     text = capsys.readouterr().out
     for option in ("--optimizer.proxy_lr", "--data.noise.rate", "--model.pooling", "--storage.cache", "--resume"):
         assert option in text
+
+
+def test_tune_says_what_a_space_looks_like(capsys, tmp_path):
+    with pytest.raises(SystemExit) as exit_:
+        main(["tune", "--config", "glyphs", "--space", "lr", "--out", str(tmp_path / "tune")])
+    assert "OPTION=LOW:HIGH" in str(exit_.value)
+    with pytest.raises(SystemExit) as exit_:
+        main(["tune", "--config", "glyphs", "--space", "optimizer.lr=5", "--out", str(tmp_path / "tune")])
+    assert "got '5'" in str(exit_.value)

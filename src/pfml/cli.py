@@ -33,6 +33,8 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
     """Train an embedder and evaluate it on unseen classes: log, checkpoints, model and results in a run folder."""
     from pfml.training.config_files import read_config
     from pfml.training.interrupts import Interrupted
+    from pfml.training.methods import METHODS
+    from pfml.training.methods.untrained import evaluate_untrained
     from pfml.training.monitor import ProgressMonitor
     from pfml.training.run import RunConfig, run
 
@@ -44,12 +46,51 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
     out = out or _free_folder(Path("runs"), f"{Path(config.data.name).stem}-{config.loss.name}")
     _print_line(console, f"{config.loss.name} on {config.data.name}, {config.model.backbone}, in {out}")
     try:
-        results = run(config, out, resume=resume is not None, monitor=ProgressMonitor(console))
+        if not METHODS[config.loss.name].trains:
+            results = evaluate_untrained(config, out, monitor=ProgressMonitor(console))
+        else:
+            results = run(config, out, resume=resume is not None, monitor=ProgressMonitor(console))
     except Interrupted as interrupt:
         _print_line(console, f"{interrupt}; go on with: pfml train --resume {out}")
         sys.exit(128 + interrupt.signal)
     _print_results(console, results)
     _print_line(console, f"{out}: config, log, results; the model: pfml.load_embedder({str(out)!r})")
+
+
+def tune(
+    config: RunConfig,
+    out: Path | None = None,
+    trials: int = 20,
+    space: list[str] | None = None,
+    split: str = "half",
+) -> None:
+    """Choose hyper-parameters on classes that are neither trained nor tested on: best.yaml for pfml train --config."""
+    from pfml.experiments.tune import Range, space_of
+    from pfml.experiments.tune import tune as search
+
+    console = _console()
+    out = out or _free_folder(Path("out/tune"), f"{Path(config.data.name).stem}-{config.loss.name}")
+    ranges = space_of(config)
+    if space:
+        ranges = {}
+        for each in space:
+            name, equals, text = each.partition("=")
+            if not equals:
+                raise ValueError(f"--space must be OPTION=LOW:HIGH, as in optimizer.lr=log:1e-5:1e-3, got {each!r}")
+            ranges[name] = Range.parse(text)
+    _print_line(console, f"{config.loss.name} on {config.data.name}: {', '.join(ranges)}; {trials} trials in {out}")
+
+    def show(trial: dict[str, Any]) -> None:
+        values = ", ".join(f"{name.rpartition('.')[2]} {value:.4g}" for name, value in trial["values"].items())
+        score = "" if trial["score"] is None else f"{config.select_by} {100 * trial['score']:.2f}"
+        _print_line(
+            console, f"trial {trial['number']}: {values}: {score} {trial['state']} {trial['error'] or ''}".strip()
+        )
+
+    tuned = search(config, out, trials=trials, space=ranges, split=split, on_trial=show)
+    values = ", ".join(f"{name} {value:.4g}" for name, value in tuned.values.items())
+    _print_line(console, f"best on validation classes: {config.select_by} {100 * tuned.score:.2f} with {values}")
+    _print_line(console, f"train with it: pfml train --config {out / 'best.yaml'}")
 
 
 def evaluate(run: Path, data: str | None = None, root: Path | None = None, nmi: bool = False) -> None:
@@ -165,7 +206,29 @@ def demo(out: Path = Path("out/demo"), epochs: int = 6, seed: int = 0) -> None:
     _print_line(console, f"{report}: curves, map of the embedding, proxies in the field, retrieval examples")
 
 
-COMMANDS: dict[str, Any] = {"train": train, "evaluate": evaluate, "embed": embed, "demo": demo, "theory": theory}
+def methods(markdown: bool = False) -> None:
+    """List the methods that --loss.name may name, with their options.
+
+    Args:
+        markdown: As in docs/METHODS.md: with recipes and notes.
+    """
+    from pfml.training.methods.listing import markdown_table, rich_table
+
+    if markdown:
+        print(markdown_table())
+    else:
+        _console().print(rich_table())
+
+
+COMMANDS: dict[str, Any] = {
+    "train": train,
+    "tune": tune,
+    "evaluate": evaluate,
+    "embed": embed,
+    "methods": methods,
+    "demo": demo,
+    "theory": theory,
+}
 
 
 class Parser(ArgumentParser):
@@ -197,6 +260,8 @@ def create_parser() -> Parser:
         subparser = Parser(description=summary)
         if command is train:
             _add_train_arguments(subparser)
+        elif command is tune:
+            _add_tune_arguments(subparser)
         elif command is embed:
             subparser.add_argument("run", type=Path, help="Folder of a run, or of a saved embedder.")
             subparser.add_argument("images", type=Path, nargs="+", help="Image files, or folders with images in them.")
@@ -208,13 +273,27 @@ def create_parser() -> Parser:
 
 
 def _add_train_arguments(parser: Parser) -> None:
+    _add_run_config(parser)
+    parser.add_argument("--out", type=Path, help="Folder of the run; by default a new one in runs.")
+    parser.add_argument("--resume", type=Path, help="Go on with the run in this folder.")
+
+
+def _add_tune_arguments(parser: Parser) -> None:
+    _add_run_config(parser)
+    parser.add_argument("--out", type=Path, help="Folder of the study; a study that is there goes on.")
+    parser.add_argument("--trials", type=int, default=20, help="How many there are to be in all.")
+    parser.add_argument(
+        "--space", nargs="+", help="What to tune, as in optimizer.lr=log:1e-5:1e-3 loss.options.delta=0.2:1.0."
+    )
+    parser.add_argument("--split", default="half", help="How the training classes are divided: half, fold-0 to fold-3.")
+
+
+def _add_run_config(parser: Parser) -> None:
     from pfml.training.config_files import shipped_configs
     from pfml.training.run import RunConfig
 
     shipped = ", ".join(shipped_configs())
     parser.add_argument("--config", action="config", help=f"A YAML file, or a configuration of the package: {shipped}.")
-    parser.add_argument("--out", type=Path, help="Folder of the run; by default a new one in runs.")
-    parser.add_argument("--resume", type=Path, help="Go on with the run in this folder.")
     parser.add_class_arguments(RunConfig)
 
 
@@ -231,7 +310,7 @@ def main(arguments: list[str] | None = None) -> None:
     command = parsed.command
     try:
         values = vars(parser.instantiate(parsed)[command])
-        COMMANDS[command](**_train_arguments(values) if command == "train" else values)
+        COMMANDS[command](**_with_run_config(values) if command in ("train", "tune") else values)
     except (ValueError, OSError, ImportError, NonFiniteLossError) as error:
         sys.exit(f"pfml {command}: error: {error}")
     except KeyboardInterrupt:
@@ -282,13 +361,14 @@ def _config_file(name: str) -> str:
     return str(shipped[name])
 
 
-def _train_arguments(values: dict[str, Any]) -> dict[str, Any]:
-    """The parsed fields of `RunConfig`, put together."""
+def _with_run_config(values: dict[str, Any]) -> dict[str, Any]:
+    """The parsed fields of `RunConfig` put together, and the other options."""
     from pfml.training.run import RunConfig
 
     names = {one.name for one in fields(RunConfig)}
     config = RunConfig(**{name: value for name, value in values.items() if name in names})
-    return {"config": config, "out": values["out"], "resume": values["resume"]}
+    others = {name: value for name, value in values.items() if name not in names and name != "config"}
+    return {"config": config, **others}
 
 
 def _free_folder(parent: Path, name: str) -> Path:
