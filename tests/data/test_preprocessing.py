@@ -89,6 +89,15 @@ def test_when_no_try_fits_the_centre_is_taken_exactly_as_torchvision_does(
     assert torch.equal(boxes(size, 5, augmentation), torchvision_boxes(size, 5, augmentation))
 
 
+def test_a_crop_does_not_depend_on_whether_others_in_its_batch_find_a_try_that_fits() -> None:
+    augmentation = Augmentation(scale=(0.5, 1.0))
+    size = torch.tensor([[300, 400], [10, 1000], [375, 500], [1000, 10]])
+    draws = torch.rand(4, 22, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    alone = [augmentation._boxes(size[k : k + 1], draws[k : k + 1]) for k in range(4)]
+    for together, apart in zip(augmentation._boxes(size, draws), zip(*alone, strict=True), strict=True):
+        assert torch.equal(together, torch.cat(apart))
+
+
 def test_crops_lie_inside_their_images_and_come_in_one_draw_for_different_sizes() -> None:
     sizes = torch.tensor([[5, 9], [300, 200], [1, 1], [64, 640]])
     indices = torch.arange(4).repeat(500)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pfml.data.decoding import Track, collect, read_rgb
+from pfml.data.fused_crops import resample_fused, unavailable
 from pfml.data.resampling import PixelBuffer, resample, resample_batch
 from pfml.data.transfer import send
 from pfml.data.windows import Windows
@@ -46,10 +47,20 @@ class DecodedImages:
         """Height and width of each image, (N, 2) int64."""
         return self.pixels.sizes
 
+    @property
+    def execution(self) -> str:
+        """How crops are made: "fused" by Triton or "batched" by torch on a GPU, "image by image" in memory."""
+        device = self.pixels.data.device
+        if device.type == "cpu":
+            return "image by image"
+        return "fused" if unavailable(device) is None else "batched"
+
     def crops(self, plan: Iterable[Windows]) -> Iterator[Tensor]:
         """(B, 3, size, size) float32 RGB in [0, 1] on the device, for each item of the plan, in its order."""
-        if self.pixels.data.device.type != "cpu":
-            yield from (resample_batch(self.pixels, windows) for windows in plan)
+        execution = self.execution
+        if execution != "image by image":
+            make = resample_fused if execution == "fused" else resample_batch
+            yield from (make(self.pixels, windows) for windows in plan)
             return
         # one thread is no pool: torch's own threads share an image then
         with ThreadPoolExecutor(max(self.workers, 1)) as pool:

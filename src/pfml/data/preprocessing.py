@@ -166,38 +166,40 @@ class Augmentation:
         corner, extent = self._boxes(_sizes_of(indices, sizes), draws[:, 1:])
         return Windows(
             indices=indices,
-            start=corner.double(),
-            extent=extent.double(),
-            lower=corner,
-            upper=corner + extent,
+            start=corner,
+            extent=extent,
+            lower=corner.to(torch.int64),
+            upper=(corner + extent).to(torch.int64),
             flipped=flipped,
             size=preprocessing.crop,
             interpolation=preprocessing.interpolation,
         )
 
     def _boxes(self, size: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """Corners and extents of crops, (B, 2) int64 each: the first of ten tries that fits, else the centre."""
+        """Corners and extents, (B, 2) whole float64 each, of the first of ten tries that fits, else of the centre."""
+        size = size.double()  # once: between integers and floats, every operation would convert
         areas, shapes = draws[:, 2:].view(-1, 2, CROP_TRIES).unbind(1)
         area = size.prod(1, keepdim=True) * (self.scale[0] + (self.scale[1] - self.scale[0]) * areas)
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         ratio = torch.exp(low + (high - low) * shapes)
-        tries = torch.stack([(area / ratio).sqrt(), (area * ratio).sqrt()], dim=2).round()  # (B, tries, 2)
-        fits = ((tries > 0) & (tries <= size[:, None])).all(2)
-        first = fits.to(torch.int64).argmax(1)  # argmax gives the first of equals
-        extent = tries[torch.arange(len(size)), first].to(torch.int64)
-        corner = (draws[:, :2] * (size - extent + 1)).floor().to(torch.int64)
-        centre_extent = self._largest_box(size)
-        found = fits.any(1, keepdim=True)
-        extent = torch.where(found, extent, centre_extent)
-        return torch.where(found, corner, (size - extent).div(2, rounding_mode="floor")), extent
+        tries = torch.stack([area / ratio, area * ratio], dim=1).sqrt_().round_()  # (B, 2, tries)
+        fits = ((tries > 0) & (tries <= size[:, :, None])).all(1)
+        first = fits.to(torch.uint8).argmax(1, keepdim=True)  # argmax gives the first of equals
+        extent = tries.gather(2, first[:, None].expand(-1, 2, 1))[:, :, 0]
+        corner = (draws[:, :2] * (size - extent + 1)).floor_()
+        found = fits.gather(1, first)
+        if not found.all():
+            extent = torch.where(found, extent, self._largest_box(size))
+            corner = torch.where(found, corner, ((size - extent) / 2).floor_())
+        return corner, extent
 
     def _largest_box(self, size: Tensor) -> Tensor:
-        """The largest extent of an allowed ratio, (B, 2) int64."""
-        height, width = size.double().unbind(1)
+        """The largest extent of an allowed ratio, (B, 2) whole float64."""
+        height, width = size.unbind(1)
         whole = width / height
         tallest = torch.where(whole < self.ratio[0], (width / self.ratio[0]).round(), height)
         widest = torch.where(whole > self.ratio[1], (height * self.ratio[1]).round(), width)
-        return torch.stack([tallest, widest], dim=1).clamp(min=1).to(torch.int64)
+        return torch.stack([tallest, widest], dim=1).clamp(min=1)
 
 
 def _sizes_of(indices: Tensor, sizes: Tensor) -> Tensor:
