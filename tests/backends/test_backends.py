@@ -358,3 +358,22 @@ def test_a_pair_at_the_edge_of_repulsion_is_judged_exactly():
     state.proxies[:] = centre + 0.2 * directions
     state.sample_labels[:] = 0
     check_backend("tiled", state, Field(PowerLaw()), PairWeights(proxy_repulsion=0.0), on_sphere=False)
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_derivatives_that_it_does_not_have_are_refused_or_right(name):
+    labels = torch.arange(8) % 3
+    points = torch.randn(8, 4, dtype=torch.float64)
+
+    def energy(positions):
+        none = Charges(positions[:0].detach(), labels[:0])
+        return BACKENDS[name](Charges(positions, labels), none, Field(PowerLaw(delta=2.0)), PairWeights())
+
+    (expected,) = torch.autograd.grad(energy(moving := points.clone().requires_grad_()), moving)
+    (batched,) = torch.autograd.grad(
+        energy(moving := points.clone().requires_grad_()), moving, torch.ones(3).double(), is_grads_batched=True
+    )
+    torch.testing.assert_close(batched, expected.expand(3, -1, -1))
+    if name != "dense":
+        with pytest.raises(RuntimeError, match="no forward-mode derivative"):
+            torch.func.jvp(energy, (points,), (torch.ones_like(points),))

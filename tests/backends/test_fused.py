@@ -8,6 +8,7 @@ from test_backends import check_backend
 
 from pfml.backends import BACKENDS, choose_backend, fused
 from pfml.backends.fused import unavailable
+from pfml.energy import potential_energy
 from pfml.field import PowerLaw
 from pfml.superposition import Charges, Field, PairWeights
 from states import FIELDS, WEIGHTS, State, Yukawa, energy_and_gradients
@@ -92,6 +93,16 @@ def test_the_screen_bounds_what_rounding_of_high_parts_can_do():
             a, b = (2**fused.LONGEST * x / x.norm(dim=1, keepdim=True) for x in (a, b))
             error = 2 * ((high(a) * high(b)).sum(dim=1) - (a * b).sum(dim=1)).abs()
             assert error.max() < fused.screen_margin(dims)
+    # components of 64 and more are rounded twice, here by 3/64, the same way in both points
+    for dims in (2, 3, 4):
+        largest = 2**fused.LONGEST / dims**0.5
+        grid = torch.arange(64, min(largest, 127), 1 / 8, dtype=torch.float64)
+        rounded_down, rounded_up = (grid + sign * (3 / 64 - 1e-6) for sign in (1, -1))
+        for component in torch.cat([rounded_down, rounded_up]):
+            point = component.expand(dims)
+            if point.norm() <= 2**fused.LONGEST:
+                error = 2 * (high(point).square().sum() - point.square().sum()).abs()
+                assert error < fused.screen_margin(dims)
     # the worst case: every component rounded the same way, by half of a unit
     worst = torch.full((512,), 5 + 2**-6 - 2**-20, dtype=torch.float64)
     assert worst.norm() < 2**fused.LONGEST
@@ -132,6 +143,23 @@ def test_equal_inputs_give_equal_bits():
         for _ in range(2)
     )
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_labels_of_any_layout():
+    points = torch.randn(8, 5, device=DEVICE)
+    table = torch.tensor([[0, 9], [0, 9], [1, 9], [1, 8], [2, 8], [2, 8], [3, 7], [3, 7]], device=DEVICE)
+    for labels in (table[:, 0], table[:, 1], table[:1, 0].expand(8), table[:, 0].to(torch.int16)):
+        energies = [
+            potential_energy(points, labels, law=PowerLaw(delta=2.0), form="shifted", backend=backend).item()
+            for backend in ("triton", "tiled")
+        ]
+        assert energies[0] == pytest.approx(energies[1], rel=1e-4, abs=1e-4)
+
+
+def test_the_literal_energy_is_there_for_its_users_too():
+    points, labels = torch.randn(8, 5, device=DEVICE), torch.arange(8, device=DEVICE) % 3
+    literal = potential_energy(points, labels, backend="triton")
+    torch.testing.assert_close(literal, potential_energy(points, labels, backend="tiled"))
 
 
 def test_what_it_does_not_know_is_refused_by_name():

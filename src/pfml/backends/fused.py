@@ -22,7 +22,6 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -92,6 +91,13 @@ def _superpose(
     samples: Charges, proxies: Charges, field: Field, weights: PairWeights, slopes: Tensor | None, with_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sums and gradients; see `operator.Superpose`."""
+    with torch.cuda.device_of(samples.points):  # Triton launches on the current device, whatever it is given
+        return _superpose_here(samples, proxies, field, weights, slopes, with_gradient)
+
+
+def _superpose_here(
+    samples: Charges, proxies: Charges, field: Field, weights: PairWeights, slopes: Tensor | None, with_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     points, num_samples = samples.points, len(samples.points)
     n, dims = num_samples + len(proxies.points), points.shape[1]
     sums = points.new_empty(2, n, dtype=torch.float64)
@@ -100,7 +106,7 @@ def _superpose(
         return sums.zero_(), *(gradient.zero_() for gradient in gradients)  # type: ignore[return-value]
     own, other = source_weights(field, weights, proxies.anchors is not None)
     if slopes is None and with_gradient:
-        slopes = _constant(1.0, (2, n), points.device)
+        slopes = points.new_ones(2, n)
     charges = _ChargeSet(samples, proxies, slopes)
     rows, found = charges.rows(), None
     if any(other):
@@ -191,23 +197,11 @@ def _scale(samples: Charges, proxies: Charges) -> Tensor:
     """The power of two that brings the longest position to 2^LONGEST or less, to 0.1 %; a tensor on the device."""
     free = [g.points for g in (samples, proxies) if len(g.points) and not g.on_sphere]
     if not free:
-        return _constant(2.0**LONGEST, (), samples.points.device)
+        return samples.points.new_full((), 2.0**LONGEST)
     on_sphere = any(len(g.points) and g.on_sphere for g in (samples, proxies))
     longest = torch.stack([torch.linalg.vector_norm(points, dim=1).amax() for points in free]).amax()
     longest = longest.clamp_min(1.0 if on_sphere else 1e-30)
     return torch.exp2(LONGEST - (longest * (1 - 1e-3)).log2().ceil())
-
-
-@lru_cache(maxsize=32)
-def _kept(value: float, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.full(shape, value, device=device)
-
-
-def _constant(value: float, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """A tensor of one value; kept from call to call, since a small field is mostly launches."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():  # then its memory belongs to the graph
-        return torch.full(shape, value, device=device)
-    return _kept(value, shape, device)
 
 
 def _by_pivot(rows: _Rows, reach: float) -> Tensor:
@@ -227,10 +221,11 @@ def _by_pivot(rows: _Rows, reach: float) -> Tensor:
 def screen_margin(dims: int) -> float:
     """Bound on the error of r^2 from products of the high parts, for scaled positions.
 
-    Rounding moves a component by 2^-6 at most; by 2^-5 if it is larger than 2^6, which 4 of them can be. With e the
-    length of what it moves a point by, a product of two points is off by at most e |a| + e |b| + e^2.
+    Rounding moves a component by 2^-6 at most; by 3 * 2^-6 if it is 2^6 or larger, since float16 then rounds once more:
+    4 of them can be. With e the length of what it moves a point by, a product of two points is off by at most
+    e |a| + e |b| + e^2.
     """
-    e = 2**-6 * math.sqrt(dims + 12)
+    e = 2**-6 * math.sqrt(dims + 4 * (3**2 - 1))
     return 2 * (2 * 1.001 * 2**LONGEST * e + e**2) + 1.0
 
 
@@ -272,7 +267,7 @@ class _Between:
         slots, listed, count = self._list_tiles(rows, columns, tiles)
         column_slopes = columns.slopes[1]
         if not of_columns:
-            column_slopes = _constant(0.0, column_slopes.shape, rows.high.device)
+            column_slopes = torch.zeros_like(column_slopes)
         rounds = -(-tiles // at_once)
         if rounds > ROUNDS and not (rows.high.is_cuda and torch.cuda.is_current_stream_capturing()):
             rounds = -(-int(count) // at_once)

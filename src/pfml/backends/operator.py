@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from pfml.precision import full_precision
 from pfml.superposition import Anchors, Charges, Field, PairWeights, anchor_counts, field_of
@@ -64,6 +65,7 @@ class FieldOperator:
         kept = KEPT_GRADIENT_BYTES.get(samples.points.device.type, KEPT_GRADIENT_BYTES["cpu"])
         with_gradient = wants_gradient and field.rule.linear and size <= kept
         problem = samples, proxies, field, weights
+        _refuse_forward_mode(samples.points, proxies.points)
         if is_traced():
             return self._energy_op(*_arguments(*problem), with_gradient)[0]
         if wants_gradient:
@@ -225,6 +227,12 @@ class _Once(torch.autograd.Function):
         return ctx.operator.refuse_second_order()  # type: ignore[no-any-return]
 
 
+def _refuse_forward_mode(*points: Tensor) -> None:
+    """A tangent would be lost without a word."""
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(each).tangent is not None for each in points):
+        raise RuntimeError("the field has no forward-mode derivative: use reverse mode (backward, torch.func.grad)")
+
+
 def _arguments(samples: Charges, proxies: Charges, field: Field, weights: PairWeights) -> tuple[Any, ...]:
     """What an operator of torch.library may be given: tensors, numbers and lists of them."""
     nothing = proxies.labels.new_empty(0), proxies.points.new_empty(0, dtype=torch.float64)
@@ -245,7 +253,10 @@ def _still(
     samples: Charges, proxies: Charges, field: Field, weights: PairWeights
 ) -> tuple[Charges, Charges, Field, PairWeights]:
     """The same without gradients, in plain memory layout."""
-    samples, proxies = (group._replace(points=group.points.detach().contiguous()) for group in (samples, proxies))
+    samples, proxies = (
+        group._replace(points=group.points.detach().contiguous(), labels=group.labels.long().contiguous())
+        for group in (samples, proxies)
+    )
     return samples, proxies, field, weights
 
 
@@ -257,7 +268,8 @@ def _times_counts(values: Tensor, counts: Tensor) -> Tensor:
 def _scaled(gradients: Sequence[Tensor], scale: Tensor) -> list[Tensor]:
     """gradients * scale; in place if this is the last time that the graph is used."""
     used_again = torch.is_grad_enabled() or torch._C._autograd._get_current_graph_task_keep_graph()
-    if used_again or torch.compiler.is_compiling():
+    many_at_once = torch._C._functorch.is_legacy_batchedtensor(scale)  # is_grads_batched
+    if used_again or many_at_once or is_traced():
         return [gradient * scale for gradient in gradients]
     in_place = list(gradients)
     torch._foreach_mul_(in_place, scale)

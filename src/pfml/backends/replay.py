@@ -23,14 +23,14 @@ __all__ = ["Replayed"]
 
 #: Calls of one kind before it is recorded: the first ones compile kernels, and some never come again.
 CALLS_BEFORE = 3
-#: Calls until it is tried again if that has failed.
+#: Calls until it is tried again if that has failed, or if its recording had to give way to others.
 NOT_AGAIN_FOR = 10_000
 #: Graphs that are kept, each with its working memory.
 KEPT = 4
 #: Kinds of calls that are counted.
 COUNTED = 64
-#: Charges up to which Python is what takes time; above, the working memory of a graph would be large.
-LARGEST = 32_768
+#: Numbers (charges x dimensions) up to which it pays; above, the working memory of a graph would be large.
+LARGEST = 2**24
 #: Results begin at multiples of so many bytes.
 ALIGNMENT = 256
 
@@ -49,12 +49,21 @@ class Replayed:
         self.compute = compute
         self.calls: OrderedDict[Hashable, int] = OrderedDict()
         self.recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
+        self.streams: dict[torch.device, torch.cuda.Stream] = {}
         self.lock = threading.Lock()
 
     def __call__(
         self, samples: Charges, proxies: Charges, field: Field, weights: PairWeights, *tensors: Tensor, **switches: bool
     ) -> tuple[Tensor, ...]:
         """What `compute` gives."""
+        if not samples.points.is_cuda:
+            return self.compute(samples, proxies, field, weights, *tensors, **switches)
+        with torch.cuda.device(samples.points.device):
+            return self._call(samples, proxies, field, weights, *tensors, **switches)
+
+    def _call(
+        self, samples: Charges, proxies: Charges, field: Field, weights: PairWeights, *tensors: Tensor, **switches: bool
+    ) -> tuple[Tensor, ...]:
         if not _may_be_recorded(samples, proxies):
             return self.compute(samples, proxies, field, weights, *tensors, **switches)
         key = _kind_of_call(samples, proxies, field, weights, tensors, switches)
@@ -70,14 +79,16 @@ class Replayed:
                     self.calls[key] = -NOT_AGAIN_FOR
                     return self.compute(samples, proxies, field, weights, *tensors, **switches)
                 self.recordings[key] = recording
-                if len(self.recordings) > KEPT:
-                    self.recordings.popitem(last=False)
+                if len(self.recordings) > KEPT:  # what does not fit beside the others is better left alone
+                    evicted, _ = self.recordings.popitem(last=False)
+                    self.calls[evicted] = -NOT_AGAIN_FOR
             self.recordings.move_to_end(key)
             for here, given in zip(recording.inputs, inputs, strict=True):
                 here.copy_(given)
             recording.graph.replay()
             packed = recording.packed.clone()
-        return _unpacked(packed, recording.parts)
+        # A number is often kept, or changed in place: it must not be a view of everything.
+        return tuple(part.clone() if part.dim() == 0 else part for part in _unpacked(packed, recording.parts))
 
     def _count(self, key: Hashable) -> int:
         self.calls[key] = self.calls.pop(key, 0) + 1
@@ -94,11 +105,24 @@ class Replayed:
         weights: PairWeights,
         switches: dict[str, bool],
     ) -> _Recording:
-        points, labels, *tensors = inputs = tuple(given.clone() for given in inputs)
+        with torch.inference_mode(False):  # what is made in that mode could not be written to outside of it
+            return self._record_here(inputs, samples, proxies, field, weights, switches)
+
+    def _record_here(
+        self,
+        inputs: tuple[Tensor, ...],
+        samples: Charges,
+        proxies: Charges,
+        field: Field,
+        weights: PairWeights,
+        switches: dict[str, bool],
+    ) -> _Recording:
+        points, labels, *tensors = inputs = tuple(given.detach().clone() for given in inputs)
         samples = samples._replace(points=points, labels=labels)
         graph = torch.cuda.CUDAGraph()
+        stream = self.streams.setdefault(points.device, torch.cuda.Stream(points.device))
         # Other threads may go on using the device meanwhile.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.no_grad(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             results = self.compute(samples, proxies, field, weights, *tensors, **switches)
             parts, size = [], 0
             for result in results:
@@ -119,8 +143,7 @@ def _unpacked(packed: Tensor, parts: tuple[tuple[int, torch.Size, torch.dtype], 
 
 def _may_be_recorded(samples: Charges, proxies: Charges) -> bool:
     return (
-        samples.points.is_cuda
-        and 0 < len(samples.points) + len(proxies.points) <= LARGEST
+        0 < samples.points.numel() + proxies.points.numel() <= LARGEST
         and proxies.anchors is None
         and not torch.cuda.is_current_stream_capturing()
     )

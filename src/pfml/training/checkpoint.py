@@ -50,8 +50,8 @@ class CheckpointWriter:
             save_checkpoint(self.folder, tensors, state)
             return
         snapshot = {name: _snapshot(tensor) for name, tensor in tensors.items()}
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+            torch.cuda.synchronize(device)
         self._under_way = self._pool.submit(save_checkpoint, self.folder, snapshot, copy.deepcopy(state))
 
     def wait(self) -> None:
