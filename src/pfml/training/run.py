@@ -31,7 +31,8 @@ from pfml.training.config import TrainConfig
 from pfml.training.config_files import write_config
 from pfml.training.environment import resolve_device, seeded
 from pfml.training.loop import Training
-from pfml.training.methods import LossConfig, create_loss
+from pfml.training.methods import METHODS, LossConfig, create_loss
+from pfml.training.methods.untrained import evaluate_untrained
 from pfml.training.monitor import Monitor
 from pfml.training.run_folder import RunFolder
 
@@ -101,6 +102,8 @@ def run(config: RunConfig, out: str | Path, *, resume: bool = False, monitor: Mo
     monitor = monitor or Monitor()
     config = replace(config, data=_absolute(config.data))
     data, corruption = prepare_data(config.data)
+    if not METHODS[config.loss.name].trains:
+        return evaluate_untrained(config, data, RunFolder(Path(out)), monitor)
     with seeded(config.seed):
         embedder = Embedder(config.model)
     if corruption is not None:

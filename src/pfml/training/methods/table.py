@@ -1,0 +1,277 @@
+"""The table of methods."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from pfml.losses import HISTLoss, PotentialFieldLoss, ProxyAnchorLoss, ProxyGMLLoss, baselines
+from pfml.training.methods.method import Method, Recipe
+
+__all__ = ["METHODS"]
+
+PAPER = Recipe(
+    "adam", 1e-4, "supplement", 0.01, 5e-4, batch_size=100, samples_per_class=4, epochs=200, warm_up_epochs=1,
+    departs="the paper does not say how batches are drawn",
+)  # fmt: skip
+PROXY_ANCHOR = Recipe(
+    "adamw", 1e-4, "authors' code, BN-Inception", 0.01, 1e-4, 1e-4, clip_value=10, step_every=10, step_factor=0.5,
+    batch_size=180, epochs=60, warm_up_epochs=1, pooling="avg+max",
+)  # fmt: skip
+PROXY_NCA = Recipe(
+    "adam", 0.045, "proxy-nca (Dichotomies)", 1.0, eps=1.0, step_every=1, step_factor=0.94, epochs=20,
+    departs="label smoothing 0.1",
+)  # fmt: skip
+PROXY_NCA_PLUS_PLUS = Recipe(
+    "adam", 4e-3, "authors' code", 400.0, eps=1.0, batch_size=32, samples_per_class=4, epochs=40, pooling="max",
+    layer_norm="features", departs="learning rates fall when validation does not improve for 4 epochs",
+)  # fmt: skip
+SOFT_TRIPLE = Recipe(
+    "adam", 1e-4, "authors' code", 0.01, 1e-4, 1e-4, eps=0.01, step_every=20, step_factor=0.1, batch_size=32, epochs=50
+)
+PROXY_GML = replace(SOFT_TRIPLE, proxy_lr=0.03)
+HIST = Recipe(
+    "adam", 1.2e-4, "authors' code", 0.1, 5e-5, 5e-5, step_every=5, step_factor=0.5, batch_size=32, epochs=40,
+    warm_up_epochs=1, pooling="avg+max", layer_norm="embedding", departs="warm-up epochs come on top of the others",
+)  # fmt: skip
+MULTI_SIMILARITY = Recipe(
+    "adam", 3e-5, "authors' code", weight_decay=5e-4, step_every=16, step_factor=0.1, batch_size=80,
+    samples_per_class=5, epochs=41, departs="counted in steps there: 3,000, with the rates falling at 1,200 and 2,400",
+)  # fmt: skip
+REVISITING = Recipe(
+    "adam", 1e-5, "Roth et al., ICML 2020", weight_decay=4e-4, batch_size=112, samples_per_class=2, epochs=150
+)
+MARGIN = replace(REVISITING, proxy_lr=5e-4)
+NORMALIZED_SOFTMAX = Recipe(
+    "sgd", 0.01, "authors' code", 0.01, 1e-4, layer_norm="features", departs="momentum 0.9; the loss's rate is ours"
+)
+MLRC = Recipe(
+    "rmsprop", 1e-6, "Musgrave et al., ECCV 2020", weight_decay=1e-4, batch_size=32, samples_per_class=4,
+    departs="momentum 0.9; epochs of 100 steps until validation does not improve",
+)  # fmt: skip
+MLRC_CLASSIFICATION = replace(MLRC, samples_per_class=1, departs=f"{MLRC.departs}; the loss's rate tuned")
+
+
+def no_loss(num_classes: int, embedding_dim: int) -> nn.Module:
+    """An error that says what to do instead of training."""
+    raise ValueError(
+        "zero-shot trains nothing and has no loss: `pfml train --loss.name zero-shot`, and pfml.training.run(config, "
+        "out), evaluate the network as it comes"
+    )
+
+
+METHODS: dict[str, Method] = {
+    "pfml": Method(
+        PotentialFieldLoss,
+        "the paper's text: Eq. 6, delta 0.2, alpha 3, 15 proxies per class",
+        "Bhatnagar and Ahuja, CVPR 2025",
+        learns="proxies (C, M, D)",
+        recipe=PAPER,
+    ),
+    "pfml-log": Method(
+        PotentialFieldLoss,
+        "our preset: the logarithm of each anchor's potentials, repulsion reaching further than attraction",
+        "this package",
+        {"normalization": "log", "delta": 0.6, "delta_rep": 1.2, "alpha": 6.0, "proxy_attraction": False},
+        learns="proxies (C, M, D)",
+    ),
+    "cpml": Method(
+        PotentialFieldLoss,
+        "the paper's contrast: forces that grow with distance",
+        "Bhatnagar and Ahuja, CVPR 2025",
+        {"potential": "cpml"},
+        learns="proxies (C, M, D)",
+        recipe=PAPER,
+        note="the paper does not define its repulsion; ours is [delta - r]+^2",
+    ),
+    "proxy-anchor": Method(
+        ProxyAnchorLoss,
+        "each proxy pulls its class and pushes the rest, the harder the worse they fit",
+        "Kim et al., CVPR 2020",
+        learns="proxies (C, 1, D)",
+        recipe=PROXY_ANCHOR,
+    ),
+    "proxy-nca": Method(
+        baselines.proxy_nca,
+        "squared distances to the proxies of all classes, against the others",
+        "Movshovitz-Attias et al., ICCV 2017",
+        learns="proxies (C, 1, D)",
+        recipe=PROXY_NCA,
+        note="without the code's label smoothing; (3, 3) of CUB and Cars as scale 9, SOP has (1, 8)",
+    ),
+    "proxy-nca++": Method(
+        baselines.proxy_nca_plus_plus,
+        "proxy-nca as a probability, temperature 1/9",
+        "Teh et al., ECCV 2020",
+        learns="proxies (C, 1, D)",
+        recipe=PROXY_NCA_PLUS_PLUS,
+    ),
+    "normalized-softmax": Method(
+        baselines.normalized_softmax,
+        "classification by cosines over a temperature",
+        "Zhai and Wu, BMVC 2019",
+        learns="weights (C, 1, D)",
+        recipe=NORMALIZED_SOFTMAX,
+    ),
+    "cosface": Method(
+        baselines.cosface,
+        "classification by cosines, the own one less a margin",
+        "Wang et al., CVPR 2018",
+        learns="weights (C, 1, D)",
+        recipe=MLRC_CLASSIFICATION,
+    ),
+    "arcface": Method(
+        baselines.arcface,
+        "classification by angles, the own one plus a margin in degrees",
+        "Deng et al., CVPR 2019",
+        learns="weights (C, 1, D)",
+        recipe=MLRC_CLASSIFICATION,
+    ),
+    "soft-triple": Method(
+        baselines.soft_triple,
+        "classification by the nearest of 10 centres per class, which attract each other",
+        "Qian et al., ICCV 2019",
+        learns="centres (C, M, D)",
+        recipe=SOFT_TRIPLE,
+    ),
+    "proxy-gml": Method(
+        ProxyGMLLoss,
+        "12 proxies per class; a sample is classified by those near it",
+        "Zhu et al., NeurIPS 2020",
+        learns="proxies (C, M, D)",
+        recipe=PROXY_GML,
+    ),
+    "hist": Method(
+        HISTLoss,
+        "class Gaussians, and a hypergraph network over the batch",
+        "Lim et al., CVPR 2022",
+        learns="Gaussians (C, 1, D), a network",
+        recipe=HIST,
+        note="the network sees sqrt(D) times the point on the sphere",
+    ),
+    "contrastive": Method(
+        baselines.contrastive,
+        "mates together, others at least neg_margin apart",
+        "Hadsell et al., CVPR 2006",
+        needs_mates=True,
+        recipe=REVISITING,
+        note="first power of distances, the mean over those that act; margin 0.5 of Proxy Anchor's repository",
+    ),
+    "triplet": Method(
+        baselines.triplet,
+        "mates nearer than others by a margin, all triplets",
+        "Weinberger and Saul, JMLR 2009",
+        needs_mates=True,
+        recipe=REVISITING,
+        note="first power of distances, the mean over triplets that act",
+    ),
+    "semihard": Method(
+        baselines.semihard,
+        "triplet over semi-hard triplets",
+        "Schroff et al., CVPR 2015",
+        miner="all triplets with r_ap < r_an <= r_ap + margin",
+        needs_mates=True,
+        recipe=REVISITING,
+        note="first power of distances; all such triplets, where the paper takes one negative for each pair of mates",
+    ),
+    "lifted-structure": Method(
+        baselines.lifted_structure,
+        "each pair of mates against all others of both",
+        "Oh Song et al., CVPR 2016",
+        needs_mates=True,
+        recipe=REVISITING,
+        note="distances on the unit sphere",
+    ),
+    "n-pair": Method(
+        baselines.n_pair,
+        "one pair of mates per class, against the pairs of the others",
+        "Sohn, NeurIPS 2016",
+        miner="the first two samples of each class",
+        needs_mates=True,
+        recipe=REVISITING,
+        note="cosines over a temperature, for inner products with an L2 term; PFML's paper calls NT-Xent N-Pair",
+    ),
+    "nt-xent": Method(
+        baselines.nt_xent,
+        "each pair of mates against all others of the anchor",
+        "Chen et al., ICML 2020",
+        needs_mates=True,
+        recipe=MLRC,
+    ),
+    "epshn": Method(
+        baselines.epshn,
+        "the nearest mate against one other",
+        "Xuan et al., WACV 2020",
+        miner="the nearest mate; the nearest other that is farther than it",
+        needs_mates=True,
+    ),
+    "margin": Method(
+        baselines.margin,
+        "mates within beta - margin, others beyond beta + margin, beta learned",
+        "Wu et al., ICCV 2017",
+        miner="negatives drawn against the density of distances",
+        learns="beta (1,)",
+        needs_mates=True,
+        proxy_lr=5e-4,
+        recipe=MARGIN,
+        note="the draw weighs a whole batch at once: where one pair is very close, far anchors may get no negative",
+    ),
+    "margin-per-class": Method(
+        baselines.margin_per_class,
+        "margin with one beta per class",
+        "Wu et al., ICCV 2017",
+        miner="negatives drawn against the density of distances",
+        learns="beta (C,)",
+        needs_mates=True,
+        proxy_lr=5e-4,
+        recipe=MARGIN,
+        note="as margin",
+    ),
+    "fast-ap": Method(
+        baselines.fast_ap,
+        "average precision over a histogram of distances",
+        "Cakir et al., CVPR 2019",
+        needs_mates=True,
+        recipe=MLRC,
+        note="without the paper's batches of pairs of categories",
+    ),
+    "snr": Method(
+        baselines.snr,
+        "contrastive with a ratio of noise to signal for the distance",
+        "Yuan et al., CVPR 2019",
+        needs_mates=True,
+        recipe=MLRC,
+        note="on the unit sphere; margins and the weight of the zero-mean term as MLRC tuned them on CUB",
+    ),
+    "multi-similarity": Method(
+        baselines.multi_similarity,
+        "mates and others weighed by self and relative similarity",
+        "Wang et al., CVPR 2019",
+        needs_mates=True,
+        recipe=MULTI_SIMILARITY,
+        note="beta 50 of the paper, the code has 40; without the miner, which the code always uses",
+    ),
+    "multi-similarity-miner": Method(
+        baselines.multi_similarity_miner,
+        "multi-similarity with its miner",
+        "Wang et al., CVPR 2019",
+        miner="mates farther than the nearest other less epsilon, and the reverse",
+        needs_mates=True,
+        recipe=MULTI_SIMILARITY,
+        note="beta 50 of the paper, the code has 40",
+    ),
+    "circle": Method(
+        baselines.circle,
+        "mates and others weighed by how far they are from their optimum",
+        "Sun et al., CVPR 2020",
+        needs_mates=True,
+        note="a sum for each anchor, and the mean of them",
+    ),
+    "zero-shot": Method(
+        no_loss,
+        "the backbone as it comes, without an embedding layer: evaluated, not trained",
+        "whoever trained the backbone",
+        trains=False,
+    ),
+}

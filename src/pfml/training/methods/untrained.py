@@ -1,0 +1,46 @@
+"""Zero-shot: what the backbone knows before any training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pfml.data import RetrievalData
+from pfml.evaluation import evaluate
+from pfml.models import Embedder
+from pfml.training.config_files import write_config
+from pfml.training.environment import precision, resolve_device, seeded
+from pfml.training.monitor import Monitor
+from pfml.training.results import summarize
+from pfml.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from pfml.training.run import RunConfig
+
+__all__ = ["evaluate_untrained"]
+
+
+def evaluate_untrained(config: RunConfig, data: RetrievalData, folder: RunFolder, monitor: Monitor) -> dict[str, Any]:
+    """Evaluate the backbone as it comes, without an embedding layer; the results, as those of a run, of epoch 0.
+
+    The folder gets config.yaml, log.jsonl, model/ and results.json, so that what reads runs reads it too.
+    """
+    config = replace(config, model=replace(config.model, embedding_dim=None))
+    with seeded(config.seed):
+        embedder = Embedder(config.model).to(resolve_device(config.device))
+    folder.start()
+    write_config(folder.config, config)
+    for remark in data.remarks:
+        monitor.remark(remark)
+    entry: dict[str, Any] = {"epoch": 0}
+    for role, images in (("test", data), ("validation", data.validation)):
+        if images is not None:
+            autocast = precision(config.autocast)
+            metrics = evaluate(embedder, images, recall_at=data.recall_at, autocast=autocast, track=monitor.track)
+            entry[role] = metrics.as_dict()
+    folder.append("evaluation", 0, **entry)
+    embedder.save(folder.model)
+    results = summarize([entry], select_by=config.select_by)
+    folder.write_results(results)
+    folder.close()
+    return results
