@@ -29,6 +29,7 @@ LAYERS = [
     "models",
     "evaluation",
     "training",
+    "paper",
     "report",
     "experiments",
     "cli",

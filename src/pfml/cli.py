@@ -11,7 +11,7 @@ import sys
 from dataclasses import fields
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from jsonargparse import ArgumentParser
 
@@ -33,8 +33,6 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
     """Train an embedder and evaluate it on unseen classes: log, checkpoints, model and results in a run folder."""
     from pfml.training.config_files import read_config
     from pfml.training.interrupts import Interrupted
-    from pfml.training.methods import METHODS
-    from pfml.training.methods.untrained import evaluate_untrained
     from pfml.training.monitor import ProgressMonitor
     from pfml.training.run import RunConfig, run
 
@@ -46,10 +44,7 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
     out = out or _free_folder(Path("runs"), f"{Path(config.data.name).stem}-{config.loss.name}")
     _print_line(console, f"{config.loss.name} on {config.data.name}, {config.model.backbone}, in {out}")
     try:
-        if not METHODS[config.loss.name].trains:
-            results = evaluate_untrained(config, out, monitor=ProgressMonitor(console))
-        else:
-            results = run(config, out, resume=resume is not None, monitor=ProgressMonitor(console))
+        results = run(config, out, resume=resume is not None, monitor=ProgressMonitor(console))
     except Interrupted as interrupt:
         _print_line(console, f"{interrupt}; go on with: pfml train --resume {out}")
         sys.exit(128 + interrupt.signal)
@@ -207,11 +202,7 @@ def demo(out: Path = Path("out/demo"), epochs: int = 6, seed: int = 0) -> None:
 
 
 def methods(markdown: bool = False) -> None:
-    """List the methods that --loss.name may name, with their options.
-
-    Args:
-        markdown: As in docs/METHODS.md: with recipes and notes.
-    """
+    """List the methods that --loss.name may name, with their options."""
     from pfml.training.methods.listing import markdown_table, rich_table
 
     if markdown:
@@ -220,14 +211,104 @@ def methods(markdown: bool = False) -> None:
         _console().print(rich_table())
 
 
+def report(
+    store: Path | None = None,
+    experiment: str | None = None,
+    format: str | None = None,  # noqa: A002 - the option is called --format
+    out: Path | None = None,
+) -> None:
+    """Print the paper's tables beside our results: mean and standard deviation over seeds; empty where nothing was run.
+
+    Args:
+        store: The results of experiments, as in results.jsonl; without it, the paper's tables alone.
+        experiment: Only this one.
+        format: md, latex or html; by default what the ending of --out says, else md.
+        out: A file to write instead of printing; a picture of the ablations lies beside it, or in it (html).
+    """
+    from pfml.experiments.store import ResultsStore
+    from pfml.report.tables import format_of, report_of, write_report
+
+    form = format_of(format, out)
+    if store is not None and not store.is_file():
+        raise FileNotFoundError(f"{store} must be a file of results, but there is no such file")
+    records = ResultsStore(store).records() if store is not None else []
+    written = write_report(report_of(records, experiment=experiment), form, out)
+    if out is None:
+        print(written, end="")
+    else:
+        _print_line(_console(), f"{out}: the paper's tables beside the results of {len(records):,} runs")
+
+
+def experiment(
+    name: str | None = None,
+    datasets: str | None = None,
+    methods: str | None = None,
+    backbones: str | None = None,
+    seeds: str | None = None,
+    epochs: int | None = None,
+    root: list[str] | None = None,
+    weights: list[str] | None = None,
+    out: Path = Path("out/experiments"),
+    budget: float | None = None,
+    dry_run: bool = False,
+    jobs: int = 1,
+    gpus: str | None = None,
+    device: str = "auto",
+    autocast: Literal["none", "bfloat16", "float16"] | None = None,
+    keep_checkpoints: bool = False,
+) -> None:
+    """Run an experiment of the paper, all of it that is not done yet; without a name, list them."""
+    from pfml.experiments import command
+    from pfml.experiments.pictures import draw_fields
+    from pfml.experiments.plan import PlanOptions, plan_experiment
+    from pfml.training.interrupts import Interrupted
+
+    console = _console()
+    if name is None:
+        command.list_experiments(console)
+        return
+    if name == "theory":
+        theory(out / "theory")
+        return
+    options = PlanOptions(
+        datasets=command.words(datasets),
+        methods=command.words(methods),
+        backbones=command.words(backbones),
+        seeds=command.numbers(seeds, "--seeds"),
+        epochs=epochs,
+        roots=command.named_paths(root, "--root"),
+        weights=command.named_paths(weights, "--weights"),
+        device=device,
+        autocast=autocast,
+    )
+    plan, cards = plan_experiment(name, options), command.numbers(gpus, "--gpus") or ()
+    if dry_run:
+        command.show_plan(plan, out, console, gpus=cards, jobs=jobs)
+        return
+    if name == "figures":
+        for path in draw_fields(out / name):
+            _print_line(console, f"{path}: drawn")
+    try:
+        summary = command.run_plan(
+            plan, out, console, jobs=jobs, gpus=cards, budget=budget, keep_checkpoints=keep_checkpoints
+        )
+    except Interrupted as interrupt:
+        _print_line(console, f"{interrupt}; the same command goes on from there")
+        sys.exit(128 + interrupt.signal)
+    if summary.failed:
+        sys.exit(1)
+
+
 COMMANDS: dict[str, Any] = {
     "train": train,
     "tune": tune,
     "evaluate": evaluate,
     "embed": embed,
     "methods": methods,
+    "report": report,
     "demo": demo,
     "theory": theory,
+    "experiment": experiment,
 }
 
 
@@ -262,10 +343,15 @@ def create_parser() -> Parser:
             _add_train_arguments(subparser)
         elif command is tune:
             _add_tune_arguments(subparser)
+        elif command is experiment:
+            _add_experiment_arguments(subparser)
         elif command is embed:
             subparser.add_argument("run", type=Path, help="Folder of a run, or of a saved embedder.")
             subparser.add_argument("images", type=Path, nargs="+", help="Image files, or folders with images in them.")
             subparser.add_function_arguments(command, skip={"run", "images"})
+        elif command is methods:
+            text = "As in docs/METHODS.md, with recipes and notes."
+            subparser.add_argument("--markdown", action="store_true", help=text)
         else:
             subparser.add_function_arguments(command, as_positional=True)
         subcommands.add_subcommand(name, subparser, help=summary)
@@ -286,6 +372,30 @@ def _add_tune_arguments(parser: Parser) -> None:
         "--space", nargs="+", help="What to tune, as in optimizer.lr=log:1e-5:1e-3 loss.options.delta=0.2:1.0."
     )
     parser.add_argument("--split", default="half", help="How the training classes are divided: half, fold-0 to fold-3.")
+
+
+def _add_experiment_arguments(parser: Parser) -> None:
+    add = parser.add_argument
+    add("name", nargs="?", help="Which one; without a name, they are listed.")
+    add("--datasets", help="glyphs,cub,cars,sop: those to take; by default the experiment's own.")
+    add("--methods", help="Names between commas, as `pfml methods` lists them.")
+    add("--backbones", help="convnet,resnet50,bn_inception,vit_small,dino_small,resnet50_he")
+    add("--seeds", help="Numbers between commas, or a range such as 0-4.")
+    add("--epochs", type=int, help="Passes over the training images; by default those of the configurations.")
+    add("--root", action="append", help="cub=FOLDER: where a data set lies; or the environment variable PFML_CUB.")
+    add("--weights", action="append", help="resnet50=FILE: weights of a backbone; or PFML_RESNET50.")
+    add("--out", type=Path, default=Path("out/experiments"), help="Folder of results and runs.")
+    add("--budget", type=float, help="Minutes: no run is started that is not expected to end within them.")
+    add("--dry-run", "--dry_run", action="store_true", help="Print the plan and an estimate of its time.")
+    add("--jobs", type=int, default=1, help="Processes at once, on each GPU if --gpus are given.")
+    add("--gpus", help="Numbers of GPUs between commas.")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N, without --gpus.")
+    add(
+        "--autocast",
+        choices=("none", "bfloat16", "float16"),
+        help="By default what the configurations say.",
+    )
+    add("--keep-checkpoints", "--keep_checkpoints", action="store_true", help="Keep those of runs that are done.")
 
 
 def _add_run_config(parser: Parser) -> None:

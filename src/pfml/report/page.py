@@ -69,12 +69,14 @@ class Table:
         rows: As many texts each as there are columns.
         caption: Says what the numbers are.
         strong: (row, column) of cells to emphasise, counted from 0.
+        is_dense: Whether to set it small, for many columns; rows without a name belong to the one above.
     """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     caption: str = ""
     strong: frozenset[tuple[int, int]] = frozenset()
+    is_dense: bool = False
 
     def __post_init__(self) -> None:
         for number, row in enumerate(self.rows):
@@ -186,9 +188,10 @@ def _table(table: Table) -> str:
     rows = "\n".join(_row(table, number) for number in range(len(table.rows)))
     # beside the table, since on a narrow screen the table scrolls and its caption should not
     caption = f'<p class="caption">{escape(table.caption)}</p>' if table.caption else ""
+    classes = "table dense" if table.is_dense else "table"
     # focusable, so that the keyboard can scroll it too
     return (
-        f'<div class="table"><div class="scroll" tabindex="0"><table>\n<thead><tr>{heads}</tr></thead>\n'
+        f'<div class="{classes}"><div class="scroll" tabindex="0"><table>\n<thead><tr>{heads}</tr></thead>\n'
         f"<tbody>\n{rows}\n</tbody></table></div>{caption}</div>"
     )
 
@@ -250,6 +253,11 @@ thead th {{ color: var(--muted); font-size: 0.85rem; font-weight: 600; border-bo
 tbody th {{ font-weight: 500; }}
 tbody tr + tr > * {{ border-top: 1px solid var(--line); }}
 td strong {{ color: var(--accent); }}
+main:has(.dense) {{ max-width: 1440px; }}
+.dense th, .dense td {{ padding: 4px 8px; font-size: 0.8rem; }}
+.dense td:nth-child(2) {{ text-align: left; color: var(--muted); }}
+.dense tbody tr:has(th:empty) > * {{ border-top: 0; padding-top: 0; }}
+.dense + .dense {{ margin-top: 16px; }}
 pre {{ margin: 0 0 16px; padding: 14px 16px; overflow-x: auto; background: var(--paper);
   border: 1px solid var(--line); border-radius: 12px; font: 0.85rem/1.5 ui-monospace, Menlo, Consolas, monospace; }}
 details {{ margin: 0 0 12px; }}

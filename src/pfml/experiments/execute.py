@@ -1,0 +1,350 @@
+"""Carrying out a plan: each run once, by any number of processes, and on from where an earlier call was stopped."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pfml.experiments.claims import claim
+from pfml.experiments.estimate import Estimator
+from pfml.experiments.pictures import draw_pictures
+from pfml.experiments.plan import EXPERIMENTS, Plan
+from pfml.experiments.planned_run import PlannedRun, result_key
+from pfml.experiments.record import now, record_of
+from pfml.experiments.store import ResultsStore
+from pfml.experiments.tasks import TASKS, Workplace, prepared
+from pfml.training.environment import resolve_device
+from pfml.training.interrupts import Interrupted, stop_wish
+from pfml.training.monitor import Monitor, ProgressMonitor
+from pfml.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Session", "Summary", "device_kind", "execute", "states", "summarize_session", "work"]
+
+#: Tasks whose result another experiment may have already.
+REUSABLE = ("train", "untrained", "draw")
+
+
+@dataclass(frozen=True)
+class Session:
+    """What all processes of one call share.
+
+    Args:
+        plan: What to do.
+        out: Folder of the store (results.jsonl), of the locks, and of the runs: EXPERIMENT/KEY.
+        started: ISO time; a run that failed after it is not tried again.
+        deadline: Time (of `time.time`) by which runs must be expected to end in order to be started; None for none.
+        keep_checkpoints: Whether runs that are done keep them; they are several times as large as the model.
+    """
+
+    plan: Plan
+    out: Path
+    started: str
+    deadline: float | None = None
+    keep_checkpoints: bool = False
+
+    @property
+    def store(self) -> ResultsStore:
+        return ResultsStore(self.out / "results.jsonl")
+
+    def folder(self, experiment: str, key: str) -> Path:
+        return self.out / experiment / key
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a plan stands.
+
+    Args:
+        done: Runs whose results are in the store.
+        failed: Run and error of those that failed in this session.
+        left: Runs that were not started: over the budget, in another process, or waiting for one of these or for a
+            run that failed.
+    """
+
+    done: int
+    failed: tuple[tuple[PlannedRun, str], ...]
+    left: tuple[PlannedRun, ...]
+
+
+def execute(
+    plan: Plan,
+    out: Path,
+    *,
+    console: Console,
+    jobs: int = 1,
+    gpus: Sequence[int] = (),
+    budget: float | None = None,
+    keep_checkpoints: bool = False,
+) -> Summary:
+    """Do what is left of `plan`; a run that fails is recorded, and the others go on.
+
+    Args:
+        plan: See `plan_experiment`.
+        out: Folder of results and runs. Calls that share it share the work, also at the same time.
+        console: Where progress is shown.
+        jobs: Processes, on each GPU if `gpus` are given.
+        gpus: Numbers of GPUs; empty to compute where the plan's configurations say.
+        budget: Minutes; no run is started that is not expected to end within them.
+        keep_checkpoints: See `Session`.
+
+    Raises:
+        Interrupted: By SIGINT or SIGTERM, after the runs in progress have saved their state.
+    """
+    if jobs < 1:
+        raise ValueError(f"jobs must be >= 1, got {jobs}")
+    if jobs > 1 and EXPERIMENTS[plan.experiment].alone:
+        say(console, f"{plan.experiment} measures time, so that runs do not share a device: 1 job instead of {jobs}")
+        jobs = 1
+    deadline = None if budget is None else time.time() + 60 * budget
+    session = Session(plan, Path(out), now(), deadline, keep_checkpoints)
+    devices = [f"cuda:{gpu}" for gpu in gpus for _ in range(jobs)] if gpus else [None] * jobs
+    if len(devices) == 1:
+        work(session, console=console, device=devices[0])
+    else:
+        _work_in_processes(session, devices, console)
+    return summarize_session(session)
+
+
+def work(session: Session, *, console: Console, device: str | None = None, bars: bool = True) -> None:
+    """Do runs of the plan that nobody else does, as long as there are any that are ready and in time."""
+    did_something = True
+    while did_something:
+        did_something = False
+        records = session.store.records()
+        for run in session.plan.runs:
+            if _parent_died():
+                return
+            if not _is_open(run, session, records):
+                continue
+            with claim(session.out / "locks" / f"{run.result_key}.lock") as is_ours:
+                records = session.store.records()  # another process may have done it in the meantime
+                if is_ours and _is_open(run, session, records):
+                    _do(run if device is None else _on(run, device), session, console, bars)
+                    did_something = True
+                    records = session.store.records()
+
+
+def states(plan: Plan, records: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Key -> "done", "as EXPERIMENT" if another one has the same result, or "to do"."""
+    done = {record["key"]: record["experiment"] for record in records if record["status"] == "done"}
+    by_result = {result_key(key): experiment for key, experiment in done.items()}
+    found: dict[str, str] = {}
+    for run in plan.runs:
+        if run.key in done:
+            found[run.key] = "done"
+        elif run.task in REUSABLE and run.result_key in by_result:
+            found[run.key] = f"as {by_result[run.result_key]}"
+        else:
+            found[run.key] = "to do"
+            if run.task in REUSABLE:
+                by_result[run.result_key] = f"in {run.experiment}"
+    return found
+
+
+def summarize_session(session: Session) -> Summary:
+    """How the plan stands now."""
+    records = session.store.records()
+    done = {record["key"] for record in records if record["status"] == "done"}
+    errors = {
+        record["key"]: record["error"] or "unknown"
+        for record in records
+        if record["status"] == "failed" and record["finished"] >= session.started and record["key"] not in done
+    }
+    runs = session.plan.runs
+    return Summary(
+        done=sum(run.key in done for run in runs),
+        failed=tuple((run, errors[run.key]) for run in runs if run.key in errors),
+        left=tuple(run for run in runs if run.key not in done and run.key not in errors),
+    )
+
+
+def device_kind(plan: Plan, gpus: Sequence[int] = ()) -> str:
+    """Where the plan will be computed: "cpu" or "cuda"."""
+    return "cuda" if gpus else resolve_device(plan.runs[0].config.device if plan.runs else "auto").type
+
+
+def say(console: Console, text: str) -> None:
+    """Print a line as it is."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _is_open(run: PlannedRun, session: Session, records: Sequence[dict[str, Any]]) -> bool:
+    """Whether `run` is still to be done, can be done, and is expected to end in time."""
+    done = {record["key"] for record in records if record["status"] == "done"}
+    if run.key in done or not set(run.needs) <= done:
+        return False
+    if any(
+        record["key"] == run.key and record["status"] == "failed" and record["finished"] >= session.started
+        for record in records
+    ):
+        return False
+    if session.deadline is None or _twin(run, records) is not None:
+        return True
+    seconds = Estimator(records, resolve_device(run.config.device).type).estimate(run).seconds
+    return time.time() + seconds <= session.deadline
+
+
+def _do(run: PlannedRun, session: Session, console: Console, bars: bool) -> None:
+    """Do a run that is ours, and record how it ended."""
+    records = session.store.records()
+    number = f"{_count(session.plan, records) + 1}/{len(session.plan.runs)}"
+    folder = session.folder(run.experiment, run.key)
+    twin = _twin(run, records)
+    if twin is not None and _reuse(run, twin, session):
+        say(console, f"[{number}] {run}: the same run as in {twin['experiment']}, {_score(twin['results'])}")
+        return
+    say(console, f"[{number}] {run}: {run.epochs} epochs, in {folder}")
+    monitor = _RunMonitor(console, number) if bars else Monitor()
+    place = Workplace(folder, tuple(session.folder(run.experiment, key) for key in run.needs), monitor)
+    spent = _Stopwatch(folder)
+    try:
+        outcome = TASKS[run.task](run, place)
+    except Exception as error:
+        monitor.stop()
+        message = f"{type(error).__name__}: {error}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+        counts = {"train": 0, "test": 0, "missing": 0}
+        session.store.append(record_of(run, results={}, images=counts, seconds=spent.seconds(), error=message))
+        say(console, f"[{number}] {run}: failed, {message}")
+        return
+    except BaseException:
+        spent.keep()
+        raise
+    seconds = spent.seconds()
+    run = run if outcome.dim is None else replace(run, dim=outcome.dim)
+    session.store.append(record_of(run, results=outcome.results, images=outcome.images, seconds=seconds))
+    if not session.keep_checkpoints and run.task != "draw":
+        shutil.rmtree(RunFolder(folder).checkpoints, ignore_errors=True)
+    say(console, f"[{number}] {run}: {_score(outcome.results)}, {seconds:.0f} s in all")
+
+
+def _twin(run: PlannedRun, records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """A record with the result that `run` will have."""
+    if run.task not in REUSABLE:
+        return None
+    for record in records:
+        if record["status"] == "done" and result_key(record["key"]) == run.result_key:
+            return record
+    return None
+
+
+def _reuse(run: PlannedRun, twin: dict[str, Any], session: Session) -> bool:
+    """Record the result of `twin` for `run`, too; not if pictures are to be drawn of a model that is gone."""
+    if run.task == "draw":
+        source = session.folder(twin["experiment"], twin["key"])
+        if not RunFolder(source).model.exists():
+            return False
+        data, _ = prepared(run.config.data)
+        draw_pictures(source, data, session.folder(run.experiment, run.key) / "pictures", seed=run.seed)
+    own = {"experiment": run.experiment, "key": run.key, "settings": dict(run.settings), "backbone": run.backbone}
+    session.store.append({**twin, **own})
+    return True
+
+
+def _count(plan: Plan, records: Sequence[dict[str, Any]]) -> int:
+    """Runs of the plan that are done."""
+    done = {record["key"] for record in records if record["status"] == "done"}
+    return sum(run.key in done for run in plan.runs)
+
+
+def _score(results: dict[str, Any]) -> str:
+    last, pace = results["last"], results.get("seconds_per_epoch")
+    text = f"R@1 {last['recall_at_1']:.1%}, MAP@R {last['map_at_r']:.1%}"
+    return text if pace is None else f"{text}, {pace:.1f} s per epoch"
+
+
+def _on(run: PlannedRun, device: str) -> PlannedRun:
+    return replace(run, config=replace(run.config, device=device))
+
+
+class _RunMonitor(ProgressMonitor):
+    """The bar of a run, with its number in the plan."""
+
+    def __init__(self, console: Console, number: str) -> None:
+        super().__init__(console, lines=False)
+        self.number = number
+
+    def step(self, epoch: int, loss: float, images_per_second: float) -> None:
+        super().step(epoch, loss, images_per_second)
+        assert self._progress is not None
+        description = f"run {self.number}, epoch {epoch + 1}/{self._epochs}"
+        self._progress.update(self._bar, description=description)
+
+
+class _Stopwatch:
+    """Seconds that a run has taken, with those before it was stopped."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "seconds.txt"
+        self.start = time.perf_counter()
+
+    def seconds(self) -> float:
+        before = 0.0
+        with suppress(OSError, ValueError):
+            before = float(self.file.read_text(encoding="utf-8"))
+        return before + time.perf_counter() - self.start
+
+    def keep(self) -> None:
+        """Remember the time for the next try."""
+        if self.file.parent.is_dir():
+            self.file.write_text(f"{self.seconds():.3f}\n", encoding="utf-8")
+
+
+def _work_in_processes(session: Session, devices: Sequence[str | None], console: Console) -> None:
+    """Share the plan among as many processes as there are devices; a signal is passed on to them once."""
+    context = multiprocessing.get_context("spawn")
+    threads = max((os.cpu_count() or 1) // len(devices), 1)
+    arguments = [(session, device, threads, console.width) for device in devices]
+    with stop_wish() as wish:
+        workers: list[BaseProcess] = [context.Process(target=_worker, args=one) for one in arguments]
+        for worker in workers:
+            worker.start()
+        told = False
+        while any(worker.is_alive() for worker in workers):
+            for worker in workers:
+                worker.join(timeout=0.1)
+            if wish.asked and not told:
+                told = True
+                for worker in workers:
+                    if worker.is_alive():
+                        worker.terminate()
+    if wish.asked:
+        raise Interrupted("stopped, runs in progress have saved their state", wish.signal)
+    died = [worker.exitcode for worker in workers if worker.exitcode]
+    if died:
+        raise ChildProcessError(
+            f"{len(died)} of {len(workers)} processes died (exit codes {died}): start the command again"
+        )
+
+
+def _worker(session: Session, device: str | None, threads: int, width: int) -> None:
+    """The life of a process: quiet but for a line at start and end of each run."""
+    from rich.console import Console
+
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()  # Ctrl-C reaches the parent alone, which passes it on once: a second one would not save
+    torch.set_num_threads(threads)
+    if device is not None:
+        torch.cuda.set_device(device)
+    with suppress(Interrupted):
+        work(session, console=Console(width=width), device=device, bars=False)
+
+
+def _parent_died() -> bool:
+    parent = multiprocessing.parent_process()
+    return parent is not None and not parent.is_alive()

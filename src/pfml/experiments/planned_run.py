@@ -1,0 +1,102 @@
+"""One run of an experiment, and the key under which its result is known."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from pfml.files import sha256_of
+from pfml.training.config_files import plain
+from pfml.training.methods import METHODS, LossConfig
+from pfml.training.run import RunConfig
+
+__all__ = ["PlannedRun", "result_key"]
+
+#: Fields of a configuration that say where and how a run computes, not what comes out.
+FREE = ("device", "compile", "log_every", "checkpoint_every")
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that an experiment consists of.
+
+    Args:
+        experiment: A key of `pfml.experiments.plan.EXPERIMENTS`.
+        dataset: As in `pfml.data.DATASETS`.
+        method: A key of `pfml.training.METHODS`.
+        backbone: As in the names of the shipped configurations.
+        dim: D of the embedding.
+        seed: Of everything that is random.
+        epochs: Passes over the training images.
+        settings: What tells this run from others of the same method, such as a noise rate.
+        config: All of it.
+        task: What is done, a key of `pfml.experiments.tasks.TASKS`.
+        needs: Keys of runs that must be done before.
+    """
+
+    experiment: str
+    dataset: str
+    method: str
+    backbone: str
+    dim: int
+    seed: int
+    epochs: int
+    settings: dict[str, Any]
+    config: RunConfig = field(repr=False)
+    task: str = "train"
+    needs: tuple[str, ...] = ()
+
+    @cached_property
+    def key(self) -> str:
+        """Everything that changes the result, a dash, and what the run is for: RESULT-PURPOSE, hexadecimal.
+
+        Runs of different experiments with the same first part have the same result, and are computed once.
+        """
+        return f"{self.result_key}-{_digest([self.experiment, self.settings], 6)}"
+
+    @cached_property
+    def result_key(self) -> str:
+        """A hash of everything that changes the result; paths, devices and the experiment's name do not."""
+        # drawing pictures of a run does not change it; a time is worth nothing if it was taken beside other work
+        task = "train" if self.task == "draw" else self.task
+        return _digest([task, self.needs, _what_counts(self.config)], 12)
+
+    def __str__(self) -> str:
+        settings = "".join(f", {name} {value}" for name, value in self.settings.items())
+        return f"{self.method} on {self.dataset}, {self.backbone}, {self.dim}-d, seed {self.seed}{settings}"
+
+
+def result_key(key: str) -> str:
+    """The first part of a key."""
+    return key.partition("-")[0]
+
+
+def _what_counts(config: RunConfig) -> dict[str, Any]:
+    """The parts of a configuration that the result depends on, defaults of the loss included."""
+    whole = {name: value for name, value in plain(config).items() if name not in FREE}
+    whole["loss"] = {"name": config.loss.name, "options": all_options(config.loss)}
+    whole["data"] = {name: value for name, value in whole["data"].items() if name != "root"}
+    whole["storage"] = {"short_side": config.storage.short_side}
+    weights = Path(config.model.weights)
+    if weights.is_file():
+        whole["model"] = {**whole["model"], "weights": _file_digest(weights, weights.stat().st_mtime_ns)}
+    return whole
+
+
+def all_options(loss: LossConfig) -> dict[str, Any]:
+    """Every option of the loss with the value that it will have."""
+    return {**METHODS[loss.name].options(), **loss.options}
+
+
+def _digest(value: Any, digits: int) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:digits]
+
+
+@lru_cache(maxsize=32)
+def _file_digest(path: Path, modified: int) -> str:
+    return sha256_of(path)

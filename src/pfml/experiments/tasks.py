@@ -1,0 +1,191 @@
+"""What a planned run does: train, time, concatenate the embeddings of folds, draw."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pfml.data import Corruption, RetrievalData
+from pfml.data.image_set import refuse_seen_classes
+from pfml.data.readers.published import PUBLISHED
+from pfml.evaluation import embed, retrieval_metrics
+from pfml.experiments.pictures import draw_pictures
+from pfml.experiments.planned_run import PlannedRun
+from pfml.models import Embedder, load_embedder
+from pfml.training.environment import precision, resolve_device, seeded
+from pfml.training.methods.untrained import evaluate_untrained
+from pfml.training.monitor import Monitor
+from pfml.training.run import DataConfig, RunConfig, prepare_data, train
+from pfml.training.run_folder import RunFolder
+
+__all__ = ["TASKS", "Outcome", "Workplace", "prepared"]
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where a run is done.
+
+    Args:
+        folder: Of the run.
+        parts: Folders of the runs that it needs, in their order.
+        monitor: What to show meanwhile.
+    """
+
+    folder: Path
+    parts: tuple[Path, ...]
+    monitor: Monitor
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The fields "results" and "images" of a record, and its "dim" if the plan could not know it."""
+
+    results: dict[str, Any]
+    images: dict[str, int]
+    dim: int | None = None
+
+
+def train_run(run: PlannedRun, place: Workplace) -> Outcome:
+    """Train and evaluate, going on from a checkpoint if there is one."""
+    config, folder = run.config, RunFolder(place.folder)
+    data, corruption = prepared(config.data)
+    with seeded(config.seed):
+        embedder = Embedder(config.model)
+    steps = _Steps(place.monitor)
+    resume = folder.config.exists()
+    results = train(embedder, data, config, out=folder.path, resume=resume, storage=config.storage, monitor=steps)
+    if corruption is not None:
+        corruption.write(folder.noise)
+    flat = _flat(results)
+    seconds = seconds_per_epoch(folder, steps.per_epoch * config.batch.size)
+    return Outcome({**flat, **({} if seconds is None else {"seconds_per_epoch": seconds})}, _image_counts(data))
+
+
+def evaluate_run(run: PlannedRun, place: Workplace) -> Outcome:
+    """Evaluate the backbone as it comes, in the dimensions of its features."""
+    shutil.rmtree(place.folder, ignore_errors=True)  # of an evaluation that was cut short
+    data, _ = prepared(run.config.data)
+    results = evaluate_untrained(run.config, data, RunFolder(place.folder), place.monitor)
+    dim = load_embedder(place.folder).embedding_dim
+    return Outcome(_flat(results), _image_counts(data), dim)
+
+
+def concatenate_folds(run: PlannedRun, place: Workplace) -> Outcome:
+    """The MLRC protocol's last step: search by the embeddings of all folds' models, side by side.
+
+    "validation_selected" has the models that each fold's validation chose, as the protocol says; "last" those of the
+    last epoch; "separated" the means of the folds' own metrics, both times over the models of "validation_selected".
+    """
+    data, _ = prepared(replace(run.config.data, validation="none"))
+    chosen, separated = _concatenated([RunFolder(part).validation_model for part in place.parts], data, run.config)
+    last, _ = _concatenated([RunFolder(part).model for part in place.parts], data, run.config)
+    results = {
+        "last": last,
+        "best": {**last, "epoch": run.epochs},
+        "validation_selected": {**chosen, "epoch": None},
+        "separated": separated,
+    }
+    return Outcome(results, _image_counts(data))
+
+
+def draw_run(run: PlannedRun, place: Workplace) -> Outcome:
+    """Train, then write pictures of what was learned beside the run."""
+    outcome = train_run(run, place)
+    data, _ = prepared(run.config.data)
+    draw_pictures(place.folder, data, place.folder / "pictures", seed=run.seed)
+    return outcome
+
+
+TASKS: dict[str, Callable[[PlannedRun, Workplace], Outcome]] = {
+    "train": train_run,
+    "time": train_run,
+    "untrained": evaluate_run,
+    "concatenate": concatenate_folds,
+    "draw": draw_run,
+}
+
+
+class _Steps(Monitor):
+    """Another monitor, and the number of steps of an epoch."""
+
+    def __init__(self, shown: Monitor) -> None:
+        self.shown = shown
+        self.per_epoch = 0
+        self.remark, self.track, self.step = shown.remark, shown.track, shown.step  # type: ignore[method-assign]
+        self.evaluated, self.stop = shown.evaluated, shown.stop  # type: ignore[method-assign]
+
+    def start(self, epochs: int, steps_per_epoch: int, steps_done: int) -> None:
+        self.per_epoch = steps_per_epoch
+        self.shown.start(epochs, steps_per_epoch, steps_done)
+
+
+def seconds_per_epoch(folder: RunFolder, images: int) -> float | None:
+    """Median time to train on `images`, without evaluations; without the first epoch, which warms up, if it can be."""
+    speeds = {entry["epoch"]: entry["images_per_second"] for entry in folder.entries("step")}
+    speeds |= {entry["epoch"] - 1: entry["images_per_second"] for entry in folder.entries("evaluation")}
+    later = [speed for epoch, speed in speeds.items() if epoch > 0]
+    times = [images / speed for speed in later or speeds.values() if speed > 0]
+    return statistics.median(times) if times else None
+
+
+@lru_cache(maxsize=2)
+def prepared(config: DataConfig) -> tuple[RetrievalData, Corruption | None]:
+    """The data, kept for the next runs, which often have the same."""
+    return prepare_data(config)
+
+
+def _flat(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The results of a run as records have them: metrics on the test classes."""
+    chosen = results["validation_selected"]
+    best = results["best_on_test"]
+    flat = {
+        "last": results["last"]["test"],
+        "best": {**best["test"], "epoch": best["epoch"]},
+        "validation_selected": None if chosen is None else {**chosen["test"], "epoch": chosen["epoch"]},
+    }
+    return {**flat, **({"alignment": results["alignment"]} if "alignment" in results else {})}
+
+
+def _concatenated(
+    models: list[Path], data: RetrievalData, config: RunConfig
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Metrics of the concatenated embeddings of some models, and the mean of the metrics of each alone."""
+    device, roles = resolve_device(config.device), {"test": data.test, "gallery": data.gallery}
+    points: dict[str, list[torch.Tensor]] = {role: [] for role, images in roles.items() if images is not None}
+    for model in models:
+        embedder = load_embedder(model).to(device)
+        for role in points:
+            images = roles[role]
+            assert images is not None
+            if embedder.trained_on is not None:
+                refuse_seen_classes(embedder.trained_on.class_names, images, role)
+            points[role].append(embed(embedder, images, autocast=precision(config.autocast)))
+
+    def metrics(chosen: slice) -> dict[str, float]:
+        gallery = torch.cat(points["gallery"][chosen], 1) if data.gallery is not None else None
+        return retrieval_metrics(
+            torch.cat(points["test"][chosen], 1),
+            data.test.labels,
+            gallery=gallery,
+            gallery_labels=None if data.gallery is None else data.gallery.labels,
+            recall_at=data.recall_at,
+        ).as_dict()
+
+    alone = [metrics(slice(k, k + 1)) for k in range(len(models))]
+    return metrics(slice(None)), {name: statistics.fmean(one[name] for one in alone) for name in alone[0]}
+
+
+def _image_counts(data: RetrievalData) -> dict[str, int]:
+    """Images that train and test, and how many of the published ones are not there."""
+    whole = len(data.train) + (0 if data.validation is None else len(data.validation))
+    published, missing = PUBLISHED.get(data.name), 0
+    if published is not None:
+        missing = max(published.train[0] - whole, 0) + max(published.test[0] - len(data.test), 0)
+    return {"train": len(data.train), "test": len(data.test), "missing": missing}

@@ -1,0 +1,276 @@
+"""The paper's tables as frozen dataclasses, read from tables.yaml and checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any, Literal, get_args
+
+from pfml.words import did_you_mean
+
+__all__ = ["PaperCell", "PaperRow", "PaperSection", "PaperTable", "Picture", "paper_pictures", "paper_tables"]
+
+Kind = Literal["results", "figure", "settings"]
+Settings = Mapping[str, Any]
+
+#: The paper's own sign for a cell without a number.
+EMPTY = "-"
+NUMBER = r"\d+(?:\.\d+)?(?:e-?\d+)?"
+PRINTED = re.compile(rf"({NUMBER})(?: ± ({NUMBER}))?")
+DATASETS = ("cub", "cars", "sop")
+METRICS = re.compile(r"recall_at_\d+|precision_at_1|r_precision|map_at_r|alignment|seconds_per_epoch")
+#: What cells inherit: from the table, then the section, the column, the row.
+ATTRIBUTES = ("dataset", "metric", "backbone", "dim", "method")
+
+
+@dataclass(frozen=True)
+class PaperCell:
+    """One place of a table, with or without a number.
+
+    Args:
+        printed: As the paper has it, "73.4 ± 0.3"; "-" where it has nothing.
+        value: The number; None for "-", and for words.
+        std: Its printed standard deviation, if any.
+        bold: Whether it is printed in bold.
+        dataset, metric, backbone, dim, method, settings: What it belongs to; `method` is our key, None without one.
+    """
+
+    printed: str
+    value: float | None
+    std: float | None
+    bold: bool
+    dataset: str
+    metric: str
+    backbone: str
+    dim: int
+    method: str | None
+    settings: Settings = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """A row.
+
+    Args:
+        name: As printed.
+        method: Our key, None without one.
+        dataset, settings: What the row alone says of its cells.
+        cells: One for each column.
+        as_printed: Their texts; they differ from the cells where the paper put numbers into the wrong columns.
+        line: Where it begins in the LaTeX source.
+        note: A remark.
+    """
+
+    name: str
+    method: str | None
+    dataset: str | None
+    settings: Settings
+    cells: tuple[PaperCell, ...]
+    as_printed: tuple[str, ...]
+    line: int | None
+    note: str
+
+
+@dataclass(frozen=True)
+class PaperSection:
+    """Rows that share a backbone, under a heading of their own."""
+
+    title: str
+    backbone: str | None
+    dim: int | None
+    rows: tuple[PaperRow, ...]
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table, or a panel of a figure.
+
+    Args:
+        id: Our name.
+        experiment: What is run for it; several tables may have one.
+        number: "Table 1".
+        label, lines: Where it stands in the LaTeX source.
+        title: What it shows.
+        kind: results, figure (digitised, not printed), or settings (hyper-parameters).
+        headings: Of the columns.
+        columns: What each column says of its cells; `average` names a setting, such as the fold, whose values are
+            averaged before the mean over seeds.
+        sections: The rows.
+        epochs, seeds, device: How the paper ran it, as far as it says.
+        compared: Which of our results is the like of the paper's: after the last epoch, or as validation chose.
+        better: Whether higher or lower numbers are better.
+        settings: What was changed for all cells, such as {"noise": 0.2}.
+        sweep: The setting on the x-axis of a figure.
+        note: A remark.
+    """
+
+    id: str
+    experiment: str
+    number: str
+    label: str
+    lines: tuple[int, int]
+    title: str
+    kind: Kind
+    headings: tuple[str, ...]
+    columns: tuple[Settings, ...]
+    sections: tuple[PaperSection, ...]
+    epochs: int | None = None
+    seeds: int | None = None
+    device: str | None = None
+    compared: Literal["last", "validation_selected"] = "last"
+    better: Literal["higher", "lower"] = "higher"
+    settings: Settings = field(default_factory=dict)
+    sweep: str | None = None
+    note: str = ""
+
+    def rows(self) -> Iterator[PaperRow]:
+        for section in self.sections:
+            yield from section.rows
+
+    def cells(self) -> Iterator[PaperCell]:
+        for row in self.rows():
+            yield from row.cells
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of which the source has no numbers."""
+
+    label: str
+    line: int
+    shows: str
+
+
+@cache
+def paper_tables() -> tuple[PaperTable, ...]:
+    """All tables of the paper, and the panels of its ablation figure, in their order.
+
+    Example:
+        >>> retrieval = paper_tables()[0]
+        >>> next(cell.printed for cell in retrieval.cells() if cell.method == "pfml")
+        '73.4 ± 0.3'
+    """
+    tables = tuple(_table(entry) for entry in _content()["tables"])
+    _refuse_repeated([table.id for table in tables])
+    return tables
+
+
+@cache
+def paper_pictures() -> tuple[Picture, ...]:
+    """The figures that the paper gives as pictures only."""
+    return tuple(Picture(**entry) for entry in _content()["pictures"])
+
+
+@cache
+def _content() -> dict[str, Any]:
+    import yaml
+
+    return yaml.safe_load((resources.files("pfml.paper") / "tables.yaml").read_text(encoding="utf-8"))
+
+
+def _table(entry: dict[str, Any]) -> PaperTable:
+    where = f"table {entry.get('id')!r}"
+    known = {name for name in PaperTable.__dataclass_fields__ if name != "headings"}
+    _refuse_unknown(entry, known, where)
+    kind = entry.get("kind", "results")
+    if kind not in get_args(Kind):
+        raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, got {kind!r} in {where}")
+    columns = entry["columns"]
+    for column in columns:
+        _refuse_unknown(column, {*ATTRIBUTES, "settings", "heading", "average"}, f"a column of {where}")
+    sections = tuple(_section(section, entry, where) for section in entry["sections"])
+    values = {
+        "experiment": entry["id"],
+        **entry,
+        "kind": kind,
+        "lines": tuple(entry["lines"]),
+        "columns": tuple(columns),
+        "headings": tuple(column.get("heading") or _heading(column) for column in columns),
+        "sections": sections,
+    }
+    return PaperTable(**values)
+
+
+def _section(entry: dict[str, Any], table: dict[str, Any], where: str) -> PaperSection:
+    _refuse_unknown(entry, {"title", "line", "backbone", "dim", "rows"}, f"a section of {where}")
+    rows = tuple(_row(row, entry, table, f"row {row.get('name')!r} of {where}") for row in entry["rows"])
+    return PaperSection(entry["title"], entry.get("backbone"), entry.get("dim"), rows)
+
+
+def _row(entry: dict[str, Any], section: dict[str, Any], table: dict[str, Any], where: str) -> PaperRow:
+    known = {*ATTRIBUTES, "name", "line", "bold", "settings", "values", "as_printed", "note"}
+    _refuse_unknown(entry, known, where)
+    texts, columns = entry["values"], table["columns"]
+    as_printed = entry.get("as_printed", texts)
+    for row in (texts, as_printed):
+        if len(row) != len(columns):
+            raise ValueError(f"there must be {len(columns)} values, got {len(row)} in {where}")
+    words = table.get("kind") == "settings"
+    cells = tuple(
+        _cell(text, [table, section, column, entry], words=words, where=where)
+        for text, column in zip(texts, columns, strict=True)
+    )
+    return PaperRow(
+        name=entry["name"],
+        method=entry.get("method"),
+        dataset=entry.get("dataset"),
+        settings=entry.get("settings", {}),
+        cells=cells,
+        as_printed=tuple(as_printed),
+        line=entry.get("line"),
+        note=entry.get("note", ""),
+    )
+
+
+def _cell(text: str, levels: list[dict[str, Any]], *, words: bool, where: str) -> PaperCell:
+    merged: dict[str, Any] = {"settings": {}, "method": None}
+    for level in levels:
+        merged |= {name: level[name] for name in ATTRIBUTES if name in level}
+        merged["settings"] = {**merged["settings"], **level.get("settings", {})}
+    missing = [name for name in ATTRIBUTES if name not in merged]
+    if missing:
+        raise ValueError(f"a cell must have {', '.join(missing)}, got none in {where}")
+    if merged["dataset"] not in DATASETS:
+        raise ValueError(f"dataset must be one of {', '.join(DATASETS)}, got {merged['dataset']!r} in {where}")
+    if not words and not METRICS.fullmatch(merged["metric"]):
+        raise ValueError(f"metric must be one that we measure, got {merged['metric']!r} in {where}")
+    value, std = _numbers(text, words=words, where=where)
+    return PaperCell(printed=text, value=value, std=std, bold=levels[-1].get("bold", False), **merged)
+
+
+def _numbers(text: Any, *, words: bool, where: str) -> tuple[float | None, float | None]:
+    """Value and standard deviation of a printed text."""
+    if not isinstance(text, str):
+        raise TypeError(f"a value must be a text as printed, got {text!r} in {where}")
+    match = PRINTED.fullmatch(text)
+    if match is None:
+        if text == EMPTY or words:
+            return None, None
+        raise ValueError(f"a value must be a number, a number ± a number, or {EMPTY}, got {text!r} in {where}")
+    return float(match[1]), None if match[2] is None else float(match[2])
+
+
+def _heading(column: Settings) -> str:
+    """What a column shows, in short: "CUB R@1"."""
+    names = {"cub": "CUB", "cars": "Cars", "sop": "SOP", "resnet50": "R50", "bn_inception": "IBN"}
+    metrics = {"precision_at_1": "P@1", "r_precision": "RP", "map_at_r": "MAP@R", "alignment": "W2"}
+    metric = column.get("metric", "")
+    short = metrics.get(metric, metric.replace("recall_at_", "R@").replace("_", " "))
+    dim = str(column["dim"]) if "dim" in column else ""
+    parts = [names[column["dataset"]], names.get(column.get("backbone", ""), ""), dim, short]
+    return " ".join(part for part in parts if part)
+
+
+def _refuse_unknown(entry: Mapping[str, Any], known: set[str], where: str) -> None:
+    for name in entry:
+        if name not in known:
+            raise ValueError(f"{name!r} must not be in {where}{did_you_mean(name, known)}")
+
+
+def _refuse_repeated(ids: list[str]) -> None:
+    for number, name in enumerate(ids):
+        if name in ids[:number]:
+            raise ValueError(f"each table must have a name of its own, got {name!r} twice")

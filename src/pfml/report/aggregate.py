@@ -1,0 +1,243 @@
+"""From records of runs to the cells of the paper's tables: mean and standard deviation over seeds.
+
+Nothing is lost and nothing is invented: a run fills the cells whose data set, method, backbone, dimensions and settings
+are its own; runs for which the paper has no row, section or point get one. See `pfml.report.assign` for which runs go
+into which table.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pfml.paper import PaperCell, PaperTable
+from pfml.report.places import (
+    Record,
+    RowKey,
+    SectionKey,
+    measured,
+    place_of,
+    row_key,
+    same,
+    section_key,
+    with_swept_columns,
+)
+
+__all__ = ["FilledRow", "FilledSection", "FilledTable", "OurCell", "Summary", "fill", "latest", "summary"]
+
+FOLDS = 4
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean and sample standard deviation (None for a single run) in the paper's units, and the number of seeds."""
+
+    mean: float
+    std: float | None
+    seeds: int
+
+
+@dataclass(frozen=True)
+class OurCell:
+    """What we measured: after the last epoch, at the best on test, at the one that validation chose; None if not run.
+
+    `notes` say what must be known of the runs; a cell may have notes without numbers, if all its runs failed.
+    """
+
+    last: Summary | None = None
+    best: Summary | None = None
+    validation_selected: Summary | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FilledRow:
+    """A method: the paper's cells (None for those that it does not have) and ours."""
+
+    name: str
+    method: str | None
+    paper: tuple[PaperCell | None, ...]
+    ours: tuple[OurCell, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class FilledSection:
+    """Methods with the same backbone and embedding size."""
+
+    title: str
+    rows: tuple[FilledRow, ...]
+
+
+@dataclass(frozen=True)
+class FilledTable:
+    """A table of the paper (with columns for points that only we have) and our results.
+
+    `experiment` names whose runs they are, None without any.
+    """
+
+    table: PaperTable
+    sections: tuple[FilledSection, ...]
+    experiment: str | None = None
+
+
+Runs = Mapping[tuple[SectionKey, RowKey, int], list[Record]]
+
+
+def summary(values: Sequence[float]) -> Summary | None:
+    """Mean and sample standard deviation; None of nothing.
+
+    Example:
+        >>> summary([1.0, 3.0])
+        Summary(mean=2.0, std=1.4142135623730951, seeds=2)
+    """
+    if not values:
+        return None
+    return Summary(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+
+
+def latest(records: Sequence[Record]) -> list[Record]:
+    """The records that count: of several with one experiment and key the last that is done, else the last."""
+    chosen: dict[tuple[str, str], Record] = {}
+    for record in records:
+        identity = (record["experiment"], record["key"])
+        before = chosen.get(identity)
+        if before is None or record["status"] == "done" or before["status"] != "done":
+            chosen[identity] = record
+    return list(chosen.values())
+
+
+def fill(table: PaperTable, records: Sequence[Record], *, names: Mapping[str, str] | None = None) -> FilledTable:
+    """The table with our results.
+
+    Args:
+        table: A table of results or a figure of the paper.
+        records: Runs of one experiment, each once (see `latest`).
+        names: Method -> name of a row that the table does not have; by default the method's key.
+    """
+    table = with_swept_columns(table, records)
+    placed = [(place, record) for record in records if (place := place_of(table, record)) is not None]
+    runs: dict[tuple[SectionKey, RowKey, int], list[Record]] = {}
+    for place, record in placed:
+        for column in place.columns:
+            runs.setdefault((place.section, place.row, column), []).append(record)
+    places = list(dict.fromkeys((place.section, place.row) for place, _ in placed))
+    names = {**{row.method: row.name for row in table.rows() if row.method and not row.settings}, **(names or {})}
+    sections = []
+    for section in table.sections:
+        key = section_key(table, section.backbone, section.dim)
+        own = [row_key(row) for row in section.rows]
+        rows = [
+            FilledRow(row.name, row.method, row.cells, _our_cells(table, key, one, runs), row.note)
+            for row, one in zip(section.rows, own, strict=True)
+        ]
+        new = [one for place, one in places if place == key and one not in own]
+        sections.append(FilledSection(section.title, (*rows, *_new_rows(table, key, new, runs, names))))
+    have = {section_key(table, section.backbone, section.dim) for section in table.sections}
+    for key in dict.fromkeys(place for place, _ in places if place not in have):
+        new = [one for place, one in places if place == key]
+        sections.append(FilledSection(_section_title(table, key), _new_rows(table, key, new, runs, names)))
+    return FilledTable(table, tuple(sections), records[0]["experiment"] if records else None)
+
+
+def _our_cells(table: PaperTable, section: SectionKey, row: RowKey, runs: Runs) -> tuple[OurCell, ...]:
+    return tuple(
+        _our_cell(table, column, runs.get((section, row, number), []) if row.method else [])
+        for number, column in enumerate(table.columns)
+    )
+
+
+def _our_cell(table: PaperTable, column: Mapping[str, Any], records: Sequence[Record]) -> OurCell:
+    metric, average = column["metric"], column.get("average")
+    done = [one for one in records if one["status"] == "done" and measured(one, metric) is not None]
+    runs = {(one["seed"], one["settings"].get(average)): one for one in done}  # the latest of each
+    seeds = sorted({seed for seed, _ in runs})
+
+    def over_seeds(epoch: str) -> Summary | None:
+        means = []
+        for seed in seeds:
+            values = [measured(run, metric, epoch) for (of, _), run in runs.items() if of == seed]
+            if all(value is not None for value in values):
+                means.append(statistics.fmean(value for value in values if value is not None))
+        return summary(means)
+
+    notes = _run_notes(table, list(runs.values()), seeds)
+    if average is not None:
+        parts = [seed for seed in seeds if sum(of == seed for of, _ in runs) < FOLDS]
+        notes += [f"fewer than {FOLDS} folds: {_seeds(parts)}"] if parts else []
+    if len(runs) < len(done):
+        notes.append(
+            f"run more than once, with other configurations: {_seeds(_repeated(done, average))}; the latest counts"
+        )
+    failed = [
+        one for one in records if one["status"] == "failed" and (one["seed"], one["settings"].get(average)) not in runs
+    ]
+    notes += _failure_notes(failed)
+    return OurCell(over_seeds("last"), over_seeds("best"), over_seeds("validation_selected"), tuple(notes))
+
+
+def _repeated(done: Sequence[Record], average: str | None) -> list[int]:
+    identities = [(one["seed"], one["settings"].get(average)) for one in done]
+    return sorted({seed for seed, fold in identities if identities.count((seed, fold)) > 1})
+
+
+def _run_notes(table: PaperTable, runs: list[Record], seeds: list[int]) -> list[str]:
+    notes = []
+    epochs = sorted({run["epochs"] for run in runs if run["method"] != "zero-shot"})
+    if table.epochs is not None and epochs and epochs != [table.epochs]:
+        notes.append(f"{_listed(epochs)} {'epoch' if epochs == [1] else 'epochs'}, the paper {table.epochs}")
+    if table.seeds is not None and seeds and len(seeds) != table.seeds:
+        notes.append(f"{len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}, the paper {table.seeds}")
+    missing = sorted({run["images"].get("missing") or 0 for run in runs} - {0})
+    if missing:
+        notes.append(f"{_listed(missing)} {'image' if missing == [1] else 'images'} missing")
+    if table.device is not None and runs:
+        notes.append(f"measured on {_listed(sorted({run['device'] for run in runs}))}, the paper on {table.device}")
+    return notes
+
+
+def _failure_notes(failed: list[Record]) -> list[str]:
+    if not failed:
+        return []
+    reason = next(
+        (one["error"].strip().splitlines()[-1] for one in failed if (one["error"] or "").strip()), "no reason given"
+    )
+    return [f"failed: {_seeds(sorted({one['seed'] for one in failed}))} ({reason[:160]})"]
+
+
+def _new_rows(
+    table: PaperTable, section: SectionKey, rows: Iterable[RowKey], runs: Runs, names: Mapping[str, str]
+) -> tuple[FilledRow, ...]:
+    """Rows for runs whose method or settings the paper does not have there."""
+    empty = (None,) * len(table.columns)
+    return tuple(
+        FilledRow(_row_name(table, row, names), row.method, empty, _our_cells(table, section, row, runs))
+        for row in rows
+    )
+
+
+def _row_name(table: PaperTable, row: RowKey, names: Mapping[str, str]) -> str:
+    """The paper's name of the method where it has one, and what is special about the row."""
+    name = names.get(row.method, row.method)
+    if row.dataset is not None:
+        dataset = next((one.name for one in table.rows() if one.dataset == row.dataset), row.dataset)
+        usual = {one.method for one in table.rows()}
+        name = dataset if row.method in usual else f"{dataset}, {row.method}"
+    return ", ".join([name, *(f"{key} = {value}" for key, value in row.settings)])
+
+
+def _section_title(table: PaperTable, key: SectionKey) -> str:
+    size = f" ({key.dim} dim)" if key.dim is not None else ""
+    changed = [f"{name} = {value}" for name, value in key.settings if not same(value, table.settings[name])]
+    return ", ".join([f"{key.backbone}{size}", *changed, "not in the paper"])
+
+
+def _listed(values: Sequence[Any]) -> str:
+    texts = [f"{value:,}" if isinstance(value, int) else str(value) for value in values]
+    return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {_listed(seeds)}"

@@ -1,0 +1,142 @@
+"""The paper's tables beside our results, as Markdown, LaTeX or one HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pfml.files import write_atomically
+from pfml.paper import paper_tables
+from pfml.report.ablation import draw_ablation
+from pfml.report.aggregate import FilledTable, latest
+from pfml.report.assign import filled_tables, other_runs, tables_named
+from pfml.report.grid import EMPTY, Entry, Grid, grid_of, other_grid, settings_grid
+from pfml.report.latex import latex
+from pfml.report.markdown import markdown
+from pfml.report.page import Figure, Page, Section, Table, render
+from pfml.report.places import Record
+from pfml.report.theme import LIGHT, in_both_themes, png_of_figure
+from pfml.words import did_you_mean
+
+__all__ = ["Format", "Report", "format_of", "report_of", "write_report"]
+
+Format = Literal["md", "latex", "html"]
+ENDINGS: dict[str, Format] = {".md": "md", ".markdown": "md", ".tex": "latex", ".html": "html", ".htm": "html"}
+SUPERSCRIPTS = str.maketrans("0123456789,", "⁰¹²³⁴⁵⁶⁷⁸⁹˒")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is reported: tables with our results, and everything as texts."""
+
+    title: str
+    lead: str
+    tables: tuple[FilledTable, ...]
+    grids: tuple[Grid, ...]
+
+    @property
+    def panels(self) -> tuple[FilledTable, ...]:
+        """Those of Figure 3."""
+        return tuple(one for one in self.tables if one.table.sweep is not None)
+
+
+def report_of(records: Sequence[Record], *, experiment: str | None = None) -> Report:
+    """A report on the runs of a store, or of one of its experiments; without records, the paper's tables alone."""
+    names = list(dict.fromkeys(record["experiment"] for record in records))
+    if experiment is not None and experiment not in names and (names or not tables_named(experiment)):
+        known = names or list(dict.fromkeys(table.experiment for table in paper_tables() if table.kind != "settings"))
+        hint = did_you_mean(experiment, known)
+        raise ValueError(f"the experiment must be one of {', '.join(known)}, got {experiment!r}{hint}")
+    tables = filled_tables(records, experiment=experiment)
+    grids = [grid_of(one) for one in tables]
+    chosen = [one for one in latest(records) if experiment in (None, one["experiment"])]
+    if experiment is None:
+        settings = [table for table in paper_tables() if table.kind == "settings"]
+        grids += [settings_grid(table, [one for one in chosen if one["status"] == "done"]) for table in settings]
+    other = other_grid(other_runs(records, experiment=experiment))
+    lead = _lead(chosen)
+    title = "The paper's results and ours" + ("" if experiment is None else f": {experiment}")
+    return Report(title, lead, tuple(tables), (*grids, *([other] if other is not None else [])))
+
+
+def format_of(name: str | None, out: Path | None) -> Format:
+    """The format that is asked for, or that the ending of the file says; Markdown without either."""
+    if name is None:
+        if out is not None and out.suffix not in ENDINGS:
+            raise ValueError(f"the file must end in {', '.join(ENDINGS)}, or the format be named, got {out}")
+        return ENDINGS[out.suffix] if out is not None else "md"
+    chosen: dict[str, Format] = {one: one for one in get_args(Format)}
+    if name not in chosen:
+        raise ValueError(f"the format must be one of {', '.join(chosen)}, got {name!r}")
+    return chosen[name]
+
+
+def write_report(report: Report, form: Format, out: Path | None) -> str:
+    """The report as text, which is also written to `out`; beside it a picture of Figure 3, which HTML has inside."""
+    if form == "html":
+        text = render(_page(report))
+    else:
+        picture = None
+        if out is not None and report.panels:
+            picture = f"{out.stem}-ablation.png"
+            out.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(out.with_name(picture), png_of_figure(draw_ablation(report.panels, LIGHT)))
+        write: Callable[..., str] = {"md": markdown, "latex": latex}[form]
+        text = write(report.title, report.lead, report.grids, picture=picture)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out, text.encode())
+    return text
+
+
+def _lead(records: Sequence[Record]) -> str:
+    done = [one for one in records if one["status"] == "done"]
+    if not records:
+        return "No runs: the paper's numbers, and empty cells where ours will be."
+    failed = len(records) - len(done)
+    failures = f", {failed} failed" if failed else ""
+    devices = ", ".join(sorted({one["device"] for one in done})) or "no device"
+    commits = ", ".join(sorted({_short(one["commit"]) for one in done})) or "unknown"
+    runs = "run is" if len(done) == 1 else "runs are"
+    return f"{len(done)} {runs} done{failures}; on {devices}; code: {commits}."
+
+
+def _short(commit: str) -> str:
+    """The first digits of a commit, and what is said of it ("-changed")."""
+    digits, dash, remark = commit.partition("-")
+    return f"{digits[:10]}{dash}{remark}"
+
+
+def _page(report: Report) -> Page:
+    sections = [_section(grid) for grid in report.grids]
+    if report.panels:
+        light, dark = in_both_themes(lambda theme: draw_ablation(report.panels, theme))
+        caption = (
+            "Recall@1 on unseen classes. Hollow points on dashed lines: the paper's, read off its figure; "
+            "filled points: ours after the last epoch, with the standard deviation over seeds."
+        )
+        figure = Figure(light, caption, "Recall@1 against M, delta, alpha and delta_rep - delta_att", dark=dark)
+        sections.append(Section("Figure 3: ablations", (figure,)))
+    return Page(report.title, report.lead, tuple(sections), footer="Written by pfml report.")
+
+
+def _section(grid: Grid) -> Section:
+    blocks: list[Any] = [grid.caption]
+    for part in grid.sections:
+        rows: list[tuple[str, ...]] = []
+        strong: set[tuple[int, int]] = set()
+        for row in part.rows:
+            for number, line in enumerate(row.lines):
+                if line.whose == "ours, last":
+                    strong |= {(len(rows), 2 + k) for k, entry in enumerate(line.entries) if entry.text != EMPTY}
+                rows.append((row.name if number == 0 else "", line.whose, *(_cell(entry) for entry in line.entries)))
+        heads = (part.title or "method", "", *grid.headings)
+        blocks.append(Table(heads, tuple(rows), strong=frozenset(strong), is_dense=True))
+    blocks += [f"{str(number).translate(SUPERSCRIPTS)} {note}" for number, note in enumerate(grid.notes, start=1)]
+    return Section(grid.title, tuple(blocks))
+
+
+def _cell(entry: Entry) -> str:
+    return entry.text + ",".join(map(str, entry.notes)).translate(SUPERSCRIPTS)
