@@ -105,32 +105,24 @@ class Replayed:
         weights: PairWeights,
         switches: dict[str, bool],
     ) -> _Recording:
-        with torch.inference_mode(False):  # what is made in that mode could not be written to outside of it
-            return self._record_here(inputs, samples, proxies, field, weights, switches)
-
-    def _record_here(
-        self,
-        inputs: tuple[Tensor, ...],
-        samples: Charges,
-        proxies: Charges,
-        field: Field,
-        weights: PairWeights,
-        switches: dict[str, bool],
-    ) -> _Recording:
-        points, labels, *tensors = inputs = tuple(given.detach().clone() for given in inputs)
-        samples = samples._replace(points=points, labels=labels)
         graph = torch.cuda.CUDAGraph()
-        stream = self.streams.setdefault(points.device, torch.cuda.Stream(points.device))
-        # Other threads may go on using the device meanwhile.
-        with torch.no_grad(), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            results = self.compute(samples, proxies, field, weights, *tensors, **switches)
-            parts, size = [], 0
-            for result in results:
-                parts.append((size, result.shape, result.dtype))
-                size += math.ceil(result.nbytes / ALIGNMENT) * ALIGNMENT
-            packed = points.new_empty(size, dtype=torch.uint8)
-            for result, place in zip(results, _unpacked(packed, tuple(parts)), strict=True):
-                place.copy_(result)
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):  # what is made in that mode cannot be written to outside of it
+            points, labels, *tensors = inputs = tuple(given.detach().clone() for given in inputs)
+            samples = samples._replace(points=points, labels=labels)
+            stream = self.streams.setdefault(points.device, torch.cuda.Stream(points.device))
+            # Other threads may go on using the device meanwhile.
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                results = self.compute(samples, proxies, field, weights, *tensors, **switches)
+                parts, size = [], 0
+                for result in results:
+                    parts.append((size, result.shape, result.dtype))
+                    size += math.ceil(result.nbytes / ALIGNMENT) * ALIGNMENT
+                packed = points.new_empty(size, dtype=torch.uint8)
+                for result, place in zip(results, _unpacked(packed, tuple(parts)), strict=True):
+                    place.copy_(result)
         return _Recording(graph, inputs, packed, tuple(parts))
 
 
