@@ -106,10 +106,8 @@ class Replayed:
         switches: dict[str, bool],
     ) -> _Recording:
         graph = torch.cuda.CUDAGraph()
-        with (
-            torch.inference_mode(False),
-            torch.no_grad(),
-        ):  # what is made in that mode cannot be written to outside of it
+        # What is made in inference mode cannot be written to outside of it.
+        with torch.inference_mode(False), torch.no_grad():
             points, labels, *tensors = inputs = tuple(given.detach().clone() for given in inputs)
             samples = samples._replace(points=points, labels=labels)
             stream = self.streams.setdefault(points.device, torch.cuda.Stream(points.device))
