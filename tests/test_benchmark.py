@@ -20,19 +20,12 @@ from report import COLUMNS, results_table, verdict_table
 
 SMALL = 200
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     return tmp_path_factory.mktemp("bench")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Tiny operations on several threads are all waiting, and endless waiting where other tests run beside them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

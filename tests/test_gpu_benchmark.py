@@ -23,14 +23,7 @@ from methods import backend_step
 RATES = Rates(low=1e12, tf32=5e11, fp32=1e11, bandwidth=1e10, kernel=1e-5)
 CPU = Setting(torch.device("cpu"), quick=True, repeats=1, seconds=0.0, longest=0.0)
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Tiny operations on several threads are all waiting, and endless waiting where other tests run beside them."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -202,7 +202,9 @@ def test_torch_compile_keeps_one_graph_and_the_same_draws(backend, option):
 def test_the_operator_of_the_draw_keeps_torch_s_contract():
     utilities = ("test_schema", "test_faketensor")  # a draw has no gradient, and differs from one call to the next
     for labels in (torch.tensor(BATCH), torch.empty(0, dtype=torch.int64)):
-        torch.library.opcheck(torch.ops.pfml.draw_anchors, (labels, CLASSES, PER_CLASS, 3), test_utils=utilities)
+        arguments = (labels, CLASSES, PER_CLASS, 3)
+        outcome = torch.library.opcheck(torch.ops.pfml.draw_anchors, arguments, test_utils=utilities)
+        assert outcome == dict.fromkeys(utilities, "SUCCESS")
 
 
 @pytest.mark.parametrize("normalization", ["none", "log"])
