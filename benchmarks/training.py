@@ -41,7 +41,7 @@ from pfml.losses.checks import deferred_checks
 from pfml.models import Embedder, EmbedderConfig
 from pfml.models.batch_norm import set_trainable, start_training_mode
 from pfml.training import BatchConfig, LossConfig, Monitor, OptimizerConfig, TrainConfig
-from pfml.training.environment import precision, reproducible, resolve_device
+from pfml.training.environment import compiled, precision, reproducible, resolve_device
 from pfml.training.interrupts import StopWish
 from pfml.training.loop import Training, on_device
 from pfml.training.methods import create_loss
@@ -188,7 +188,7 @@ def loss_share(setting: Setting, method: str, size: tuple[int, int]) -> Row:
     pixels, labels = _preloaded(setting, classes)
     start_training_mode(setting.embedder, batch_norm=config.batch_norm)
     set_trainable(setting.embedder, batch_norm=config.batch_norm, warm_up_epochs=config.warm_up_epochs)
-    network = torch.compile(setting.embedder) if fused else setting.embedder
+    network = compiled(setting.embedder, setting.device) if fused else setting.embedder
     turns = []
     with reproducible(False):
         for turn in range(5 + setting.steps):

@@ -16,22 +16,23 @@ from states import EVERYWHERE, FIELDS, WEIGHTS, State, energy_and_gradients, rel
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 REFERENCE = BACKENDS["dense"]
 
-#: Relative errors of the energy and of the gradients, by norms, that a backend may have.
-TOLERANCE = {torch.float32: (1e-5, 1e-4), torch.float64: (1e-11, 1e-9)}
+#: Relative errors of the energy and of the gradients, by norms, that a backend may have. Gradients below the third
+#: number are what is left where forces cancel, or point off the sphere: their errors are those of the forces.
+TOLERANCE = {torch.float32: (1e-5, 1e-4, 1e-6), torch.float64: (1e-11, 1e-9, 1e-4)}
 
 
 def check_backend(name, state, field, weights, *, dtype=torch.float32, device="cpu", on_sphere=True):
     """Compare a backend with the dense reference in float64, on the same float32 points."""
     expected = energy_and_gradients(REFERENCE, state, field, weights, dtype=torch.float64, on_sphere=on_sphere)
     got = energy_and_gradients(BACKENDS[name], state, field, weights, dtype=dtype, device=device, on_sphere=on_sphere)
-    value_tolerance, gradient_tolerance = TOLERANCE[dtype]
+    value_tolerance, gradient_tolerance, smallest = TOLERANCE[dtype]
     scale = max(abs(expected[0].item()), 1e-3 * state.num_samples)
     assert abs(got[0] - expected[0]).item() <= value_tolerance * scale
     for mine, reference in zip(got[1:], expected[1:], strict=True):
         assert torch.isfinite(mine).all()
         if reference.numel():
             largest = max(e.norm().item() for e in expected[1:])
-            assert (mine - reference).norm().item() <= gradient_tolerance * max(largest, 1e-6)
+            assert (mine - reference).norm().item() <= gradient_tolerance * max(largest, smallest)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -188,7 +189,7 @@ def test_the_tiled_result_does_not_depend_on_which_path_a_pair_takes(monkeypatch
     monkeypatch.setitem(sweep.TILE_PAIRS, "cpu", tile_pairs)
     monkeypatch.setattr(sweep, "FEW", few)
     monkeypatch.setattr(sweep, "FEW_AT_LEAST", 0)
-    monkeypatch.setattr(sweep, "SPARSE", sparse)
+    monkeypatch.setitem(sweep.SPARSE, "cpu", sparse)
     for spread in (0.3, 0.02):
         state = State(num_samples=14, num_classes=3, per_class=4, dim=8, spread=spread)
         for field in ("pfml", "log", "anchor"):

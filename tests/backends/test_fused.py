@@ -12,7 +12,7 @@ from pfml.backends.fused import unavailable
 from pfml.energy import potential_energy
 from pfml.field import PowerLaw
 from pfml.superposition import Charges, Field, PairWeights
-from states import FIELDS, WEIGHTS, State, Yukawa, energy_and_gradients
+from states import FIELDS, WEIGHTS, State, Yukawa, energy_and_gradients, relative_error
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHIPPED = [name for name in FIELDS if "user" not in name]
@@ -82,33 +82,38 @@ def test_sorting_by_pivots_changes_nothing(monkeypatch, field):
     check_backend("triton", state, FIELDS[field], PairWeights(), device=DEVICE)
 
 
-def test_the_screen_bounds_what_rounding_of_high_parts_can_do():
-    def high(position):
-        return ((position * 32).round() / 32).half().double()
+def test_high_parts_are_as_close_as_the_screen_takes_them_to_be():
+    def moved(positions):
+        high = ((positions * 32).round() / 32).half().double()
+        assert high.norm(dim=-1).max() < 128  # or sums of products would not be exact
+        return (high - positions).norm(dim=-1).max()
 
     generator = torch.Generator().manual_seed(0)
-    for dims in (2, 3, 64, 512):
+    for dims in (2, 3, 4, 64, 512, 2048):
+        half_of_slack = fused.screen_slack(dims) / 2
         for spread in (1.0, 0.01):  # of points in all directions, and of one that stands out
-            a, b = torch.randn(2, 200, dims, generator=generator, dtype=torch.float64) * spread
-            a[:, 0] += 1 - spread
-            a, b = (2**fused.LONGEST * x / x.norm(dim=1, keepdim=True) for x in (a, b))
-            error = 2 * ((high(a) * high(b)).sum(dim=1) - (a * b).sum(dim=1)).abs()
-            assert error.max() < fused.screen_margin(dims)
-    # components of 64 and more are rounded twice, here by 3/64, the same way in both points
-    for dims in (2, 3, 4):
-        largest = 2**fused.LONGEST / dims**0.5
-        grid = torch.arange(64, min(largest, 127), 1 / 8, dtype=torch.float64)
-        rounded_down, rounded_up = (grid + sign * (3 / 64 - 1e-6) for sign in (1, -1))
-        for component in torch.cat([rounded_down, rounded_up]):
-            point = component.expand(dims)
-            if point.norm() <= 2**fused.LONGEST:
-                error = 2 * (high(point).square().sum() - point.square().sum()).abs()
-                assert error < fused.screen_margin(dims)
-    # the worst case: every component rounded the same way, by half of a unit
-    worst = torch.full((512,), 5 + 2**-6 - 2**-20, dtype=torch.float64)
-    assert worst.norm() < 2**fused.LONGEST
-    error = 2 * (high(worst).square().sum() - worst.square().sum()).abs()
-    assert 0.5 * fused.screen_margin(512) < error < fused.screen_margin(512)
+            points = torch.randn(200, dims, generator=generator, dtype=torch.float64) * spread
+            points[:, 0] += 1 - spread
+            assert moved(fused.LONGEST * points / points.norm(dim=1, keepdim=True)) < half_of_slack
+        # the worst case: every component rounded by half of a unit, and those of 64 and more by one and a half
+        large = min(3, dims)
+        worst = torch.full((dims,), 2**-6 - 2**-20, dtype=torch.float64)
+        worst[:large] = 64 + 3 / 64 - 2**-20
+        assert worst.norm() < fused.LONGEST
+        assert 0.9 * half_of_slack * (dims >= 64) < moved(worst) < half_of_slack
+
+
+@pytest.mark.parametrize("field", ["pfml", "wide repulsion"])
+@pytest.mark.parametrize(("dim", "spread"), [(2, 0.2), (3, 0.2), (17, 0.05), (40, 0.05), (300, 0.05)])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_single_close_pair_keeps_its_digits(field, dim, spread, seed):
+    """Nothing averages out: that all terms of r^2 are those of the same rounded points is what counts here."""
+    state = State(num_samples=0, num_classes=2, per_class=1, dim=dim, spread=spread, seed=seed)
+    energies = [
+        energy_and_gradients(BACKENDS[name], state, FIELDS[field], PairWeights(), **kwargs)[0]
+        for name, kwargs in (("triton", {"device": DEVICE}), ("dense", {"dtype": torch.float64}))
+    ]
+    assert relative_error(*energies) < 5e-6
 
 
 @pytest.mark.parametrize("field", ["pfml", "wide repulsion", "log", "cpml"])

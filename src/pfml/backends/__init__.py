@@ -32,7 +32,7 @@ BACKENDS: dict[str, Backend] = {
 DENSE_UP_TO = 32
 
 #: Whether "auto" takes triton. To be switched on once tests/backends/test_fused.py has passed on a GPU.
-TRITON_BY_ITSELF = False
+TRITON_BY_ITSELF = True
 
 
 def choose_backend(num_points: int, like: Tensor | None = None, field: Field | None = None) -> str:

@@ -1,14 +1,14 @@
 """The field on a GPU: a screen in half precision finds the tiles in which something acts, fused kernels do the rest.
 
-Positions are scaled so that the longest has length 2^7 or a little less, and split into two float16 numbers: high, a
-multiple of 2^-5, and low, the rest. Sums of products of high parts are multiples of 2^-10 below 2^14, which float32 has
-digits for: tensor cores add them up without an error.
+Positions are scaled to lengths below 2^7, and split into two float16 numbers: high, a multiple of 2^-5, and low, the
+rest. Sums of products of high parts are multiples of 2^-10 below 2^14, which float32 has digits for: tensor cores add
+them up without an error, and the distance of two high parts is exact.
 
-Pairs of different classes act within reach only. One product of the high parts, half of it by symmetry, bounds every
-squared distance from below (`screen_margin`). Tiles in which no pair can be within reach end there. In the others
-high x low + low x high is added, which gives r^2 to float32's accuracy. Where pairs are so close that even that is not
-enough, a tile is done from differences. Forces are three such products again, of the pulls (scaled row by row) with the
-positions. Points are first sorted by the nearest of a few pivots, which puts crowds of points into few tiles.
+Pairs of different classes act within reach only. A point lies close to its high part (`screen_slack`), so one product
+of these, half of it by symmetry, finds the tiles in which a pair can be within reach; the others end there. In those
+found, three more products, with the low parts, give r^2 to float32's accuracy. Where pairs are so close that even that
+is not enough, a tile is done from differences. Forces are three such products again, of the pulls (scaled row by row)
+with the positions. Points are first sorted by the nearest of a few pivots, which puts crowds of points into few tiles.
 
 Pairs of one class are few, and come from differences, class by class. Where only a few charges have partners (samples,
 if pairs of proxies do not count; or `Anchors`), the tiles are those of the few against all.
@@ -33,14 +33,12 @@ from pfml.backends.replay import Replayed
 from pfml.field import ContrastiveLaw, DecayLaw, Interaction, LogarithmicLaw, PowerLaw
 from pfml.superposition import Anchors, Charges, Field, PairWeights, SourceWeights, source_weights
 
-__all__ = ["fused_energy", "knows_law", "screen_margin", "unavailable"]
+__all__ = ["fused_energy", "knows_law", "screen_slack", "unavailable"]
 
-#: The longest position is scaled to 2^LONGEST or a little less; kernels.prepare rounds high parts to multiples of 2^-5.
-LONGEST = 7
-#: From this many dimensions on rounding averages out. Below, low x low is added too.
-WIDE = 128
-#: Below this r^2, relative to the longest position's square, pairs are taken from differences: in many dimensions, few.
-NEAR, NEAR_IN_FEW = 4e-3, 5e-2
+#: Length to which the longest position is scaled; its high part, a multiple of 2^-5, stays below 2^7.
+LONGEST = 126.0
+#: Below this r^2, relative to the longest position's square, pairs are taken from differences.
+NEAR = 2e-3
 #: Dimensions at a time in products of points, and dimensions of the forces that one program sums.
 CHUNK, WIDTH = 64, 128
 #: Warps and stages of the pipeline, of the screen, of `interact` and of `gather`.
@@ -133,7 +131,8 @@ class _Rows:
     num: int
     high: Tensor  # (N, P) float16
     low: Tensor  # (N, P) float16
-    squares: Tensor  # (N,) float32
+    squares: Tensor  # (N,) float32: |high|^2
+    rests: Tensor  # (N,) float32: |high + low|^2 - |high|^2
     inverses: Tensor  # (N,) float64: 1 / |point|
     labels: Tensor  # (N,) int64
     kinds: Tensor  # (N,) int32: 1 for a sample, 0 for a proxy, -1 for padding
@@ -165,8 +164,8 @@ class _ChargeSet:
         kernels.prepare[(len(rows.high),)](
             self.samples.points, self.proxies.points, self.samples.labels, self.proxies.labels,
             rows.slopes if self.slopes is None else self.slopes, rows.labels if order is None else order, rows.scale,
-            rows.high, rows.low, rows.squares, rows.inverses, rows.labels, rows.kinds, rows.charges, rows.slopes,
-            self.num_samples, self.num, num, self.padded, self.dims,
+            rows.high, rows.low, rows.squares, rows.rests, rows.inverses, rows.labels, rows.kinds, rows.charges,
+            rows.slopes, self.num_samples, self.num, num, self.padded, self.dims,
             ORDERED=order is not None, SLOPES=self.slopes is not None, SAMPLES_ON_SPHERE=self.samples.on_sphere,
             PROXIES_ON_SPHERE=self.proxies.on_sphere, WIDTH=_power_of_two(self.padded),
         )  # fmt: skip
@@ -184,6 +183,7 @@ class _ChargeSet:
             high=empty(padded_rows, self.padded, dtype=torch.float16),
             low=empty(padded_rows, self.padded, dtype=torch.float16),
             squares=empty(padded_rows, dtype=torch.float32),
+            rests=empty(padded_rows, dtype=torch.float32),
             inverses=empty(padded_rows, dtype=torch.float64),
             labels=empty(padded_rows, dtype=torch.int64),
             kinds=empty(padded_rows, dtype=torch.int32),
@@ -194,14 +194,14 @@ class _ChargeSet:
 
 
 def _scale(samples: Charges, proxies: Charges) -> Tensor:
-    """The power of two that brings the longest position to 2^LONGEST or less, to 0.1 %; a tensor on the device."""
+    """What brings the longest position to LONGEST; a tensor on the device."""
     free = [g.points for g in (samples, proxies) if len(g.points) and not g.on_sphere]
     if not free:
-        return samples.points.new_full((), 2.0**LONGEST)
+        return samples.points.new_full((), LONGEST)
     on_sphere = any(len(g.points) and g.on_sphere for g in (samples, proxies))
     longest = torch.stack([torch.linalg.vector_norm(points, dim=1).amax() for points in free]).amax()
     longest = longest.clamp_min(1.0 if on_sphere else 1e-30)
-    return torch.exp2(LONGEST - (longest * (1 - 1e-3)).log2().ceil())
+    return LONGEST / longest
 
 
 def _by_pivot(rows: _Rows, reach: float) -> Tensor:
@@ -218,15 +218,13 @@ def _by_pivot(rows: _Rows, reach: float) -> Tensor:
     return (leader * len(pivots) + number)[nearest].argsort(stable=True)
 
 
-def screen_margin(dims: int) -> float:
-    """Bound on the error of r^2 from products of the high parts, for scaled positions.
+def screen_slack(dims: int) -> float:
+    """By how much less than two scaled positions their high parts can be apart.
 
     Rounding moves a component by 2^-6 at most; by 3 * 2^-6 if it is 2^6 or larger, since float16 then rounds once more:
-    4 of them can be. With e the length of what it moves a point by, a product of two points is off by at most
-    e |a| + e |b| + e^2.
+    at most 3 of them can be. What two points move by adds up.
     """
-    e = 2**-6 * math.sqrt(dims + 4 * (3**2 - 1))
-    return 2 * (2 * 1.001 * 2**LONGEST * e + e**2) + 1.0
+    return 2 * 1.001 * 2**-6 * math.sqrt(dims + 3 * (3**2 - 1))
 
 
 def _pulls_are_alike(pair: Interaction) -> bool:
@@ -271,16 +269,15 @@ class _Between:
         rounds = -(-tiles // at_once)
         if rounds > ROUNDS and not (rows.high.is_cuda and torch.cuda.is_current_stream_capturing()):
             rounds = -(-int(count) // at_once)
-        near = NEAR if self.charges.dims >= WIDE else NEAR_IN_FEW
         warps, stages = INTERACT
         for first in range(0, rounds * at_once, at_once):
             kernels.interact[(at_once,)](
-                rows.high, rows.low, rows.squares, rows.labels, rows.kinds, rows.slopes[1],
-                columns.high, columns.low, columns.squares, columns.labels, columns.kinds, column_slopes,
+                rows.high, rows.low, rows.squares, rows.rests, rows.labels, rows.kinds, rows.slopes[1],
+                columns.high, columns.low, columns.squares, columns.rests, columns.labels, columns.kinds, column_slopes,
                 listed, count, slots, *held, rows.scale, first, columns.blocks, rows.high.shape[1],
-                *self.weights, *self.numbers, (self.pair.flat_below * (1 - 1e-4)) ** 2, near * 4**LONGEST,
-                **self.settings, ALIKE=set(self.weights) == {1.0}, CAREFUL=self.charges.dims < WIDE,
-                SYMMETRIC=symmetric, TWICE=self.twice, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=warps, num_stages=stages,
+                *self.weights, *self.numbers, (self.pair.flat_below * (1 - 1e-4)) ** 2, NEAR * LONGEST**2,
+                **self.settings, ALIKE=set(self.weights) == {1.0}, SYMMETRIC=symmetric, TWICE=self.twice,
+                BLOCK=BLOCK, CHUNK=CHUNK, num_warps=warps, num_stages=stages,
             )  # fmt: skip
             self._gather(rows, columns, slots, held, found, first, at_once, symmetric, mirrored=False)
             if not symmetric:
@@ -304,8 +301,8 @@ class _Between:
         kernels.screen[(columns.blocks, rows.blocks)](
             rows.high, rows.squares, rows.labels, rows.kinds,
             columns.high, columns.squares, columns.labels, columns.kinds,
-            flags, rows.scale, columns.blocks, rows.high.shape[1], 0.0 if everywhere else self.pair.stop**2,
-            screen_margin(self.charges.dims), *self.weights,
+            flags, rows.scale, columns.blocks, rows.high.shape[1], 0.0 if everywhere else self.pair.stop,
+            screen_slack(self.charges.dims), *self.weights,
             SYMMETRIC=rows is columns, EVERYWHERE=everywhere, BLOCK=BLOCK, CHUNK=64, num_warps=warps, num_stages=stages,
         )  # fmt: skip
         kernels.index[(1,)](

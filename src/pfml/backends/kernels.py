@@ -1,6 +1,6 @@
 """The field's Triton kernels. `fused` launches them.
 
-    prepare            positions, in a high and a low half-precision part; squared norms
+    prepare            positions, in a high and a low half-precision part; squared norms of the high, and the rest
     screen             which tiles hold a pair of different classes within reach, from products of the high parts
     index              a list of these tiles
     interact           their pairs, at float32 accuracy: energies, and how strongly they pull
@@ -90,7 +90,8 @@ def _exact(samples, proxies, charges, inverses, columns, inside, num_samples, di
 @triton.jit
 def prepare(
     samples, proxies, sample_labels, proxy_labels, given_slopes, order, scale,
-    high, low, squares, inverses, labels, kinds, charges, slopes, num_samples, num_charges, num_rows, padded, dims,
+    high, low, squares, rests, inverses, labels, kinds, charges, slopes,
+    num_samples, num_charges, num_rows, padded, dims,
     ORDERED: tl.constexpr, SLOPES: tl.constexpr, SAMPLES_ON_SPHERE: tl.constexpr, PROXIES_ON_SPHERE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -112,8 +113,11 @@ def prepare(
     rounded = (tl.floor(scaled * 32.0 + 0.5) * 0.03125).to(tl.float32).to(tl.float16)
     place = row.to(tl.int64) * padded + columns
     tl.store(high + place, rounded, mask=columns < padded)
-    tl.store(low + place, (scaled - rounded.to(tl.float64)).to(tl.float32).to(tl.float16), mask=columns < padded)
-    tl.store(squares + row, (square * inverse * inverse * unit * unit).to(tl.float32))
+    left = (scaled - rounded.to(tl.float64)).to(tl.float32).to(tl.float16)
+    tl.store(low + place, left, mask=columns < padded)
+    h, rest = rounded.to(tl.float64), left.to(tl.float64)
+    tl.store(squares + row, tl.sum(h * h, 0).to(tl.float32))  # exact, as the products are
+    tl.store(rests + row, tl.sum((2.0 * h + rest) * rest, 0).to(tl.float32))
     tl.store(inverses + row, inverse)
     label = tl.load(sample_labels + charge, mask=used & of_sample, other=0)
     label += tl.load(proxy_labels + charge - num_samples, mask=used & (of_sample == False), other=0)  # noqa: E712
@@ -129,7 +133,7 @@ def prepare(
 @triton.jit
 def screen(
     row_high, row_squares, row_labels, row_kinds, column_high, column_squares, column_labels, column_kinds,
-    flags, scale, num_column_blocks, padded, limit, margin,
+    flags, scale, num_column_blocks, padded, reach, slack,
     on_samples, proxies_on_samples, samples_on_proxies, on_proxies,
     SYMMETRIC: tl.constexpr, EVERYWHERE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -144,9 +148,9 @@ def screen(
             kind = tl.maximum(tl.max(tl.load(row_kinds + rows), 0), tl.max(tl.load(column_kinds + columns), 0))
             some = kind == 1
         if some:
-            total = tl.load(row_squares + rows)[:, None] + tl.load(column_squares + columns)[None, :]
+            row_square, column_square = tl.load(row_squares + rows)[:, None], tl.load(column_squares + columns)[None, :]
             if EVERYWHERE:
-                near = total >= 0.0
+                near = row_square + column_square >= 0.0
             else:
                 product = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
                 steps = tl.arange(0, CHUNK)
@@ -154,8 +158,8 @@ def screen(
                 right = column_high + columns[:, None].to(tl.int64) * padded + steps[None, :]
                 for k in range(0, padded, CHUNK):
                     product = tl.dot(tl.load(left + k), tl.trans(tl.load(right + k)), product)
-                unit = tl.load(scale)
-                near = total - 2.0 * product < limit * unit * unit + margin
+                farthest = reach * tl.load(scale) + slack
+                near = (row_square - product) + (column_square - product) < farthest * farthest
             if tl.max(tl.max(near.to(tl.int32), 1), 0) > 0:
                 other_class = tl.load(row_labels + rows)[:, None] != tl.load(column_labels + columns)[None, :]
                 a, b = tl.load(row_kinds + rows)[:, None], tl.load(column_kinds + columns)[None, :]
@@ -204,14 +208,14 @@ def _store_halves(high, low, value):
 
 @triton.jit
 def interact(
-    row_high, row_low, row_squares, row_labels, row_kinds, row_slopes,
-    column_high, column_low, column_squares, column_labels, column_kinds, column_slopes,
+    row_high, row_low, row_squares, row_rests, row_labels, row_kinds, row_slopes,
+    column_high, column_low, column_squares, column_rests, column_labels, column_kinds, column_slopes,
     tiles, count, slots, pulls_high, pulls_low, back_high, back_low, row_sizes, column_sizes,
     row_sums, column_sums, row_pulls, column_pulls, scale, first, num_column_blocks, padded,
     on_samples, proxies_on_samples, samples_on_proxies, on_proxies,
     alpha, edge, core, offset, start, stop, flat_below, near,
-    LAW: tl.constexpr, ROLE: tl.constexpr, GRADIENT: tl.constexpr, ALIKE: tl.constexpr, CAREFUL: tl.constexpr,
-    SYMMETRIC: tl.constexpr, TWICE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    LAW: tl.constexpr, ROLE: tl.constexpr, GRADIENT: tl.constexpr, ALIKE: tl.constexpr, SYMMETRIC: tl.constexpr,
+    TWICE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Energies and pulls (slope / r times what the pair weighs) of one tile, from number `first` on.
 
@@ -236,11 +240,13 @@ def interact(
             product = tl.dot(a_high, b_high, product)
             rest = tl.dot(a_high, b_low, rest)
             rest = tl.dot(a_low, b_high, rest)
-            if CAREFUL:
-                rest = tl.dot(a_low, b_low, rest)
+            rest = tl.dot(a_low, b_low, rest)
         unit = tl.load(scale)
-        norms = tl.load(row_squares + rows)[:, None] + tl.load(column_squares + columns)[None, :]
-        r2 = tl.maximum((norms - 2.0 * product) - 2.0 * rest, 0.0) / (unit * unit)
+        product = (
+            tl.load(row_squares + rows)[:, None] - product + (tl.load(column_squares + columns)[None, :] - product)
+        )
+        rest = tl.load(row_rests + rows)[:, None] + tl.load(column_rests + columns)[None, :] - 2.0 * rest
+        r2 = tl.maximum(product + rest, 0.0) / (unit * unit)
 
         counts = tl.load(row_labels + rows)[:, None] != tl.load(column_labels + columns)[None, :]
         row_kind, column_kind = tl.load(row_kinds + rows), tl.load(column_kinds + columns)

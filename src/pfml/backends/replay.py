@@ -58,6 +58,8 @@ class Replayed:
         """What `compute` gives."""
         if not samples.points.is_cuda:
             return self.compute(samples, proxies, field, weights, *tensors, **switches)
+        if torch.cuda.current_device() == samples.points.device.index:
+            return self._call(samples, proxies, field, weights, *tensors, **switches)
         with torch.cuda.device(samples.points.device):
             return self._call(samples, proxies, field, weights, *tensors, **switches)
 
@@ -126,9 +128,14 @@ class Replayed:
 
 def _unpacked(packed: Tensor, parts: tuple[tuple[int, torch.Size, torch.dtype], ...]) -> tuple[Tensor, ...]:
     """The results that lie in `packed`."""
+    by_type = {dtype: packed.view(dtype) for dtype in {dtype for _, _, dtype in parts}}
     return tuple(
-        packed[begin : begin + shape.numel() * dtype.itemsize].view(dtype).view(shape) for begin, shape, dtype in parts
+        by_type[dtype].as_strided(shape, _strides(shape), begin // dtype.itemsize) for begin, shape, dtype in parts
     )
+
+
+def _strides(shape: torch.Size) -> tuple[int, ...]:
+    return tuple(math.prod(shape[after:]) for after in range(1, len(shape) + 1))
 
 
 def _may_be_recorded(samples: Charges, proxies: Charges) -> bool:

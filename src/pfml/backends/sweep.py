@@ -34,16 +34,16 @@ __all__ = ["Group", "chunks", "sweep"]
 
 OWN, OTHER = 0, 1  # rows of `Group.sums` and `Group.slopes`
 
-#: Pairs in a tile: 1,024 x 1,024 stay in a CPU's caches; a GPU wants larger ones.
-TILE_PAIRS = {"cpu": 2**20, "cuda": 2**24}
+#: Pairs in a tile: 1,024 x 1,024 stay in a CPU's caches; a GPU wants them so large that it need not wait for Python.
+TILE_PAIRS = {"cpu": 2**20, "cuda": 2**26}
 #: A group whose prepared copy is larger than this is prepared tile by tile instead.
 PREPARED_BYTES = 2**27
 #: Up to this share of a tile's pairs is taken by explicit differences (about a third of the product's time).
 FEW = 1 / 1024
 #: ... and up to this many in any case.
 FEW_AT_LEAST = 256
-#: Up to this share of a tile's pairs a list of pairs beats a matrix of them.
-SPARSE = 1 / 12
+#: Up to this share of a tile's pairs a list of pairs beats a matrix of them; a GPU multiplies faster than it sorts.
+SPARSE = {"cpu": 1 / 12, "cuda": 1 / 2000}
 #: Numbers that are handled at once in float64: so that they stay in a CPU's caches; a GPU wants more.
 CHUNK = {"cpu": 2**18, "cuda": 2**24}
 
@@ -296,7 +296,8 @@ def _interact(
         done_or_inert |= r < pair.start
     energy.masked_fill_(done_or_inert, 0.0)
     slope.masked_fill_(done_or_inert, 0.0)
-    add = _add_as_list if len(listed) < squares.numel() * SPARSE else _add_as_matrix
+    sparse = SPARSE.get(squares.device.type, SPARSE["cpu"])
+    add = _add_as_list if len(listed) < squares.numel() * sparse else _add_as_matrix
     add(tile, listed, energy, slope, channel, counts)
 
 

@@ -19,7 +19,7 @@ __all__ = ["DecodedImages", "decode"]
 
 
 #: Whether a GPU's crops are made by Triton. To be switched on once tests/data/test_fused_crops.py has passed on a GPU.
-FUSED_BY_ITSELF = False
+FUSED_BY_ITSELF = True
 
 
 class DecodedImages:

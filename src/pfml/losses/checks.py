@@ -95,13 +95,16 @@ def _checked_labels(embeddings: Tensor, labels: Tensor, proxies: Tensor, num_cla
     # One number says whether anything is wrong, so that a GPU is waited for once. An overflow of float32 is looked
     # into below; nobody does so in time where the look is deferred.
     wide = (torch.float32, proxies.dtype) if deferred is None else (torch.float64, torch.float64)
-    is_bad = ~torch.isfinite(proxies.sum(dtype=wide[1]))  # without a copy of the proxies
-    collapsed = torch.zeros_like(is_bad)
+    total = proxies.sum(dtype=wide[1])  # without a copy of the proxies
     if labels.numel():
         low, high = torch.aminmax(labels)
-        spread = (embeddings.to(wide[0]) - embeddings[:1].to(wide[0])).abs().amax()  # NaN or Inf if any value is
-        is_bad = is_bad | (low < 0) | (high >= num_classes) | ~torch.isfinite(spread)
+        lowest, highest = torch.aminmax(embeddings, dim=0)
+        spread = (highest.to(wide[0]) - lowest.to(wide[0])).amax()  # NaN or Inf if any value is
+        is_bad = (low < 0) | (high >= num_classes) | ((total + spread) * 0 != 0)
         collapsed = spread == 0
+    else:
+        is_bad = total * 0 != 0
+        collapsed = torch.zeros_like(is_bad)
     if embeddings.is_cuda and torch.cuda.is_current_stream_capturing():
         torch._assert_async(~is_bad)
     elif deferred is not None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
+from pfml.models import Embedder
 from pfml.training.config import TrainConfig
 
-__all__ = ["compiles", "precision", "reading_lag", "reproducible", "resolve_device", "seeded"]
+__all__ = ["compiled", "compiles", "precision", "reading_lag", "reproducible", "resolve_device", "seeded"]
 
 #: Steps from which compiling pays: it costs about half a minute, and a step of ResNet-50 on an H200 falls from 27 to
 #: 20 ms by it.
@@ -42,6 +44,22 @@ def compiles(config: TrainConfig, device: torch.device, steps: int) -> bool:
     if isinstance(config.compile, bool):
         return config.compile
     return device.type == "cuda" and not config.deterministic and steps >= COMPILED_FROM
+
+
+def compiled(embedder: Embedder, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """The embedder's forward pass, compiled; on a GPU it and its backward pass are CUDA graphs.
+
+    Without these, Python takes about as long to launch a ResNet-50's kernels as an H200 takes to run them twice.
+    """
+    if device.type != "cuda":
+        return torch.compile(embedder)  # type: ignore[no-any-return]
+    network = torch.compile(embedder, mode="reduce-overhead")
+
+    def embeddings(pixels: Tensor) -> Tensor:
+        torch.compiler.cudagraph_mark_step_begin()
+        return network(pixels).clone()  # the next step writes where this one has left its results
+
+    return embeddings
 
 
 def reading_lag(config: TrainConfig, device: torch.device) -> int:

@@ -32,7 +32,7 @@ from pfml.models.batch_norm import set_trainable, start_training_mode
 from pfml.training.checkpoint import CheckpointWriter, load_checkpoint, pack_optimizer, part, unpack_optimizer
 from pfml.training.config import TrainConfig
 from pfml.training.config_files import plain
-from pfml.training.environment import compiles, precision, reading_lag, reproducible, resolve_device
+from pfml.training.environment import compiled, compiles, precision, reading_lag, reproducible, resolve_device
 from pfml.training.interrupts import Interrupted, StopWish, stop_wish
 from pfml.training.methods import create_loss
 from pfml.training.monitor import Monitor
@@ -75,8 +75,8 @@ class Training:
         self.embedder.trained_on = _learned(embedder, data)
         _require_matches(data)
         self.batches = create_batches(data.train, config)
-        compiled = compiles(config, self.device, config.epochs * len(self.batches))
-        self.network = torch.compile(self.embedder) if compiled else self.embedder
+        compiling = compiles(config, self.device, config.epochs * len(self.batches))
+        self.network = compiled(self.embedder, self.device) if compiling else self.embedder
         self.loss: Any = create_loss(config.loss, data.train.num_classes, embedder.embedding_dim).to(self.device)
         lag = reading_lag(config, self.device)
         self.watch = Watch(self.device, lag=lag)
