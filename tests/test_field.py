@@ -73,6 +73,15 @@ def test_below_the_core_repulsion_is_a_straight_line_of_finite_energy_and_force(
     torch.testing.assert_close(pair.potential(r), 0.01**-3 + cap * (0.01 - r))
 
 
+def test_the_core_of_a_steep_law_ends_where_float32_has_room_for_its_force():
+    assert PowerLaw(delta=0.2, alpha=18).core == pytest.approx(0.01)
+    for alpha in (24, 32, 64):
+        law = PowerLaw(delta=1.0, delta_rep=1.4, alpha=alpha)
+        assert 0.05 < law.core < 0.5
+        assert law.repulsion_slope(torch.tensor(law.core)).abs() < 1e30
+        assert PowerLaw(delta=1.0, alpha=alpha - 1).core < law.core
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_one_ulp_around_delta_the_branches_agree_and_the_slope_is_one_sided(dtype):
     law = PowerLaw(delta=0.25)  # exact in binary, so that delta itself is a distance

@@ -85,6 +85,8 @@ def _power(r: Tensor, exponent: float) -> Tensor:
 
 #: The core ends at delta / CORE_FRACTION: from there on Eqs. 1 and 2 hold to the letter.
 CORE_FRACTION = 20
+#: ... or where a force has grown by this factor since delta, if that is farther out (alpha > 18): float32 ends at 3e38.
+LARGEST_GROWTH = 1e27
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +132,10 @@ class PowerLaw(_TwoRadii):
         super().__post_init__()
         if not (math.isfinite(self.alpha) and self.alpha > 0):
             raise ValueError(f"alpha must be a positive number, got {self.alpha}; for alpha = 0 use LogarithmicLaw")
+
+    @property
+    def core(self) -> float:  # type: ignore[override]
+        return min(self.contact, self.reach) / min(CORE_FRACTION, LARGEST_GROWTH ** (1 / (self.alpha + 2)))
 
     def attraction(self, r: Tensor) -> Tensor:
         return -_power(torch.where(r < self.contact, self.contact, r), -self.alpha)

@@ -234,6 +234,26 @@ def test_a_cache_that_does_not_match_is_rebuilt_with_a_warning(images: ImageSet,
     assert [path.name for path in cache.iterdir()] == [folder.name]  # nothing temporary is left
 
 
+def test_two_runs_may_store_the_same_cache_at_once(
+    images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename, others = Path.rename, []
+
+    def another_run_is_first(self: Path, target: Path) -> Path:
+        if not others:
+            others.append(target)
+            open_images(images, cache=tmp_path)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", another_run_is_first)
+    mine = open_images(images, cache=tmp_path)
+    assert others
+    again = open_images(images, cache=tmp_path)
+    assert again.description.startswith("12 images read from a cache")
+    assert torch.equal(mine.pixels.data, again.pixels.data)
+    assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
 def test_a_cache_is_plain_data(images: ImageSet, tmp_path: Path) -> None:
     source = open_images(images, cache=tmp_path)
     (folder,) = tmp_path.iterdir()

@@ -440,10 +440,27 @@ def test_bad_options_are_refused_by_name():
             make(**options)
 
 
-def test_switches_must_be_true_or_false():
-    for name in ("proxy_attraction", "proxy_repulsion", "sample_sample", "normalize_embeddings"):
-        with pytest.raises(TypeError, match=f"{name} must be True or False, got 'false'"):
+def test_switches_must_be_true_or_false_and_weights_may_be_numbers():
+    with pytest.raises(TypeError, match="normalize_embeddings must be True or False, got 'false'"):
+        make(normalize_embeddings="false")
+    for name in ("proxy_attraction", "proxy_repulsion", "sample_sample"):
+        with pytest.raises(TypeError, match=f"{name} must be True, False or a number, got 'false'"):
             make(**{name: "false"})
+        with pytest.raises(ValueError, match=f"{name} must not be negative or infinite, got -1"):
+            make(**{name: -1})
+
+
+def test_a_weight_counts_between_off_and_on():
+    torch.manual_seed(1)
+    embeddings, labels = torch.randn(12, 8), torch.arange(12) % 5
+    for name in ("proxy_attraction", "proxy_repulsion", "sample_sample"):
+        torch.manual_seed(0)
+        off, quarter, on = (make(delta=1.2, **{name: weight}) for weight in (False, 0.25, True))
+        for loss in (quarter, on):
+            loss.load_state_dict({"proxies": off.proxies.detach(), "_extra_state": loss.get_extra_state()})
+        energies = [loss(embeddings, labels).item() for loss in (off, quarter, on)]
+        assert energies[0] != energies[2]
+        assert energies[1] == pytest.approx(0.75 * energies[0] + 0.25 * energies[2], rel=1e-5)
 
 
 def test_the_printed_loss_names_its_options():

@@ -102,7 +102,11 @@ class PixelCache:
                 json.dump(manifest, text)
                 _to_disk(text)
             shutil.rmtree(self.folder, ignore_errors=True)
-            temporary.rename(self.folder)
+            try:
+                temporary.rename(self.folder)
+            except OSError:
+                if self.mismatch() is not None:  # else another process has stored the same meanwhile
+                    raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -57,9 +58,10 @@ class PotentialFieldLoss(nn.Module):
             angle that a step turns a proxy by, so it should not depend on the number of proxies.
         proxy_space: "normalized" (free parameters, normalised in forward), "projected" (normalised in forward, and
             the parameters themselves put back on the sphere by each training forward) or "free" (used as they are).
-        proxy_attraction: Whether proxies of one class attract each other, as Eq. 6 says.
-        proxy_repulsion: Whether proxies of different classes repel each other, as Eq. 6 says.
-        sample_sample: Whether samples act on samples, as Eq. 6 says.
+        proxy_attraction: Whether proxies of one class attract each other, as Eq. 6 says; or how much these pairs
+            count beside those of a sample and a proxy.
+        proxy_repulsion: The same, of proxies of different classes.
+        sample_sample: The same, of two samples.
         normalize_embeddings: Whether to put embeddings on the unit sphere first (it does no harm to do so twice).
         backend: "auto" or a key of `pfml.backends.BACKENDS`; `backend_for` tells the choice of "auto".
         proxy_sample: None, or for very many proxies: how many of them, drawn at each forward in training mode with
@@ -91,9 +93,9 @@ class PotentialFieldLoss(nn.Module):
         proxy_init: str = "normal",
         proxy_init_norm: float = 3.0,
         proxy_space: str = "normalized",
-        proxy_attraction: bool = True,
-        proxy_repulsion: bool = True,
-        sample_sample: bool = True,
+        proxy_attraction: bool | float = True,
+        proxy_repulsion: bool | float = True,
+        sample_sample: bool | float = True,
         normalize_embeddings: bool = True,
         backend: str = "auto",
         proxy_sample: int | None = None,
@@ -115,16 +117,19 @@ class PotentialFieldLoss(nn.Module):
         ):
             if choice not in choices:
                 raise ValueError(f"{name} must be one of {choices}, got {choice!r}")
-        for name, switch in (
+        for name, weight in (
             ("proxy_attraction", proxy_attraction),
             ("proxy_repulsion", proxy_repulsion),
             ("sample_sample", sample_sample),
-            ("normalize_embeddings", normalize_embeddings),
         ):
-            if not isinstance(switch, bool):
-                raise TypeError(f"{name} must be True or False, got {switch!r}")
+            if not isinstance(weight, int | float):
+                raise TypeError(f"{name} must be True, False or a number, got {weight!r}")
+            if not 0 <= weight < math.inf:
+                raise ValueError(f"{name} must not be negative or infinite, got {weight}")
+        if not isinstance(normalize_embeddings, bool):
+            raise TypeError(f"normalize_embeddings must be True or False, got {normalize_embeddings!r}")
         resolve_backend(backend, 0)
-        _check_proxy_sample(proxy_sample, proxies_per_class, proxy_attraction or proxy_repulsion, normalization)
+        _check_proxy_sample(proxy_sample, proxies_per_class, bool(proxy_attraction or proxy_repulsion), normalization)
 
         self.num_classes = num_classes
         self.embedding_dim = embedding_dim

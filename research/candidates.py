@@ -1,0 +1,120 @@
+"""What is tried on CUB: name -> (configuration of the package, changes to it). Bad ideas stay, with their results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pfml.experiments.tune import with_value
+from pfml.training.config_files import shipped_config
+from pfml.training.run import RunConfig
+
+__all__ = ["CANDIDATES", "candidate_config"]
+
+PROXY_ANCHOR, FIELD = "cub-resnet50_he-proxy_anchor", "cub-resnet50_he-pfml"
+COSINE = {"schedule.name": "cosine"}
+#: What helped the baseline in the first round.
+PLUS = COSINE | {"optimizer.weight_decay": 1e-2, "augmentation.scale": (0.2, 1.0)}
+
+#: Eq. 6 without its pairs of proxies.
+NO_PROXY_PAIRS = {
+    "proxies_per_class": 15, "delta": 0.2, "alpha": 3.0, "proxy_attraction": False, "proxy_repulsion": False,
+    "reduction": "points",
+}  # fmt: skip
+
+
+def _log(alpha: float, delta: float, delta_rep: float, proxies: int = 5, **more: Any) -> dict[str, Any]:
+    """The logarithmic field."""
+    options = {
+        "normalization": "log", "alpha": alpha, "delta": delta, "delta_rep": delta_rep, "proxy_attraction": False,
+        "proxies_per_class": proxies, "reduction": "points", **more,
+    }  # fmt: skip
+    return {"loss.name": "pfml", "loss.options": options}
+
+
+def _anchor(alpha: float, delta: float, proxies: int = 5, **more: Any) -> dict[str, Any]:
+    """The field normalised per anchor."""
+    options = {
+        "normalization": "anchor", "alpha": alpha, "delta": delta, "proxies_per_class": proxies, "reduction": "points",
+        **more,
+    }  # fmt: skip
+    return {"loss.name": "pfml", "loss.options": options}
+
+
+CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
+    # the baseline, and what it is made of
+    "pa": (PROXY_ANCHOR, {}),
+    "pa cosine": (PROXY_ANCHOR, COSINE),
+    "pa 4 per class": (PROXY_ANCHOR, COSINE | {"batch.samples_per_class": 4}),
+    "pa lr 5e-5": (PROXY_ANCHOR, COSINE | {"optimizer.lr": 5e-5}),
+    "pa lr 2e-4": (PROXY_ANCHOR, COSINE | {"optimizer.lr": 2e-4}),
+    "pa avg": (PROXY_ANCHOR, COSINE | {"model.pooling": "avg"}),
+    "pa no LayerNorm": (PROXY_ANCHOR, COSINE | {"model.layer_norm": "none"}),
+    "pa LayerNorm on embedding": (PROXY_ANCHOR, COSINE | {"model.layer_norm": "embedding"}),
+    "pa crops from .2": (PROXY_ANCHOR, COSINE | {"augmentation.scale": (0.2, 1.0)}),
+    "pa weight decay 1e-2": (PROXY_ANCHOR, COSINE | {"optimizer.weight_decay": 1e-2}),
+    "pa batch 64": (PROXY_ANCHOR, COSINE | {"batch.size": 64}),
+    "pa batch 180": (PROXY_ANCHOR, COSINE | {"batch.size": 180}),
+    # Eq. 6
+    "literal": (FIELD, {"loss.options": {"delta": 0.2, "alpha": 3.0}}),
+    "no proxy pairs": (FIELD, {}),
+    "no proxy pairs, cosine": (FIELD, COSINE),
+    # the logarithmic field: how steep, how far
+    "log 6, .6, 1.2": (FIELD, COSINE | _log(6, 0.6, 1.2)),
+    "log 6, 1, 1.3": (FIELD, COSINE | _log(6, 1.0, 1.3)),
+    "log 12, 1, 1.3": (FIELD, COSINE | _log(12, 1.0, 1.3)),
+    "log 24, 1, 1.3": (FIELD, COSINE | _log(24, 1.0, 1.3)),
+    "log 32, 1, 1.4": (FIELD, COSINE | _log(32, 1.0, 1.4)),
+    "log 16, .8, 1.4": (FIELD, COSINE | _log(16, 0.8, 1.4)),
+    "log 32, .8, 1.4": (FIELD, COSINE | _log(32, 0.8, 1.4)),
+    "log 32, .9, 1.2": (FIELD, COSINE | _log(32, 0.9, 1.2)),
+    "log 64, 1, 1.4": (FIELD, COSINE | _log(64, 1.0, 1.4)),
+    "log 32, 1.1, 1.3": (FIELD, COSINE | _log(32, 1.1, 1.3)),
+    "log 32, 1, 1.4, M 1": (FIELD, COSINE | _log(32, 1.0, 1.4, 1)),
+    "log 32, 1, 1.4, M 15": (FIELD, COSINE | _log(32, 1.0, 1.4, 15)),
+    "log 32, 1, 1.4, no samples": (FIELD, COSINE | _log(32, 1.0, 1.4, sample_sample=False)),
+    # the field normalised per anchor
+    "anchor 16, .5": (FIELD, COSINE | _anchor(16, 0.5)),
+    "anchor 32, .5": (FIELD, COSINE | _anchor(32, 0.5)),
+    "anchor 32, .9": (FIELD, COSINE | _anchor(32, 0.9)),
+    "anchor 48, .9": (FIELD, COSINE | _anchor(48, 0.9)),
+    # second round
+    "2 pa": (PROXY_ANCHOR, PLUS),
+    "2 pa lr 5e-5": (PROXY_ANCHOR, PLUS | {"optimizer.lr": 5e-5}),
+    "2 no proxy pairs": (FIELD, PLUS),
+    "2 no proxy pairs, rep .5": (FIELD, PLUS | {"loss.options": NO_PROXY_PAIRS | {"delta_rep": 0.5}}),
+    "2 no proxy pairs, rep .8": (FIELD, PLUS | {"loss.options": NO_PROXY_PAIRS | {"delta_rep": 0.8}}),
+    "2 no proxy pairs, rep 1.1": (FIELD, PLUS | {"loss.options": NO_PROXY_PAIRS | {"delta_rep": 1.1}}),
+    "2 no proxy pairs, alpha 6, rep .8": (
+        FIELD,
+        PLUS | {"loss.options": NO_PROXY_PAIRS | {"alpha": 6.0, "delta_rep": 0.8}},
+    ),
+    "2 log 12, 1, 1.3": (FIELD, PLUS | _log(12, 1.0, 1.3)),
+    "2 log 12, 1, 1.3, lr 5e-5": (FIELD, PLUS | {"optimizer.lr": 5e-5} | _log(12, 1.0, 1.3)),
+    "2 log 12, 1, 1.3, M 15": (FIELD, PLUS | _log(12, 1.0, 1.3, 15)),
+    "2 log 12, 1, 1.3, M 1": (FIELD, PLUS | _log(12, 1.0, 1.3, 1)),
+    "2 log 12, 1, 1.3, 2 per class": (FIELD, PLUS | {"batch.samples_per_class": 2} | _log(12, 1.0, 1.3)),
+    "2 log 12, 1, 1.3, 10 per class": (FIELD, PLUS | {"batch.samples_per_class": 10} | _log(12, 1.0, 1.3)),
+    "2 log 12, 1, 1.3, no samples": (FIELD, PLUS | _log(12, 1.0, 1.3, sample_sample=False)),
+    "2 log 12, 1, 1.3, samples .2": (FIELD, PLUS | _log(12, 1.0, 1.3, sample_sample=0.2)),
+    "2 log 12, 1, 1.3, M 1, no samples": (FIELD, PLUS | _log(12, 1.0, 1.3, 1, sample_sample=False)),
+    "2 log 12, 1, 1.3, proxies from samples": (FIELD, PLUS | _log(12, 1.0, 1.3, proxy_init="samples")),
+    "2 log 12, 1, 1.4": (FIELD, PLUS | _log(12, 1.0, 1.4)),
+    "2 log 12, 1.1, 1.3": (FIELD, PLUS | _log(12, 1.1, 1.3)),
+    "2 log 12, .9, 1.2": (FIELD, PLUS | _log(12, 0.9, 1.2)),
+    "2 log 18, 1, 1.3": (FIELD, PLUS | _log(18, 1.0, 1.3)),
+    "2 log 24, 1, 1.3": (FIELD, PLUS | _log(24, 1.0, 1.3)),
+    "2 log 32, 1, 1.4": (FIELD, PLUS | _log(32, 1.0, 1.4)),
+    "2 anchor 24, .7": (FIELD, PLUS | _anchor(24, 0.7)),
+    "2 anchor 32, .7, M 1": (FIELD, PLUS | _anchor(32, 0.7, 1)),
+}
+
+
+def candidate_config(name: str) -> RunConfig:
+    """The configuration of a candidate, without the places of data and weights."""
+    if name not in CANDIDATES:
+        raise ValueError(f"there is no candidate {name!r}: see research/candidates.py")
+    base, changes = CANDIDATES[name]
+    config = shipped_config(base)
+    for path, value in changes.items():
+        config = with_value(config, path, value)
+    return config

@@ -1,0 +1,168 @@
+"""Candidates on CUB, one line of JSON for each run.
+
+python research/cub.py --stage validation --root CUB_200_2011 --weights resnet50_he.safetensors --names all
+
+Stage "validation" trains on classes 1 to 50 and judges on 51 to 100; choices are made there. Stage "test" trains on
+1 to 100 and judges on 101 to 200, once per candidate. Runs share nothing but the decoded images; several processes
+divide them. A line has the whole configuration, every evaluation, commit and device; runs that fail have one too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as multiprocessing
+from candidates import CANDIDATES, candidate_config
+
+from pfml.data import RetrievalData
+from pfml.data.sources import ImageSource
+from pfml.experiments.record import device_name, now, versions
+from pfml.models import Embedder
+from pfml.training import Monitor
+from pfml.training.config_files import plain
+from pfml.training.environment import resolve_device, seeded
+from pfml.training.loop import Training
+from pfml.training.run import DataConfig, RunConfig, open_sources, prepare_data
+from pfml.training.run_folder import RunFolder
+
+STAGES = ("validation", "test")
+
+
+class Quick(Training):
+    """A run that leaves results and nothing to go on from."""
+
+    def save(self) -> None:
+        """Nothing: a run takes a minute."""
+        self.catch_up()
+
+
+def run(name: str, config: RunConfig, data: RetrievalData, sources: dict[str, ImageSource]) -> dict[str, Any]:
+    """Every evaluation of a candidate, and what it took."""
+    with tempfile.TemporaryDirectory() as folder, seeded(config.seed):
+        embedder = Embedder(config.model)
+        training = Quick(embedder, data, sources, config, RunFolder(Path(folder)), Monitor())
+        start = time.perf_counter()
+        results = training.run()
+        return {
+            "seconds": time.perf_counter() - start,
+            "history": training.history,
+            "alignment": results.get("alignment"),
+        }
+
+
+def data_of(config: DataConfig, stage: str) -> RetrievalData:
+    """The classes that train and those that judge."""
+    if stage == "test":
+        return prepare_data(config)[0]
+    data = prepare_data(replace(config, validation="half"))[0]
+    assert data.validation is not None
+    return replace(data, test=data.validation, validation=None)
+
+
+def work(number: int, tasks: list[tuple[str, int, float]], options: argparse.Namespace) -> None:
+    """The tasks of one process, one after the other."""
+    torch.set_num_threads(1)
+    store, sources, opened = Path(options.out), {}, None
+    for name, seed, noise in tasks:
+        config = candidate_config(name)
+        config = replace(
+            config,
+            seed=seed,
+            epochs=options.epochs or config.epochs,
+            evaluate_every=options.evaluate_every,
+            device=options.device,
+            data=replace(config.data, root=options.root, noise=replace(config.data.noise, rate=noise, seed=seed)),
+            model=replace(config.model, weights=options.weights),
+            storage=replace(config.storage, workers=options.workers, cache=options.cache),
+        )
+        line: dict[str, Any] = {
+            "stage": options.stage, "candidate": name, "seed": seed, "noise": noise, "epochs": config.epochs,
+            "status": "done", "error": None, "processes": options.jobs, "config": plain(_anywhere(config)),
+            "device": device_name(options.device), "commit": options.commit, "versions": versions(),
+        }  # fmt: skip
+        try:
+            data = data_of(config.data, options.stage)
+            if opened != (data.train.fingerprint(), data.test.fingerprint()):
+                clean = data_of(replace(config.data, noise=replace(config.data.noise, rate=0.0)), options.stage)
+                if not sources:
+                    sources = open_sources(clean, resolve_device(options.device), config.storage, Monitor())
+                opened = (data.train.fingerprint(), data.test.fingerprint())
+            line |= run(name, config, data, sources)
+        except Exception as error:
+            line |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+            traceback.print_exc()
+        line["finished"] = now()
+        with open(store, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        print(summary(line), flush=True)
+
+
+def _anywhere(config: RunConfig) -> RunConfig:
+    """Without the paths of this machine."""
+    return replace(
+        config,
+        data=replace(config.data, root=None),
+        model=replace(config.model, weights=Path(config.model.weights).name),
+        storage=replace(config.storage, cache=None),
+    )
+
+
+def summary(line: dict[str, Any]) -> str:
+    """One line for people."""
+    if line["status"] != "done":
+        return f"{line['candidate']}: {line['error']}"
+    scores = [(100 * each["test"]["recall_at_1"], 100 * each["test"]["map_at_r"]) for each in line["history"]]
+    best = max(range(len(scores)), key=lambda k: scores[k][0])
+    curve = " ".join(f"{recall:.1f}" for recall, _ in scores)
+    return (
+        f"{line['candidate']:28} seed {line['seed']} noise {line['noise']} last {scores[-1][0]:.1f} "
+        f"({scores[-1][1]:.1f}) best {scores[best][0]:.1f} at {line['history'][best]['epoch']}: {curve} "
+        f"{line['seconds']:.0f} s"
+    )
+
+
+def main() -> None:
+    """Divide the runs that are asked for among processes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stage", choices=STAGES, default="validation")
+    parser.add_argument("--names", nargs="+", default=["all"], help="candidates, or beginnings of their names")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--noise", type=float, nargs="+", default=[0.0])
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--evaluate-every", type=int, default=3)
+    parser.add_argument("--root", type=Path, required=True)
+    parser.add_argument("--weights", required=True)
+    parser.add_argument("--cache", type=Path)
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--out", default="results/cub.jsonl")
+    parser.add_argument("--commit", default="unknown")
+    options = parser.parse_args()
+    names = [
+        name for name in CANDIDATES if "all" in options.names or any(name.startswith(each) for each in options.names)
+    ]
+    tasks = [(name, seed, noise) for name in names for seed in options.seeds for noise in options.noise]
+    Path(options.out).parent.mkdir(parents=True, exist_ok=True)
+    shares = [tasks[k :: options.jobs] for k in range(options.jobs)]
+    if options.jobs == 1:
+        work(0, tasks, options)
+        return
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=work, args=(k, share, options)) for k, share in enumerate(shares) if share]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+
+if __name__ == "__main__":
+    main()
