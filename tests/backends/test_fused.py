@@ -6,7 +6,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_backends import check_backend
 
-from pfml import backends
 from pfml.backends import BACKENDS, choose_backend, fused
 from pfml.backends.fused import unavailable
 from pfml.energy import potential_energy
@@ -181,9 +180,8 @@ def test_what_it_does_not_know_is_refused_by_name():
 
 
 @pytest.mark.gpu
-def test_auto_takes_it_on_a_gpu_where_it_can(monkeypatch):
+def test_auto_takes_it_on_a_gpu_where_it_can():
     points = torch.empty(0, 8, device="cuda")
-    monkeypatch.setattr(backends, "TRITON_BY_ITSELF", True)
     assert choose_backend(10, points, Field(PowerLaw())) == "triton"
     assert choose_backend(10, points.double(), Field(PowerLaw())) == "tiled"
     assert choose_backend(10, points, Field(Yukawa())) == "tiled"

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pfml.data import decoded, fused_crops
+from pfml.data import fused_crops
 from pfml.data.decoded import DecodedImages
 from pfml.data.fused_crops import resample_fused, unavailable
 from pfml.data.preprocessing import Augmentation, Preprocessing
@@ -277,8 +277,6 @@ def test_a_source_tells_how_it_makes_crops(monkeypatch: pytest.MonkeyPatch) -> N
     assert DecodedImages(pixels).execution == "image by image"
     elsewhere = DecodedImages(PixelBuffer(pixels.data.to("meta"), pixels.offsets, pixels.sizes), device="meta")
     monkeypatch.setattr(fused_crops, "INTERPRETED", True)
-    assert elsewhere.execution == ("fused" if decoded.FUSED_BY_ITSELF else "batched")
-    monkeypatch.setattr(decoded, "FUSED_BY_ITSELF", True)
     assert elsewhere.execution == "fused"
     monkeypatch.setattr(fused_crops, "INSTALLED", False)
     assert elsewhere.execution == "batched"

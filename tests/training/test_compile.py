@@ -6,7 +6,7 @@ import torch
 from pfml.training import LossConfig, OptimizerConfig, TrainConfig, train
 from pfml.training.checkpoint import load_checkpoint
 from pfml.training.config_files import read_config, write_config
-from pfml.training.environment import COMPILED_FROM, compiles
+from pfml.training.environment import COMPILED_FROM, compiled, compiles
 from pfml.training.run import RunConfig
 from small_data import InterruptAt, letters, small_config, small_embedder
 
@@ -77,3 +77,31 @@ def test_a_network_compiled_to_machine_code_learns_the_same(tmp_path):
     torch.compiler.reset()
     eager, compiled = (run(tmp_path / str(flag), compile=flag, **changes) for flag in (False, True))
     torch.testing.assert_close(compiled, eager, rtol=1e-3, atol=1e-4)
+
+
+def test_on_a_gpu_it_runs_as_cuda_graphs_whose_results_are_copied(monkeypatch):
+    asked, left = [], torch.zeros(2, 3)  # where a graph leaves its results, each time
+    monkeypatch.setattr(torch, "compile", lambda network, **options: asked.append(options) or (lambda pixels: left))
+    embeddings_of = compiled(torch.nn.Identity(), GPU)
+    first = embeddings_of(torch.empty(2, 3))
+    left += 1
+    assert asked == [{"mode": "reduce-overhead"}]
+    assert torch.equal(first, torch.zeros(2, 3))
+    compiled(torch.nn.Identity(), CPU)
+    assert asked[1:] == [{}]
+
+
+@pytest.mark.gpu
+def test_a_compiled_step_on_a_gpu_has_the_gradients_of_an_eager_one():
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3)).cuda()
+    quick = compiled(network, torch.device("cuda"))
+    for step in range(6):
+        pixels = torch.randn(4, 5, device="cuda", generator=torch.Generator("cuda").manual_seed(step))
+        gradients = []
+        for forward in (network, quick):
+            network.zero_grad(set_to_none=True)
+            forward(pixels).square().sum().backward()
+            gradients.append([parameter.grad.clone() for parameter in network.parameters()])
+        for eager, graphed in zip(*gradients, strict=True):
+            torch.testing.assert_close(eager, graphed, rtol=1e-4, atol=1e-5)

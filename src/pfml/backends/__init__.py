@@ -2,8 +2,7 @@
 
     backend(samples, proxies, field, weights) -> energy, a scalar tensor that can be differentiated once
 
-dense is the reference, tiled runs anywhere in bounded memory, triton on a GPU. "auto" does not take triton yet: it is
-to be asked for by name until its whole suite has passed on a GPU.
+dense is the reference, tiled runs anywhere in bounded memory, triton on a GPU.
 """
 
 from __future__ import annotations
@@ -31,9 +30,6 @@ BACKENDS: dict[str, Backend] = {
 #: and 64 points, in 512 and in 64 dimensions, on 2 cores).
 DENSE_UP_TO = 32
 
-#: Whether "auto" takes triton. To be switched on once tests/backends/test_fused.py has passed on a GPU.
-TRITON_BY_ITSELF = True
-
 
 def choose_backend(num_points: int, like: Tensor | None = None, field: Field | None = None) -> str:
     """The name of the backend that "auto" takes for `num_points` charges like `like`, (..., D), under `field`.
@@ -42,7 +38,7 @@ def choose_backend(num_points: int, like: Tensor | None = None, field: Field | N
     """
     if like is not None and field is not None and like.is_cuda:
         knows = unavailable(like.device, like.dtype, like.shape[-1], field) is None
-        return "triton" if TRITON_BY_ITSELF and knows else "tiled"
+        return "triton" if knows else "tiled"
     return "dense" if num_points <= DENSE_UP_TO else "tiled"
 
 

@@ -18,10 +18,6 @@ from pfml.data.windows import Windows
 __all__ = ["DecodedImages", "decode"]
 
 
-#: Whether a GPU's crops are made by Triton. To be switched on once tests/data/test_fused_crops.py has passed on a GPU.
-FUSED_BY_ITSELF = True
-
-
 class DecodedImages:
     """An image source whose pixels lie in one buffer.
 
@@ -57,7 +53,7 @@ class DecodedImages:
         device = self.pixels.data.device
         if device.type == "cpu":
             return "image by image"
-        return "fused" if FUSED_BY_ITSELF and unavailable(device) is None else "batched"
+        return "fused" if unavailable(device) is None else "batched"
 
     def crops(self, plan: Iterable[Windows]) -> Iterator[Tensor]:
         """(B, 3, size, size) float32 RGB in [0, 1] on the device, for each item of the plan, in its order."""

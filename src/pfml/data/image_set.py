@@ -113,6 +113,19 @@ class ImageSet:
         names = tuple(self.class_names[c] for c in classes)
         return replace(kept, labels=position[kept.labels], class_names=names)
 
+    def joined(self, others: ImageSet) -> ImageSet:
+        """These images and then `others`, of other classes; both files or both pixels of one size."""
+        images: tuple[Path, ...] | Tensor
+        if isinstance(self.images, Tensor) and isinstance(others.images, Tensor):
+            images = torch.cat([self.images, others.images])
+        elif isinstance(self.images, tuple) and isinstance(others.images, tuple):
+            images = self.images + others.images
+        else:
+            raise TypeError("images must both be files or both be pixels, got one of each")
+        sources = None if self.sources is None or others.sources is None else self.sources + others.sources
+        labels = torch.cat([self.labels, others.labels + self.num_classes])
+        return ImageSet(images, labels, self.class_names + others.class_names, sources)
+
     def with_labels(self, labels: Tensor) -> ImageSet:
         """The same images with other labels, of the same classes."""
         return replace(self, labels=labels)
@@ -130,6 +143,7 @@ class RetrievalData:
         validation: Classes taken out of the training classes for choices; see `pfml.data.with_validation`.
         recall_at: The K of Recall@K that the literature reports on this set.
         remarks: Sentences about the data that a user should read, such as image counts that are not the published ones.
+        is_halved: Whether the classes were divided into halves because nothing said how to divide them.
     """
 
     name: str
@@ -139,6 +153,7 @@ class RetrievalData:
     validation: ImageSet | None = None
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
     remarks: tuple[str, ...] = ()
+    is_halved: bool = False
 
     def __post_init__(self) -> None:
         if self.gallery is not None and self.gallery.class_names != self.test.class_names:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pfml.data.image_set import ImageSet, RetrievalData
 
-__all__ = ["VALIDATION_SPLITS", "class_order", "with_validation", "zero_shot"]
+__all__ = ["VALIDATION_SPLITS", "class_order", "wholly_unseen", "with_validation", "zero_shot"]
 
 FOLDS = 4
 VALIDATION_SPLITS = ("none", "half", *(f"fold-{fold}" for fold in range(FOLDS)))
@@ -27,7 +27,20 @@ def zero_shot(
         raise ValueError(f"{name} must have at least 2 classes, one to train on and one unseen, got {classes}")
     train = images.of_classes(range(classes // 2))
     test = images.of_classes(range(classes // 2, classes))
-    return RetrievalData(name, train, test, recall_at=recall_at, remarks=remarks)
+    return RetrievalData(name, train, test, recall_at=recall_at, remarks=remarks, is_halved=True)
+
+
+def wholly_unseen(data: RetrievalData, seen: Iterable[str]) -> RetrievalData:
+    """`data` with all classes to test on if none of them is among `seen` and nothing said how to divide them.
+
+    Images of one's own are divided into halves so that one can train on them. A model that knows none of their
+    classes can be tested on all.
+    """
+    known = set(seen)
+    if not data.is_halved or known & {*data.train.class_names, *data.test.class_names}:
+        return data
+    nothing = data.train.of_classes([])
+    return replace(data, train=nothing, test=data.train.joined(data.test), is_halved=False)
 
 
 def with_validation(data: RetrievalData, split: str) -> RetrievalData:
