@@ -1,5 +1,5 @@
 # make demo and make test set up everything they need in .venv; the second time they start at once.
-.PHONY: help demo test test-slow lint format bench bench-gpu reproduce-glyphs clean
+.PHONY: help demo test test-slow browser lint format bench bench-gpu reproduce-glyphs clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -27,11 +27,18 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/pfml demo
 
-test: $(READY)
+test: $(READY) browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
 
-test-slow: $(READY)
+test-slow: $(READY) browser
 	$(BIN)/python -m pytest -m slow
+
+# The search page is tested in a real browser, Debian's.
+browser:
+	@command -v chromium > /dev/null || { \
+		echo "chromium is missing, installing it"; \
+		apt-get update -qq && apt-get install -y -qq chromium > /dev/null; } || \
+		echo "chromium cannot be installed here: the tests of the search page will be skipped"
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -29,9 +29,13 @@ LAYERS = [
     "models",
     "evaluation",
     "training",
+    "search",
+    "audit",
+    "export",
     "paper",
     "report",
     "experiments",
+    "serving",
     "cli",
 ]
 

@@ -16,6 +16,7 @@ From images to an embedder:
 from pfml.data import ImageSet, LabelNoise, RetrievalData, SeenClassError, load_data, with_validation
 from pfml.energy import class_potential, class_potentials, forces, potential_energy
 from pfml.evaluation import RetrievalMetrics, embed, evaluate, nearest, proxy_alignment, retrieval_metrics
+from pfml.export import Bundle, load_bundle
 from pfml.field import ContrastiveLaw, DecayLaw, LogarithmicLaw, PowerLaw
 from pfml.labels import LabelMap
 from pfml.losses import CollapseWarning, FieldDiagnostics, PotentialFieldLoss, ProxyAnchorLoss
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BatchConfig",
+    "Bundle",
     "CollapseWarning",
     "ContrastiveLaw",
     "DecayLaw",
@@ -62,6 +64,7 @@ __all__ = [
     "embed",
     "evaluate",
     "forces",
+    "load_bundle",
     "load_data",
     "load_embedder",
     "nearest",

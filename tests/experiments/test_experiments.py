@@ -120,10 +120,10 @@ def test_a_backbone_can_be_evaluated_as_it_comes(tmp_path):
 
 
 def test_the_theory_is_an_experiment_too(tmp_path, monkeypatch):
-    import pfml.cli
+    import pfml.cli.experiments
 
     asked = []
-    monkeypatch.setattr(pfml.cli, "theory", lambda out: asked.append(out))
+    monkeypatch.setattr(pfml.cli.experiments, "theory", lambda out: asked.append(out))
     main(["experiment", "theory", "--out", str(tmp_path)])
     assert asked == [tmp_path / "theory"]
 

@@ -129,7 +129,7 @@ def test_times_are_noted_with_their_device_and_rows_with_their_settings():
     cell = ours(filled, "Potential Field (Ours) M=5", "Cars seconds per epoch")
     assert (cell.last.mean, cell.best) == (14.0, None)
     assert cell.notes == ("measured on H200, the paper on NVIDIA A4000",)
-    assert filled.sections[0].rows[-1].name == "pfml, proxies_per_class = 15"
+    assert filled.sections[0].rows[-1].name == "pfml, M = 15"
 
 
 def test_alignment_is_the_papers_form_and_not_a_percentage():
@@ -198,7 +198,8 @@ def test_a_data_set_that_the_paper_does_not_have_gets_a_table_of_its_own():
     records = [record(dataset="glyphs", backbone="convnet", dim=64), record()]
     paper, glyphs = filled_tables(records, experiment="retrieval")
     assert glyphs.table.headings == ("glyphs R@1", "glyphs R@2", "glyphs R@4")
-    assert glyphs.sections[0].title == "convnet (64 dim), not in the paper"
+    assert glyphs.table.title == "Image retrieval: glyphs, which the paper does not have"
+    assert glyphs.sections[0].title == "convnet (64 dim)"
     assert glyphs.sections[0].rows[0].name == "Potential Field"
     assert ours(paper, "Potential Field (Ours)", "CUB R@1").last.seeds == 1
 
@@ -232,3 +233,38 @@ def test_a_run_is_either_in_a_table_or_among_the_others(experiment, dataset, sta
         ]
         is_placed = any(cell.last or cell.notes for cell in cells)
         assert is_placed != bool(other_runs([run])), settings
+
+
+def test_the_data_sets_of_the_paper_are_no_part_of_the_title_of_another_ones_table():
+    run = record(experiment="mlrc", dataset="glyphs", backbone="convnet", settings={"fold": "concatenated"})
+    (glyphs,) = filled_tables([run], experiment="mlrc")
+    assert glyphs.table.title == "MLRC protocol: glyphs, which the paper does not have"
+
+
+def test_rates_of_noise_come_in_order_and_each_is_named():
+    rates = (0.0, 0.5, 0.2, 0.1)
+    runs = [
+        record(experiment="noise", dataset="glyphs", backbone=backbone, dim=64, settings={"noise": rate})
+        for rate in rates
+        for backbone in ("convnet", "another")
+    ]
+    (glyphs,) = filled_tables(runs, experiment="noise")
+    titles = [section.title for section in glyphs.sections]
+    assert titles[:4] == [f"convnet (64 dim), noise = {rate}" for rate in sorted(rates)]
+    assert titles[4:] == [f"another (64 dim), noise = {rate}" for rate in sorted(rates)]
+
+
+def test_tables_with_runs_come_first_and_the_papers_own_are_never_missing():
+    runs = [record(experiment="noise", dataset="glyphs", backbone="convnet", dim=64, settings={"noise": 0.2})]
+    filled = filled_tables(runs)
+    assert (filled[0].table.id, filled[0].experiment) == ("noise", "noise")
+    assert [one.table.id for one in filled[1:]] == [one.table.id for one in filled_tables([])]
+    assert all(one.experiment is None for one in filled[1:])
+
+
+def test_a_run_that_was_only_drawn_again_is_no_second_table():
+    runs = [record(key="abc-1"), record(experiment="figures", key="abc-2")]
+    assert [one.experiment for one in filled_tables(runs) if one.experiment] == ["retrieval"]
+    assert [one.experiment for one in filled_tables(runs, experiment="figures")] == ["figures"]
+    runs[1]["key"] = "other-2"
+    assert [one.experiment for one in filled_tables(runs) if one.experiment] == ["retrieval", "figures"]

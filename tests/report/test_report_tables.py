@@ -1,4 +1,7 @@
 import re
+import shutil
+import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +63,27 @@ def test_what_was_not_run_is_empty_and_what_failed_is_noted(runs):
 def test_a_difference_of_nothing_has_no_sign():
     grid = grid_of(fill(TABLES["retrieval"], [record(recall=0.73399)]))
     assert lines(grid, "Potential Field (Ours)")["difference"][0] == "±0.0"
+
+
+def test_a_row_that_the_paper_does_not_have_has_no_line_of_the_papers():
+    run = record(dataset="glyphs", backbone="convnet", dim=64)
+    (grid,) = report_of([run], experiment="retrieval").grids
+    assert list(lines(grid, "Potential Field")) == ["ours, last", "ours, best"]
+    assert "paper:" not in grid.caption
+    own = grid_of(fill(TABLES["retrieval"], [record(method="snr")]))
+    assert list(lines(own, "snr")) == ["ours, last", "ours, best"]
+    assert "paper: as printed" in own.caption
+
+
+def test_what_holds_for_all_that_was_trained_is_said_once():
+    shape = {"dataset": "glyphs", "backbone": "convnet", "dim": 64}
+    few = [record(**shape, method=method, epochs=4) for method in ("pfml", "hist", "zero-shot")]
+    (grid,) = report_of(few, experiment="retrieval").grids
+    assert grid.caption.endswith("All that we trained: 4 epochs, the paper 200; 1 seed, the paper 5.")
+    assert grid.notes == ()
+    (grid,) = report_of([*few, record(**shape, method="hist", epochs=4, seed=1)], experiment="retrieval").grids
+    assert grid.caption.endswith("All that we trained: 4 epochs, the paper 200.")
+    assert grid.notes == ("1 seed, the paper 5", "2 seeds, the paper 5")
 
 
 def test_distances_have_two_decimals(runs):
@@ -144,6 +168,25 @@ def test_every_row_of_a_latex_table_has_as_many_cells_as_columns(runs):
         for line in body.splitlines():
             if "&" in unescaped(line):
                 assert unescaped(line).count("&") == len(columns) - 1
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex to compile the report with")
+def test_latex_compiles_with_every_sign_and_picture(runs, nasty, tmp_path):
+    report = report_of(runs)
+    signs = Entry("".join(chr(code) for code in range(32, 0x180)) + "\u2013\u2019\u2212\u96ea")
+    odd = Grid("signs", "", ("R@1",), (GridSection("", (GridRow("all", (Line("ours, last", (signs,)),)),)),))
+    long = GridRow("many", (Line("paper", (Entry("1"), Entry("2"))),) * 120)
+    grids = (
+        *report.grids,
+        nasty,
+        odd,
+        Grid("Long", "", ("a", "b"), (GridSection("top", ()), GridSection("", (long,)))),
+    )
+    write_report(replace(report, grids=grids), "latex", tmp_path / "my_report.tex")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "my_report.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", timeout=120)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert (tmp_path / "my_report.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_html_is_one_page_that_escapes_and_asks_for_nothing_from_elsewhere(runs):

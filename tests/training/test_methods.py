@@ -17,6 +17,7 @@ from pfml.losses import PotentialFieldLoss, ProxyAnchorLoss
 from pfml.models import EmbedderConfig, create_embedder, load_embedder
 from pfml.training import BatchConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig, train
 from pfml.training.checkpoint import load_checkpoint
+from pfml.training.config_files import read_config
 from pfml.training.methods import METHODS, LossConfig, create_loss
 from pfml.training.methods.listing import markdown_table
 from pfml.training.methods.recipes import recipe_config
@@ -345,17 +346,38 @@ def test_the_published_recipe_replaces_optimiser_schedule_batch_and_head():
     assert recipe_config("proxy-nca++", RunConfig(), published=True).model.layer_norm == "features"
     for name in TRAINED:
         recipe = METHODS[name].recipe
-        if recipe is not None and recipe.optimizer in ("adam", "adamw"):
-            assert recipe_config(name, RunConfig(), published=True).optimizer.lr == recipe.lr
+        if recipe is not None:
+            optimizer = recipe_config(name, RunConfig(), published=True).optimizer
+            assert (optimizer.name, optimizer.lr, optimizer.momentum) == (recipe.optimizer, recipe.lr, recipe.momentum)
 
 
-def test_a_published_recipe_that_cannot_be_followed_is_refused():
-    with pytest.raises(ValueError, match="nt-xent was published with rmsprop"):
-        recipe_config("nt-xent", TrainConfig(), published=True)
+@pytest.mark.parametrize("name", ["normalized-softmax", "nt-xent", "cosface"])
+def test_a_published_recipe_trains_as_it_is_printed(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("pfml.data.datasets.read_glyphs", letters)
+    main(["methods", f"--recipe={name}"])
+    printed = capsys.readouterr().out
+    recipe = METHODS[name].recipe
+    assert printed.startswith(f"# {name}: {recipe.optimizer}")
+    assert ("# not as published: " in printed) == bool(recipe.departs)
+    file = tmp_path / "recipe.yaml"
+    file.write_text(printed)
+    # the network and batch of the letters; the rest is the recipe's
+    small = ["--data.name=glyphs", "--model.backbone=convnet", "--model.weights=none", "--model.embedding_dim=8"]
+    batch = ["--batch.size=8", f"--batch.samples_per_class={min(recipe.samples_per_class, 2)}", "--epochs=1"]
+    main(["train", f"--config={file}", *small, *batch, "--device=cpu", f"--out={tmp_path / 'run'}"])
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    trained = read_config(tmp_path / "run" / "config.yaml").optimizer
+    assert trained == recipe_config(name, RunConfig(), published=True).optimizer
+    assert results["last"]["epoch"] == 1
+
+
+def test_a_published_recipe_that_is_not_known_is_refused():
     with pytest.raises(ValueError, match="no published recipe of circle"):
         recipe_config("circle", TrainConfig(), published=True)
     with pytest.raises(ValueError, match="did you mean 'circle'"):
         recipe_config("circl", TrainConfig())
+    with pytest.raises(SystemExit, match="no published recipe of circle"):
+        main(["methods", "--recipe=circle"])
 
 
 def test_zero_shot_evaluates_the_backbone_and_trains_nothing(tmp_path, monkeypatch, capsys):

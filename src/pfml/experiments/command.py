@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pfml.experiments.estimate import Estimate, Estimator
 from pfml.experiments.execute import Summary, device_kind, execute, say, states
-from pfml.experiments.plan import EXPERIMENTS, Plan
+from pfml.experiments.plan import EXPERIMENTS, THEORY, Plan
 from pfml.experiments.store import ResultsStore
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def list_experiments(console: Console) -> None:
     for name, row in EXPERIMENTS.items():
         methods = f"{len(row.methods)}" if len(row.methods) > 7 else ", ".join(row.methods)
         table.add_row(name, row.description, row.answers, methods, ", ".join(row.datasets), f"{len(row.seeds)}")
-    table.add_row("theory", "Proposition 1 and Corollary 1 on random points", "Sec. 3.3", "", "", "")
+    table.add_row(THEORY, "Proposition 1 and Corollary 1 on random points", "Sec. 3.3", "", "", "")
     console.print(table)
 
 

@@ -252,7 +252,9 @@ def _reuse(run: PlannedRun, twin: dict[str, Any], session: Session) -> bool:
         data, _ = prepared(run.config.data)
         draw_pictures(source, data, session.folder(run.experiment, run.key) / "pictures", seed=run.seed)
     own = {"experiment": run.experiment, "key": run.key, "settings": dict(run.settings), "backbone": run.backbone}
-    session.store.append({**twin, **own})
+    others = {name: value for name, value in twin.items() if name != "tuning"}
+    tuning = {} if run.tuning is None else {"tuning": dict(run.tuning)}
+    session.store.append({**others, **own, **tuning})
     return True
 
 

@@ -32,7 +32,7 @@ def draw_pipeline(path: Path | str, *, delta: float = 0.35, alpha: float = 3.0) 
     """Write to `path` four panels: embeddings and proxies; the field of one; that of all; where forces move them."""
     scene, law = example_scene(), PowerLaw(delta=delta, alpha=alpha)
     window = Window(-4.2, 4.2, -2.9, 2.7)
-    figure = Figure(figsize=(20, 4.6), layout="constrained", dpi=120)
+    figure = Figure(figsize=(15, 3.3), layout="constrained", dpi=160)
     panels: list[Axes] = list(figure.subplots(1, 4))
     alone = Scene(scene.points[:1], scene.labels[:1], scene.is_proxy[:1])
     _draw_class_potential(panels[1], alone, int(alone.labels[0]), law, window)
@@ -48,9 +48,10 @@ def draw_pipeline(path: Path | str, *, delta: float = 0.35, alpha: float = 3.0) 
     )
     for axes, title, shown in zip(panels, titles, (scene, alone, scene, moved), strict=True):
         _draw_charges(axes, shown)
-        _draw_circles(axes, shown.points, delta, "#151515")
+        if shown is not moved:  # where circles would hide what has come together
+            _draw_circles(axes, shown.points, delta, "#151515")
         _frame(axes, window)
-        axes.set_title(title, fontsize=13, loc="left")
+        axes.set_title(title, fontsize=11.5, loc="left")
     _draw_legend(figure, _field_legend(delta)[:5])
     figure.savefig(path)
 

@@ -12,16 +12,19 @@ from pfml.data import LabelNoise
 from pfml.data.preprocessing import Augmentation
 from pfml.experiments.base_configs import BACKBONE_DIMS, DATASET_BACKBONES, base_config
 from pfml.experiments.planned_run import PlannedRun, all_options
+from pfml.experiments.study import Study, study_for
 from pfml.models.backbones import default_weights
 from pfml.training.config import BatchConfig, ScheduleConfig
 from pfml.training.methods import METHODS, LossConfig
 from pfml.training.run import RunConfig
 from pfml.words import did_you_mean
 
-__all__ = ["EXPERIMENTS", "Experiment", "Plan", "PlanOptions", "plan_experiment"]
+__all__ = ["EXPERIMENTS", "THEORY", "Experiment", "Plan", "PlanOptions", "plan_experiment"]
 
 Precision = Literal["none", "bfloat16", "float16"]
 Cell = tuple[str, Path | None, str, str | None]  # data set, root, backbone, weights
+#: The experiment without runs: random points, no images (`pfml.experiments.theory`).
+THEORY = "theory"
 NOISE_RATES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 #: Figure 3's values, read off its axes; the gap is delta_rep - delta_att.
 PAPER_SWEEPS: dict[str, tuple[float, ...]] = {
@@ -69,6 +72,7 @@ class PlanOptions:
         weights: Backbone -> file; else PFML_RESNET50 etc.
         device: See `TrainConfig`.
         autocast: Precision of the trunk; None for what the configurations say.
+        studies: Whose values to train with, where they are for the same method, data set and backbone.
     """
 
     datasets: tuple[str, ...] | None = None
@@ -80,6 +84,7 @@ class PlanOptions:
     weights: Mapping[str, Path] = field(default_factory=dict)
     device: str = "auto"
     autocast: Precision | None = None
+    studies: tuple[Study, ...] = ()
 
     def __post_init__(self) -> None:
         for name, given, known in (
@@ -284,11 +289,7 @@ def plan_experiment(name: str, options: PlanOptions | None = None) -> Plan:
     What cannot be run for want of images or weights is a remark, not an error.
     """
     options = options or PlanOptions()
-    if name not in EXPERIMENTS:
-        raise ValueError(
-            f"the experiment must be one of {', '.join(EXPERIMENTS)}, got {name!r}{did_you_mean(name, EXPERIMENTS)}"
-        )
-    experiment = EXPERIMENTS[name]
+    experiment = _experiment(name)
     cells, remarks = _cells(experiment, options)
     methods = options.methods or experiment.methods
     if experiment.variants is not _as_it_is:
@@ -296,10 +297,15 @@ def plan_experiment(name: str, options: PlanOptions | None = None) -> Plan:
         remarks += [f"not run: {method} trains nothing, and {name} is about training" for method in idle]
         methods = tuple(method for method in methods if method not in idle)
     runs: list[PlannedRun] = []
+    used: dict[Path, Study] = {}
     for seed in options.seeds or experiment.seeds:
         for dataset, root, backbone, weights in cells:
             for method in methods:
                 config = base_config(dataset, backbone, method)
+                study = study_for(options.studies, dataset, config)
+                if study is not None:
+                    used[study.folder] = study
+                    config = study.applied(config)
                 config = replace(
                     config,
                     data=replace(config.data, root=root),
@@ -309,8 +315,21 @@ def plan_experiment(name: str, options: PlanOptions | None = None) -> Plan:
                     device=options.device,
                     autocast=options.autocast or config.autocast,
                 )
-                runs += _planned(name, experiment.variants(config), dataset, backbone)
+                runs += _planned(name, experiment.variants(config), dataset, backbone, study)
+    for study in options.studies:
+        if study.folder not in used:
+            raise ValueError(f"no run of {name} is what the study in {study.folder} is about, {study}: leave it out")
+    remarks += [f"tuned: {study}, from {folder}" for folder, study in used.items()]
     return Plan(name, tuple(runs), tuple(remarks))
+
+
+def _experiment(name: str) -> Experiment:
+    if name == THEORY:
+        raise ValueError("theory has no runs to plan: `pfml experiment theory` and `pfml theory` check it at once")
+    if name not in EXPERIMENTS:
+        known = (*EXPERIMENTS, THEORY)
+        raise ValueError(f"the experiment must be one of {', '.join(known)}, got {name!r}{did_you_mean(name, known)}")
+    return EXPERIMENTS[name]
 
 
 def _cells(experiment: Experiment, options: PlanOptions) -> tuple[list[Cell], list[str]]:
@@ -335,7 +354,9 @@ def _cells(experiment: Experiment, options: PlanOptions) -> tuple[list[Cell], li
     return cells, list(dict.fromkeys(remarks))
 
 
-def _planned(experiment: str, variants: Iterable[Variant], dataset: str, backbone: str) -> list[PlannedRun]:
+def _planned(
+    experiment: str, variants: Iterable[Variant], dataset: str, backbone: str, study: Study | None
+) -> list[PlannedRun]:
     runs: list[PlannedRun] = []
     for variant in variants:
         config = variant.config
@@ -352,6 +373,7 @@ def _planned(experiment: str, variants: Iterable[Variant], dataset: str, backbon
             config,
             variant.task,
             tuple(run.key for run in runs) if variant.needs_previous else (),
+            None if study is None else study.summary,
         )
         runs.append(run)
     return runs

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from pfml.files import sha256_of
+from pfml.training.config import OPTIMIZER_OPTIONS
 from pfml.training.config_files import plain
 from pfml.training.methods import METHODS, LossConfig
 from pfml.training.run import RunConfig
@@ -36,6 +38,7 @@ class PlannedRun:
         config: All of it.
         task: What is done, a key of `pfml.experiments.tasks.TASKS`.
         needs: Keys of runs that must be done before.
+        tuning: Summary of the study that its hyper-parameters come from (`pfml.experiments.study`); None without one.
     """
 
     experiment: str
@@ -49,6 +52,7 @@ class PlannedRun:
     config: RunConfig = field(repr=False)
     task: str = "train"
     needs: tuple[str, ...] = ()
+    tuning: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @cached_property
     def key(self) -> str:
@@ -67,7 +71,8 @@ class PlannedRun:
 
     def __str__(self) -> str:
         settings = "".join(f", {name} {value}" for name, value in self.settings.items())
-        return f"{self.method} on {self.dataset}, {self.backbone}, {self.dim}-d, seed {self.seed}{settings}"
+        tuned = ", tuned" if self.tuning is not None else ""
+        return f"{self.method} on {self.dataset}, {self.backbone}, {self.dim}-d, seed {self.seed}{settings}{tuned}"
 
 
 def result_key(key: str) -> str:
@@ -80,6 +85,11 @@ def _what_counts(config: RunConfig) -> dict[str, Any]:
     whole = {name: value for name, value in plain(config).items() if name not in FREE}
     whole["loss"] = {"name": config.loss.name, "options": all_options(config.loss)}
     whole["data"] = {name: value for name, value in whole["data"].items() if name != "root"}
+    # what an optimiser does not have changes nothing; without it, keys outlive new options of other optimisers
+    foreign = {name for names in OPTIMIZER_OPTIONS.values() for name in names} - {
+        *OPTIMIZER_OPTIONS[config.optimizer.name]
+    }
+    whole["optimizer"] = {name: value for name, value in whole["optimizer"].items() if name not in foreign}
     whole["storage"] = {"short_side": config.storage.short_side}
     weights = Path(config.model.weights)
     if weights.is_file():

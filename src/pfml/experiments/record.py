@@ -48,6 +48,7 @@ def record_of(
         "status": "done" if error is None else "failed",
         "error": error,
         "finished": now(),
+        **({} if run.tuning is None else {"tuning": dict(run.tuning)}),
     }
 
 

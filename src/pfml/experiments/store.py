@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypedDict, get_origin, get_type_hints
+from typing import Any, NotRequired, TypedDict, get_origin, get_type_hints
 
 __all__ = ["Record", "ResultsStore", "TornLineWarning", "key_of"]
 
@@ -42,6 +42,8 @@ class Record(TypedDict):
         status: "done" or "failed".
         error: Why it failed.
         finished: ISO time.
+        tuning: Only of runs with tuned hyper-parameters: the study's metric, split, space, epochs, trials, score and
+            values, see `pfml.experiments.study`.
     """
 
     experiment: str
@@ -63,6 +65,7 @@ class Record(TypedDict):
     status: str
     error: str | None
     finished: str
+    tuning: NotRequired[dict[str, Any]]
 
 
 def _type(hint: Any) -> Any:
@@ -71,6 +74,8 @@ def _type(hint: Any) -> Any:
 
 
 TYPES = {name: _type(hint) for name, hint in get_type_hints(Record).items()}
+#: Fields that a record may be without.
+OPTIONAL = ("tuning",)
 
 
 def key_of(*parts: Any) -> str:
@@ -162,12 +167,12 @@ def _check(record: Any) -> None:
     """Raise unless `record` has the fields of `Record`."""
     if not isinstance(record, Mapping):
         raise TypeError(f"a record must be a mapping, got {type(record).__name__}")
-    missing = [name for name in TYPES if name not in record]
+    missing = [name for name in TYPES if name not in record and name not in OPTIONAL]
     unknown = [name for name in record if name not in TYPES]
     if missing or unknown:
         raise ValueError(f"a record must have the fields of Record, got missing {missing} and unknown {unknown}")
-    for name, types in TYPES.items():
-        value = record[name]
+    for name, value in record.items():
+        types = TYPES[name]
         if not isinstance(value, types) or isinstance(value, bool):
             raise TypeError(f"{name} of a record must be {getattr(types, '__name__', types)}, got {value!r}")
     if record["status"] not in ("done", "failed"):

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pfml.paper import PaperCell, PaperTable
 from pfml.report.places import (
+    Frozen,
     Record,
     RowKey,
     SectionKey,
     measured,
     place_of,
     row_key,
-    same,
     section_key,
     with_swept_columns,
 )
@@ -28,6 +28,8 @@ from pfml.report.places import (
 __all__ = ["FilledRow", "FilledSection", "FilledTable", "OurCell", "Summary", "fill", "latest", "summary"]
 
 FOLDS = 4
+#: Settings that have a shorter name in the paper.
+SYMBOLS = {"proxies_per_class": "M", "delta_rep_minus_delta_att": "delta_rep - delta_att"}
 
 
 @dataclass(frozen=True)
@@ -54,21 +56,26 @@ class OurCell:
 
 @dataclass(frozen=True)
 class FilledRow:
-    """A method: the paper's cells (None for those that it does not have) and ours."""
+    """A method: the paper's cells (None for those that it does not have) and ours.
+
+    Runs with tuned hyper-parameters have a row of their own, so that no mean is over both kinds.
+    """
 
     name: str
     method: str | None
     paper: tuple[PaperCell | None, ...]
     ours: tuple[OurCell, ...]
     note: str = ""
+    is_tuned: bool = False
 
 
 @dataclass(frozen=True)
 class FilledSection:
-    """Methods with the same backbone and embedding size."""
+    """Methods with the same backbone, embedding size and settings, which `key` holds."""
 
     title: str
     rows: tuple[FilledRow, ...]
+    key: SectionKey
 
 
 @dataclass(frozen=True)
@@ -134,12 +141,19 @@ def fill(table: PaperTable, records: Sequence[Record], *, names: Mapping[str, st
             for row, one in zip(section.rows, own, strict=True)
         ]
         new = [one for place, one in places if place == key and one not in own]
-        sections.append(FilledSection(section.title, (*rows, *_new_rows(table, key, new, runs, names))))
+        sections.append(FilledSection(section.title, (*rows, *_new_rows(table, key, new, runs, names)), key))
     have = {section_key(table, section.backbone, section.dim) for section in table.sections}
-    for key in dict.fromkeys(place for place, _ in places if place not in have):
+    for key in _in_order(dict.fromkeys(place for place, _ in places if place not in have)):
         new = [one for place, one in places if place == key]
-        sections.append(FilledSection(_section_title(table, key), _new_rows(table, key, new, runs, names)))
+        sections.append(FilledSection(_section_title(table, key), _new_rows(table, key, new, runs, names), key))
     return FilledTable(table, tuple(sections), records[0]["experiment"] if records else None)
+
+
+def _in_order(keys: Iterable[SectionKey]) -> list[SectionKey]:
+    """Backbones as they come, and of each the values of a setting from small to large."""
+    listed = list(keys)
+    first = {(key.backbone, key.dim): number for number, key in reversed(list(enumerate(listed)))}
+    return sorted(listed, key=lambda key: (first[key.backbone, key.dim], key.settings))
 
 
 def _our_cells(table: PaperTable, section: SectionKey, row: RowKey, runs: Runs) -> tuple[OurCell, ...]:
@@ -184,7 +198,7 @@ def _repeated(done: Sequence[Record], average: str | None) -> list[int]:
 
 
 def _run_notes(table: PaperTable, runs: list[Record], seeds: list[int]) -> list[str]:
-    notes = []
+    notes = list(dict.fromkeys(_tuning_note(run["tuning"]) for run in runs if "tuning" in run))
     epochs = sorted({run["epochs"] for run in runs if run["method"] != "zero-shot"})
     if table.epochs is not None and epochs and epochs != [table.epochs]:
         notes.append(f"{_listed(epochs)} {'epoch' if epochs == [1] else 'epochs'}, the paper {table.epochs}")
@@ -196,6 +210,11 @@ def _run_notes(table: PaperTable, runs: list[Record], seeds: list[int]) -> list[
     if table.device is not None and runs:
         notes.append(f"measured on {_listed(sorted({run['device'] for run in runs}))}, the paper on {table.device}")
     return notes
+
+
+def _tuning_note(tuning: Mapping[str, Any]) -> str:
+    values = ", ".join(f"{name.rpartition('.')[2]} {value:.3g}" for name, value in tuning["values"].items())
+    return f"tuned on validation classes ({tuning['trials']} trials, split {tuning['split']}): {values}"
 
 
 def _failure_notes(failed: list[Record]) -> list[str]:
@@ -212,10 +231,23 @@ def _new_rows(
 ) -> tuple[FilledRow, ...]:
     """Rows for runs whose method or settings the paper does not have there."""
     empty = (None,) * len(table.columns)
-    return tuple(
-        FilledRow(_row_name(table, row, names), row.method, empty, _our_cells(table, section, row, runs))
-        for row in rows
-    )
+    # a tuned row stands beside the numbers that the paper has for the method
+    paper = {
+        row_key(row): row
+        for one in table.sections
+        if section_key(table, one.backbone, one.dim) == section
+        for row in one.rows
+        if row.method
+    }
+    found = []
+    for row in rows:
+        own = paper.get(replace(row, is_tuned=False))
+        name = _row_name(table, row, names) if own is None else own.name
+        cells = empty if own is None else own.cells
+        name = f"{name}, tuned" if row.is_tuned else name
+        ours = _our_cells(table, section, row, runs)
+        found.append(FilledRow(name, row.method, cells, ours, is_tuned=row.is_tuned))
+    return tuple(found)
 
 
 def _row_name(table: PaperTable, row: RowKey, names: Mapping[str, str]) -> str:
@@ -225,13 +257,17 @@ def _row_name(table: PaperTable, row: RowKey, names: Mapping[str, str]) -> str:
         dataset = next((one.name for one in table.rows() if one.dataset == row.dataset), row.dataset)
         usual = {one.method for one in table.rows()}
         name = dataset if row.method in usual else f"{dataset}, {row.method}"
-    return ", ".join([name, *(f"{key} = {value}" for key, value in row.settings)])
+    return ", ".join([name, *_told(row.settings)])
 
 
 def _section_title(table: PaperTable, key: SectionKey) -> str:
     size = f" ({key.dim} dim)" if key.dim is not None else ""
-    changed = [f"{name} = {value}" for name, value in key.settings if not same(value, table.settings[name])]
-    return ", ".join([f"{key.backbone}{size}", *changed, "not in the paper"])
+    strange = ["not in the paper"] if table.sections else []  # else the title of the table says it
+    return ", ".join([f"{key.backbone}{size}", *_told(key.settings), *strange])
+
+
+def _told(settings: Frozen) -> list[str]:
+    return [f"{SYMBOLS.get(name, name)} = {value}" for name, value in settings]
 
 
 def _listed(values: Sequence[Any]) -> str:

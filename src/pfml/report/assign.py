@@ -11,6 +11,9 @@ from pfml.report.places import Record, is_in_paper, place_of
 
 __all__ = ["filled_tables", "other_runs", "tables_named", "tables_of"]
 
+#: The experiment that draws pictures of a run.
+DRAWING = "figures"
+
 
 def tables_named(experiment: str) -> list[PaperTable]:
     """The tables that an experiment is run for ("mlrc": mlrc-cub and mlrc-cars), by its name or by theirs."""
@@ -25,24 +28,39 @@ def tables_of(experiment: str) -> list[PaperTable]:
 def filled_tables(records: Sequence[Record], *, experiment: str | None = None) -> list[FilledTable]:
     """The paper's tables with our results; runs of different experiments are never in one cell.
 
-    A table that several experiments have runs for comes once for each, one that none has comes with empty cells.
+    A table that several experiments have runs for comes once for each; after all of these come, with empty cells, the
+    tables of the paper that none has.
 
     Args:
         records: All runs of a store.
         experiment: Leave out all others, and the tables that have none of its runs.
     """
-    counted = latest(records)
+    counted = _without_repetitions(latest(records)) if experiment is None else latest(records)
     found: dict[str, list[FilledTable]] = {}
     for name in dict.fromkeys(record["experiment"] for record in counted):
         if experiment in (None, name):
             for filled in _of_experiment(name, [one for one in counted if one["experiment"] == name]):
                 found.setdefault(filled.table.id, []).append(filled)
-    result = []
+    with_runs: list[FilledTable] = []
+    without: list[FilledTable] = []
     for table in _results():
         own = found.get(table.id, [])
+        with_runs += own
         wanted = experiment is None or (not found and table in tables_of(experiment))
-        result += own or ([fill(table, [])] if wanted else [])
-    return result
+        if wanted and not any(one.table.sections for one in own):
+            without.append(fill(table, []))
+    return with_runs + without
+
+
+def _without_repetitions(records: Sequence[Record]) -> list[Record]:
+    """The records without those of `figures` whose run another experiment has: pictures of it, and no other numbers."""
+    others = {_result(one) for one in records if one["experiment"] != DRAWING and one["status"] == "done"}
+    return [one for one in records if one["experiment"] != DRAWING or _result(one) not in others]
+
+
+def _result(record: Record) -> str:
+    """What runs of several experiments have in common if they have the same result: the first part of a key."""
+    return str(record["key"]).partition("-")[0]
 
 
 def other_runs(records: Sequence[Record], *, experiment: str | None = None) -> list[Record]:
@@ -92,10 +110,11 @@ def _for_dataset(table: PaperTable, dataset: str) -> PaperTable:
     if table.sweep is not None:
         return table
     first = table.columns[0]["dataset"]
+    what = table.title.partition(",")[0]  # behind a comma stand the paper's data sets
     kept = [number for number, column in enumerate(table.columns) if column["dataset"] == first]
     return replace(
         table,
-        title=f"{table.title}: {dataset}, which the paper does not have",
+        title=f"{what}: {dataset}, which the paper does not have",
         columns=tuple({**table.columns[number], "dataset": dataset} for number in kept),
         headings=tuple(f"{dataset} {table.headings[number].partition(' ')[2]}" for number in kept),
         sections=(),

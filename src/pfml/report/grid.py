@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True)
 class GridRow:
-    """A method: the paper's line, and ours."""
+    """A method: the paper's line, if it has the method there, and ours."""
 
     name: str
     lines: tuple[Line, ...]
@@ -63,28 +63,40 @@ class Grid:
 
 
 class _Notes:
-    """Notes in the order in which they are first needed."""
+    """Notes in the order in which they are first needed, but for those that are said elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, without: Sequence[str] = ()) -> None:
         self.texts: list[str] = []
+        self.without = without
 
     def numbers(self, notes: Sequence[str]) -> tuple[int, ...]:
+        notes = [note for note in notes if note not in self.without]
         self.texts += [note for note in dict.fromkeys(notes) if note not in self.texts]
         return tuple(sorted(self.texts.index(note) + 1 for note in set(notes)))
 
 
 def grid_of(filled: FilledTable) -> Grid:
     """The table as texts: of each method the paper's line, ours after the last epoch and the best, the difference."""
-    table, notes = filled.table, _Notes()
+    table, everywhere = filled.table, _notes_of_all(filled)
+    notes = _Notes(without=everywhere)
     metrics = [column["metric"] for column in table.columns]
     sections = tuple(
         GridSection(section.title, tuple(_row(row, metrics, notes, table.compared) for row in section.rows))
         for section in filled.sections
     )
     experiment = f" (experiment {filled.experiment})" if filled.experiment is not None else ""
-    return Grid(
-        f"{table.number}: {table.title}{experiment}", _caption(table), table.headings, sections, tuple(notes.texts)
-    )
+    said = f" All that we trained: {'; '.join(everywhere)}." if everywhere else ""
+    title = f"{table.number}: {table.title}{experiment}"
+    return Grid(title, _caption(table) + said, table.headings, sections, tuple(notes.texts))
+
+
+def _notes_of_all(filled: FilledTable) -> tuple[str, ...]:
+    """The notes that all of our cells have, if there are several, but for those of what was not trained."""
+    rows = [row for section in filled.sections for row in section.rows if row.method != "zero-shot"]
+    noted = [cell.notes for row in rows for cell in row.ours if cell.last is not None or cell.notes]
+    if len(noted) < 2:
+        return ()
+    return tuple(note for note in dict.fromkeys(noted[0]) if all(note in notes for notes in noted))
 
 
 def other_grid(records: Sequence[Record]) -> Grid | None:
@@ -133,7 +145,7 @@ def _row(row: FilledRow, metrics: Sequence[str], notes: _Notes, compared: str) -
     paper = tuple(
         Entry(EMPTY) if cell is None or cell.printed == "-" else Entry(cell.printed, note) for cell in row.paper
     )
-    lines = [Line("paper", paper)]
+    lines = [Line("paper", paper)] if any(row.paper) else []
     for epoch, whose in EPOCHS.items():
         summaries = [getattr(cell, epoch) for cell in row.ours]
         if epoch != "last" and not any(summaries):
@@ -174,13 +186,15 @@ def _number(value: float, metric: str) -> str:
 def _caption(table: PaperTable) -> str:
     unit = {"alignment": "Distances", "seconds_per_epoch": "Seconds"}.get(table.columns[0]["metric"], "Percent")
     source = "read off its figure, to about 0.1 (first and last: 0.2)" if table.kind == "figure" else "as printed"
-    parts = [
-        f"{unit}. paper: {source}; ours: this code, mean ± standard deviation over seeds (number of seeds); "
-        f"difference: {EPOCHS[table.compared]}, minus the paper's; {EMPTY}: not run, or not in the paper."
-    ]
+    ours = "ours: this code, mean ± standard deviation over seeds (number of seeds)"
+    if table.sections:
+        difference = f"difference: {EPOCHS[table.compared]}, minus the paper's"
+        parts = [f"{unit}. paper: {source}; {ours}; {difference}; {EMPTY}: not run, or not in the paper."]
+    else:
+        parts = [f"{unit}. {ours}; {EMPTY}: not run."]
     if table.better == "lower":
         parts.append("Lower is better.")
-    if table.note:
+    if table.note and table.sections:
         parts.append(f"The paper: {table.note}.")
     return " ".join(parts)
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pfml.report.grid import Entry, Grid
 
 __all__ = ["markdown"]
 
 
-def markdown(title: str, lead: str, grids: Sequence[Grid], *, picture: str | None = None) -> str:
-    """A document with all tables, and the picture of that file name at its end."""
+def markdown(title: str, lead: str, grids: Sequence[Grid], *, pictures: Mapping[str, str] | None = None) -> str:
+    """A document with all tables, and at its end pictures: title -> file name."""
     parts = [f"# {_escaped(title)}", _escaped(lead), *(_grid(grid) for grid in grids)]
-    if picture is not None:
-        parts += ["## Figure 3", f"![The ablations of Figure 3, the paper's and ours](<{picture}>)"]
+    for heading, file in (pictures or {}).items():
+        parts += [f"## {_escaped(heading)}", f"![{_escaped(heading)}](<{file}>)"]
     return "\n\n".join(parts) + "\n"
 
 

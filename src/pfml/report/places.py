@@ -48,6 +48,7 @@ class RowKey:
     method: str
     dataset: str | None
     settings: Frozen
+    is_tuned: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,15 @@ def place_of(table: PaperTable, record: Record) -> Place | None:
         _frozen({name: settings[name] for name in table.settings}),
     )
     dataset = None if "dataset" in in_columns else record["dataset"]
-    return Place(section, RowKey(record["method"], dataset, rest_key), tuple(fitting[rest_key]))
+    row = RowKey(record["method"], dataset, rest_key, is_tuned="tuning" in record)
+    return Place(section, row, tuple(fitting[rest_key]))
 
 
 def is_in_paper(table: PaperTable, place: Place) -> bool:
-    """Whether the paper has this section and row."""
+    """Whether the paper has this section and row, be our runs tuned or not."""
+    own = replace(place.row, is_tuned=False)
     return any(
-        section_key(table, section.backbone, section.dim) == place.section and row_key(row) == place.row
+        section_key(table, section.backbone, section.dim) == place.section and row_key(row) == own
         for section in table.sections
         for row in section.rows
         if row.method is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,9 +16,10 @@ from pfml.report.assign import filled_tables, other_runs, tables_named
 from pfml.report.grid import EMPTY, Entry, Grid, grid_of, other_grid, settings_grid
 from pfml.report.latex import latex
 from pfml.report.markdown import markdown
+from pfml.report.noise_curves import draw_noise, noise_curves
 from pfml.report.page import Figure, Page, Section, Table, render
 from pfml.report.places import Record
-from pfml.report.theme import LIGHT, in_both_themes, png_of_figure
+from pfml.report.theme import LIGHT, Theme, in_both_themes, png_of_figure
 from pfml.words import did_you_mean
 
 __all__ = ["Format", "Report", "format_of", "report_of", "write_report"]
@@ -25,6 +27,17 @@ __all__ = ["Format", "Report", "format_of", "report_of", "write_report"]
 Format = Literal["md", "latex", "html"]
 ENDINGS: dict[str, Format] = {".md": "md", ".markdown": "md", ".tex": "latex", ".html": "html", ".htm": "html"}
 SUPERSCRIPTS = str.maketrans("0123456789,", "⁰¹²³⁴⁵⁶⁷⁸⁹˒")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture of the report: the end of its file's name, what is said of it, and the matplotlib figure in a theme."""
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    draw: Callable[[Theme], Any]
 
 
 @dataclass(frozen=True)
@@ -40,6 +53,23 @@ class Report:
     def panels(self) -> tuple[FilledTable, ...]:
         """Those of Figure 3."""
         return tuple(one for one in self.tables if one.table.sweep is not None)
+
+    def drawings(self) -> list[Drawing]:
+        """The pictures for which there are numbers."""
+        found = []
+        curves = noise_curves([one for one in self.tables if one.table.id == "noise"])
+        if curves:
+            caption = "Ours on unseen classes after the last epoch, with the standard deviation over seeds."
+            title, alt = "Label noise", "Recall@1 against the share of wrong training labels"
+            found.append(Drawing("noise", title, caption, alt, partial(draw_noise, curves)))
+        if self.panels:
+            caption = (
+                "Recall@1 on unseen classes. Hollow points on dashed lines: the paper's, read off its figure; "
+                "filled points: ours after the last epoch, with the standard deviation over seeds."
+            )
+            title, alt = "Figure 3: ablations", "Recall@1 against M, delta, alpha and delta_rep - delta_att"
+            found.append(Drawing("ablation", title, caption, alt, partial(draw_ablation, self.panels)))
+        return found
 
 
 def report_of(records: Sequence[Record], *, experiment: str | None = None) -> Report:
@@ -74,17 +104,19 @@ def format_of(name: str | None, out: Path | None) -> Format:
 
 
 def write_report(report: Report, form: Format, out: Path | None) -> str:
-    """The report as text, which is also written to `out`; beside it a picture of Figure 3, which HTML has inside."""
+    """The report as text, which is also written to `out`; beside it the pictures, which HTML has inside."""
     if form == "html":
         text = render(_page(report))
     else:
-        picture = None
-        if out is not None and report.panels:
-            picture = f"{out.stem}-ablation.png"
+        pictures = {}
+        for drawing in report.drawings() if out is not None else ():
+            assert out is not None
+            file = out.with_name(f"{out.stem}-{drawing.name}.png")
             out.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(out.with_name(picture), png_of_figure(draw_ablation(report.panels, LIGHT)))
+            write_atomically(file, png_of_figure(drawing.draw(LIGHT)))
+            pictures[drawing.title] = file.name
         write: Callable[..., str] = {"md": markdown, "latex": latex}[form]
-        text = write(report.title, report.lead, report.grids, picture=picture)
+        text = write(report.title, report.lead, report.grids, pictures=pictures)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, text.encode())
@@ -111,14 +143,9 @@ def _short(commit: str) -> str:
 
 def _page(report: Report) -> Page:
     sections = [_section(grid) for grid in report.grids]
-    if report.panels:
-        light, dark = in_both_themes(lambda theme: draw_ablation(report.panels, theme))
-        caption = (
-            "Recall@1 on unseen classes. Hollow points on dashed lines: the paper's, read off its figure; "
-            "filled points: ours after the last epoch, with the standard deviation over seeds."
-        )
-        figure = Figure(light, caption, "Recall@1 against M, delta, alpha and delta_rep - delta_att", dark=dark)
-        sections.append(Section("Figure 3: ablations", (figure,)))
+    for drawing in report.drawings():
+        light, dark = in_both_themes(drawing.draw)
+        sections.append(Section(drawing.title, (Figure(light, drawing.caption, drawing.alt, dark=dark),)))
     return Page(report.title, report.lead, tuple(sections), footer="Written by pfml report.")
 
 

@@ -4,7 +4,8 @@ from pfml.training.config import BatchConfig, OptimizerConfig, ScheduleConfig, T
 from pfml.training.loop import NonFiniteLossError
 from pfml.training.methods import METHODS, LossConfig
 from pfml.training.monitor import Monitor, ProgressMonitor
-from pfml.training.run import DataConfig, RunConfig, StorageConfig, load_loss, run, train
+from pfml.training.run import DataConfig, RunConfig, StorageConfig, run, train
+from pfml.training.saved_loss import TrainedField, load_field, load_loss
 
 __all__ = [
     "METHODS",
@@ -19,6 +20,8 @@ __all__ = [
     "ScheduleConfig",
     "StorageConfig",
     "TrainConfig",
+    "TrainedField",
+    "load_field",
     "load_loss",
     "run",
     "train",

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from pfml.data.preprocessing import Augmentation
 from pfml.training.methods import LossConfig
+from pfml.words import did_you_mean
 
-__all__ = ["BatchConfig", "OptimizerConfig", "ScheduleConfig", "TrainConfig"]
+__all__ = ["OPTIMIZER_OPTIONS", "BatchConfig", "OptimizerConfig", "ScheduleConfig", "TrainConfig"]
+
+#: Optimiser -> the options that only some of them have.
+OPTIMIZER_OPTIONS: dict[str, tuple[str, ...]] = {
+    "adam": ("eps",),
+    "adamw": ("eps",),
+    "sgd": ("momentum", "nesterov"),
+    "rmsprop": ("eps", "momentum", "smoothing", "centered"),
+}
 
 
 @dataclass(frozen=True)
@@ -42,24 +51,32 @@ class OptimizerConfig:
     """Optimiser and learning rates.
 
     Args:
-        name: Adam couples weight decay to the step, AdamW does not.
+        name: Adam couples weight decay to the step, AdamW does not; SGD; RMSprop.
         lr: Of the trunk. The paper's text says 5e-4, its table 1e-4.
         head_lr: Of the embedding layer; None for `lr`.
         proxy_lr: Of proxies and whatever else the loss learns; None for 100 times `lr`.
         weight_decay: Of trunk and head.
         proxy_weight_decay: Of the loss's parameters; at rest a field exerts no force, and decay alone would move them.
-        eps: Added to the root of the second moment.
+        eps: Added to the root of the second moment (Adam, AdamW, RMSprop).
+        momentum: Share of the last step that is taken once more (SGD, RMSprop).
+        nesterov: Whether the gradient counts before the momentum has passed it (SGD).
+        smoothing: Share of the old mean of squares in the new one (RMSprop); other libraries call it alpha or rho.
+        centered: Whether the mean of the gradient is taken off its second moment (RMSprop).
         clip_value: Largest gradient component, None for no bound (Proxy Anchor's code: 10).
         clip_norm: Largest gradient norm over all parameters, None for no bound.
     """
 
-    name: Literal["adam", "adamw"] = "adam"
+    name: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
     lr: float = 1e-4
     head_lr: float | None = None
     proxy_lr: float | None = None
     weight_decay: float = 5e-4
     proxy_weight_decay: float = 0.0
     eps: float = 1e-8
+    momentum: float = 0.0
+    nesterov: bool = False
+    smoothing: float = 0.99
+    centered: bool = False
     clip_value: float | None = None
     clip_norm: float | None = None
 
@@ -71,6 +88,22 @@ class OptimizerConfig:
         for name in ("weight_decay", "proxy_weight_decay"):
             if getattr(self, name) < 0:
                 raise ValueError(f"optimizer.{name} must not be negative, got {getattr(self, name)}")
+        for name in ("momentum", "smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"optimizer.{name} must lie in [0, 1), got {getattr(self, name)}")
+        if self.name not in OPTIMIZER_OPTIONS:
+            known = ", ".join(OPTIMIZER_OPTIONS)
+            hint = did_you_mean(self.name, OPTIMIZER_OPTIONS)
+            raise ValueError(f"optimizer.name must be one of {known}, got {self.name!r}{hint}")
+        for one in fields(self):
+            owners = [name for name, options in OPTIMIZER_OPTIONS.items() if one.name in options]
+            if owners and self.name not in owners and getattr(self, one.name) != one.default:
+                raise ValueError(
+                    f"optimizer.{one.name} is an option of {', '.join(owners)} and must be left out for {self.name}, "
+                    f"got {getattr(self, one.name)}"
+                )
+        if self.nesterov and not self.momentum:
+            raise ValueError("optimizer.nesterov needs a positive optimizer.momentum, got 0")
 
 
 @dataclass(frozen=True)

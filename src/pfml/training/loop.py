@@ -38,7 +38,9 @@ from pfml.training.methods import create_loss
 from pfml.training.monitor import Monitor
 from pfml.training.optimisation import clip_gradients, create_optimizer, gradient_norm, set_learning_rates
 from pfml.training.results import summarize
+from pfml.training.run_card import write_run_cards
 from pfml.training.run_folder import RunFolder
+from pfml.training.saved_loss import save_loss
 from pfml.training.schedules import learning_rate_factor
 from pfml.training.watch import Batch, Outcome, Watch
 
@@ -278,13 +280,16 @@ class Training:
         return embed(self.embedder, self.sources[role], autocast=precision(self.config.autocast))
 
     def finish(self) -> dict[str, Any]:
-        """Save the embedder, measure how well proxies fit their data, write the results."""
+        """Save embedder and loss, measure how well proxies fit their data, write the results."""
         self.embedder.save(self.folder.model)
+        names, dim = self.data.train.class_names, self.embedder.embedding_dim
+        save_loss(self.folder.loss, self.loss, self.config.loss, names, dim)
         results = summarize(self.history, select_by=self.config.select_by)
         if hasattr(self.loss, "proxy_points") and self.loss.proxy_points().shape[1] > 0:
             alignment = proxy_alignment(self.loss.proxy_points(), self.embeddings("train"), self.data.train.labels)
             results["alignment"] = {"paper": alignment.paper, "wasserstein2": alignment.wasserstein2}
         self.folder.write_results(results)
+        write_run_cards(self.folder, self.data, self.config, results)
         self.folder.close()
         self.embedder.eval()
         return results

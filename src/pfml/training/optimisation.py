@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pfml.models import Embedder
-from pfml.training.config import OptimizerConfig
+from pfml.training.config import OPTIMIZER_OPTIONS, OptimizerConfig
 
-__all__ = ["OPTIMIZERS", "clip_gradients", "create_optimizer", "gradient_norm", "set_learning_rates"]
+__all__ = ["OPTIMIZERS", "Algorithm", "clip_gradients", "create_optimizer", "gradient_norm", "set_learning_rates"]
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A row of `OPTIMIZERS`.
+
+    Args:
+        create: Torch's optimiser.
+        is_fused: Whether torch has one kernel for all parameters of a group; only such a kernel looks at `hold`.
+        renamed: Options of ours that torch calls otherwise.
+    """
+
+    create: Callable[..., torch.optim.Optimizer]
+    is_fused: bool = True
+    renamed: dict[str, str] = field(default_factory=dict)
+
+
+OPTIMIZERS: dict[str, Algorithm] = {
+    "adam": Algorithm(torch.optim.Adam),
+    "adamw": Algorithm(torch.optim.AdamW),
+    "sgd": Algorithm(torch.optim.SGD),
+    "rmsprop": Algorithm(torch.optim.RMSprop, is_fused=False, renamed={"smoothing": "alpha"}),
+}
 
 
 def create_optimizer(
@@ -26,8 +48,8 @@ def create_optimizer(
         embedder: Gives trunk and head.
         loss: Gives the rest.
         hold: A scalar on the device; while it is 1.0, steps change nothing, without anybody waiting to find out.
-            Needs `fused`.
-        fused: One kernel for all parameters of a group.
+            Needs `fused`, and an optimiser that has it.
+        fused: One kernel for all parameters of a group, where the optimiser has one.
     """
     proxy_lr = 100 * config.lr if config.proxy_lr is None else config.proxy_lr
     groups = [
@@ -42,12 +64,29 @@ def create_optimizer(
     groups = [{**group, "base_lr": group["lr"]} for group in groups if group["params"]]
     if not groups:
         raise ValueError("there is nothing to train: the network has no head and the loss no parameters")
-    if hold is not None and not fused:
-        raise ValueError("hold needs fused=True: other optimisers do not look at it")
-    optimizer = OPTIMIZERS[config.name](groups, eps=config.eps, fused=fused or None)
+    algorithm = OPTIMIZERS[config.name]
+    if hold is not None and not (fused and algorithm.is_fused):
+        raise ValueError(f"hold needs fused=True and an optimiser that has it, got {fused} and {config.name}")
+    options = {algorithm.renamed.get(name, name): getattr(config, name) for name in OPTIMIZER_OPTIONS[config.name]}
+    if algorithm.is_fused:
+        options["fused"] = fused or None
+    optimizer = algorithm.create(groups, **options)
+    if isinstance(optimizer, torch.optim.SGD) and config.momentum:
+        _start_from_rest(optimizer)
     if hold is not None:
         optimizer.found_inf = hold  # type: ignore[attr-defined]  # where GradScaler puts it too
     return optimizer
+
+
+def _start_from_rest(optimizer: torch.optim.SGD) -> None:
+    """Give every parameter a momentum of zero, which changes no step.
+
+    Torch's fused SGD would make it of uninitialised memory in the first step, and leave it so if that step is held back
+    or skipped by a scaler; and it refuses parameters that join later than others of their group.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _loss_groups(loss: Any, lr: float, weight_decay: float) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pfml.data import (
     Corruption,
@@ -21,20 +21,22 @@ from pfml.data import (
     open_images,
     with_validation,
 )
+from pfml.data.corrections import Corrections
 from pfml.data.datasets import DATASETS
 from pfml.data.decoded import DecodedImages
 from pfml.data.sources import ImageSource
 from pfml.data.splits import VALIDATION_SPLITS
 from pfml.models import Embedder, EmbedderConfig
-from pfml.training.checkpoint import has_checkpoint, load_checkpoint, part
+from pfml.training.checkpoint import has_checkpoint
 from pfml.training.config import TrainConfig
 from pfml.training.config_files import write_config
 from pfml.training.environment import resolve_device, seeded
 from pfml.training.loop import Training
-from pfml.training.methods import METHODS, LossConfig, create_loss
+from pfml.training.methods import METHODS
 from pfml.training.methods.untrained import evaluate_untrained
 from pfml.training.monitor import Monitor
 from pfml.training.run_folder import RunFolder
+from pfml.training.saved_loss import load_loss
 
 __all__ = ["DataConfig", "RunConfig", "StorageConfig", "load_loss", "prepare_data", "run", "train"]
 
@@ -48,12 +50,14 @@ class DataConfig:
         root: The data set's folder (or CSV file); glyphs needs none.
         validation: Classes taken out of the training classes: none, half (as ProxyNCA++), fold-0 to fold-3 (MLRC).
         noise: Training labels to change on purpose.
+        corrections: A list of training labels to put right, after any noise, as `pfml audit --apply` writes it.
     """
 
     name: str = "glyphs"
     root: Path | None = None
     validation: str = "none"
     noise: LabelNoise = field(default_factory=LabelNoise)
+    corrections: Path | None = None
 
     def __post_init__(self) -> None:
         if self.validation not in VALIDATION_SPLITS:
@@ -117,14 +121,28 @@ def _absolute(data: DataConfig) -> DataConfig:
     name = data.name
     if name not in DATASETS and Path(name).expanduser().exists():
         name = str(Path(name).expanduser().absolute())
-    return replace(data, name=name, root=None if data.root is None else data.root.expanduser().absolute())
+    root, corrections = (
+        None if path is None else path.expanduser().absolute() for path in (data.root, data.corrections)
+    )
+    return replace(data, name=name, root=root, corrections=corrections)
 
 
 def prepare_data(config: DataConfig) -> tuple[RetrievalData, Corruption | None]:
-    """The data set with validation classes set apart and training labels corrupted as asked, and the record of it.
+    """The data set with validation classes set apart and training labels changed as asked, and the record of noise.
 
-    Labels are corrupted within the classes that train, so that validation stays clean.
+    Labels are corrupted within the classes that train, so that validation stays clean. Corrections come last, and the
+    record of noise stays what it was without them.
     """
+    data, corruption = _with_noise(config)
+    if config.corrections is None:
+        return data, corruption
+    corrections = Corrections.read(config.corrections, data.train)
+    relabelled = len(corrections) - corrections.dropped
+    remark = f"{config.corrections} gives {relabelled:,} images another label and leaves {corrections.dropped:,} out"
+    return replace(data, train=corrections.apply(data.train), remarks=(*data.remarks, remark)), corruption
+
+
+def _with_noise(config: DataConfig) -> tuple[RetrievalData, Corruption | None]:
     data = with_validation(load_data(config.name, config.root), config.validation)
     noise = config.noise
     if not noise.rate and noise.variant != "list":
@@ -196,14 +214,6 @@ def _train(
         if corruption is not None and not has_checkpoint(folder.checkpoints):
             corruption.write(folder.noise)
         return training.run()
-
-
-def load_loss(run_folder: str | Path) -> nn.Module:
-    """The loss of a run as of its last checkpoint, with the proxies that it has learned; on the CPU."""
-    tensors, state = load_checkpoint(RunFolder(Path(run_folder)).checkpoints)
-    loss = create_loss(LossConfig(**state["config"]["loss"]), len(state["classes"]), state["embedding_dim"])
-    loss.load_state_dict(part(tensors, "loss/"))
-    return loss.eval()
 
 
 def open_sources(

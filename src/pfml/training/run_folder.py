@@ -5,6 +5,7 @@ log.jsonl      one JSON object per line: steps, evaluations, remarks
 noise.csv      which training labels were changed, if any were
 checkpoints/   where training can go on
 model/         the embedder of the last epoch; model-validation/ the one that validation chose
+loss/          the loss of the last epoch: proxies, hyper-parameters, class names
 results.json   last epoch, best on test, validation-selected
 tensorboard/   the same curves, if TensorBoard is installed
 """
@@ -31,6 +32,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.model = self.path / "model"
         self.validation_model = self.path / "model-validation"
+        self.loss = self.path / "loss"
         self.results = self.path / "results.json"
         self.failed_batch = self.path / "failed_batch.json"
         self._tensorboard: Any = None

@@ -10,7 +10,7 @@ from pfml.training.methods.table import METHODS
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["markdown_table", "rich_table"]
+__all__ = ["markdown_table", "recipe_yaml", "rich_table"]
 
 
 def rich_table() -> Table:
@@ -35,6 +35,21 @@ def markdown_table() -> str:
         cells = (method.description, method.miner, method.learns, _options(method), published, method.source, notes)
         lines.append((f"`{name}`", *(cell.replace("|", "\\|") for cell in cells)))
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def recipe_yaml(name: str) -> str:
+    """The published recipe of a method as a configuration file, for CUB with ResNet-50 where the recipe is silent."""
+    import yaml
+
+    from pfml.training.config_files import plain, shipped_config
+    from pfml.training.methods.recipes import recipe_config
+
+    base = shipped_config("cub-resnet50-512")
+    content = plain(recipe_config(name, base, published=True))
+    recipe = METHODS[name].recipe
+    assert recipe is not None
+    lines = [f"# {name}: {recipe.describe()}", *([f"# not as published: {recipe.departs}"] if recipe.departs else [])]
+    return "\n".join(lines) + "\n" + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def _loss(method: Method) -> str:

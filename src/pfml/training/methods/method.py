@@ -17,12 +17,13 @@ class Recipe:
     """How a method was trained where it was published, on CUB if it differs; None where the source is silent.
 
     Args:
-        optimizer: As the source calls it; only some are in `pfml.training.optimisation.OPTIMIZERS`.
+        optimizer: A key of `pfml.training.optimisation.OPTIMIZERS`.
         lr: Of the trunk.
         proxy_lr: Of what the loss learns.
         weight_decay: Of trunk and head.
         proxy_weight_decay: Of what the loss learns.
         eps: Added to the root of Adam's second moment.
+        momentum: Of SGD and RMSprop.
         clip_value: Largest gradient component.
         step_every, step_factor: The learning rates times `step_factor` every `step_every` epochs.
         batch_size: Images per batch.
@@ -40,6 +41,7 @@ class Recipe:
     weight_decay: float = 0.0
     proxy_weight_decay: float = 0.0
     eps: float = 1e-8
+    momentum: float = 0.0
     clip_value: float | None = None
     step_every: int | None = None
     step_factor: float = 1.0
@@ -55,10 +57,11 @@ class Recipe:
         """In a line."""
         rates = f"{self.lr:g}" + (f", loss {self.proxy_lr:g}" if self.proxy_lr is not None else "")
         eps = f" eps {self.eps:g}" if self.eps != 1e-8 else ""
+        momentum = f" momentum {self.momentum:g}" if self.momentum else ""
         step = f"x{self.step_factor:g} per {self.step_every}" if self.step_every else ""
         per_class = f" ({self.samples_per_class} per class)" if self.samples_per_class else ""
         parts = [
-            f"{self.optimizer}{eps} {rates}, decay {self.weight_decay:g}",
+            f"{self.optimizer}{eps}{momentum} {rates}, decay {self.weight_decay:g}",
             step,
             f"batch {self.batch_size}{per_class}" if self.batch_size else "",
             f"{self.epochs} epochs" if self.epochs else "",

@@ -9,7 +9,6 @@ from pfml.training.config import BatchConfig, OptimizerConfig, ScheduleConfig, T
 from pfml.training.methods.choice import LossConfig
 from pfml.training.methods.method import Method, Recipe
 from pfml.training.methods.table import METHODS
-from pfml.training.optimisation import OPTIMIZERS
 
 __all__ = ["recipe_config"]
 
@@ -29,7 +28,7 @@ def recipe_config(method: str, base: Config, *, published: bool = False) -> Conf
         published: Take optimiser, rates, schedule, batch, epochs, and head of a `RunConfig`, as they were published.
 
     Raises:
-        ValueError: The published recipe is unknown, or not one that this package can follow.
+        ValueError: The published recipe is unknown.
     """
     row = METHODS[LossConfig(method).name]
     loss = base.loss if base.loss.name == method else LossConfig(method)
@@ -49,18 +48,14 @@ def _published(method: str, recipe: Recipe | None, config: Config) -> Config:
 
     if recipe is None:
         raise ValueError(f"the table has no published recipe of {method}: train it with published=False")
-    if recipe.optimizer not in OPTIMIZERS:
-        raise ValueError(
-            f"{method} was published with {recipe.optimizer}, and this package has {', '.join(OPTIMIZERS)} only: "
-            "train it with published=False"
-        )
     optimizer = OptimizerConfig(
-        name=recipe.optimizer,  # type: ignore[arg-type]  # checked above
+        name=recipe.optimizer,  # type: ignore[arg-type]  # checked by the configuration
         lr=recipe.lr,
         proxy_lr=recipe.proxy_lr,
         weight_decay=recipe.weight_decay,
         proxy_weight_decay=recipe.proxy_weight_decay,
         eps=recipe.eps,
+        momentum=recipe.momentum,
         clip_value=recipe.clip_value,
     )
     schedule = ScheduleConfig()

@@ -44,11 +44,11 @@ REVISITING = Recipe(
 )
 MARGIN = replace(REVISITING, proxy_lr=5e-4)
 NORMALIZED_SOFTMAX = Recipe(
-    "sgd", 0.01, "authors' code", 0.01, 1e-4, layer_norm="features", departs="momentum 0.9; the loss's rate is ours"
+    "sgd", 0.01, "authors' code", 0.01, 1e-4, momentum=0.9, layer_norm="features", departs="the loss's rate is ours"
 )
 MLRC = Recipe(
-    "rmsprop", 1e-6, "Musgrave et al., ECCV 2020", weight_decay=1e-4, batch_size=32, samples_per_class=4,
-    departs="momentum 0.9; epochs of 100 steps until validation does not improve",
+    "rmsprop", 1e-6, "Musgrave et al., ECCV 2020", weight_decay=1e-4, momentum=0.9, batch_size=32, samples_per_class=4,
+    departs="epochs of 100 steps until validation does not improve",
 )  # fmt: skip
 MLRC_CLASSIFICATION = replace(MLRC, samples_per_class=1, departs=f"{MLRC.departs}; the loss's rate tuned")
 

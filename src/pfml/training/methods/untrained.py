@@ -12,6 +12,7 @@ from pfml.training.config_files import write_config
 from pfml.training.environment import precision, resolve_device, seeded
 from pfml.training.monitor import Monitor
 from pfml.training.results import summarize
+from pfml.training.run_card import write_run_cards
 from pfml.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -42,5 +43,6 @@ def evaluate_untrained(config: RunConfig, data: RetrievalData, folder: RunFolder
     embedder.save(folder.model)
     results = summarize([entry], select_by=config.select_by)
     folder.write_results(results)
+    write_run_cards(folder, data, config, results)
     folder.close()
     return results

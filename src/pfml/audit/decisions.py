@@ -1,0 +1,158 @@
+"""From suspects and what a person decided about them to corrected labels; the originals stay as they are."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
+
+from pfml.audit.suspects import Audit, Suspect
+from pfml.data import ImageSet, RetrievalData
+from pfml.data.corrections import Corrections
+from pfml.files import write_atomically
+from pfml.words import did_you_mean
+
+__all__ = ["POLICIES", "corrections_of", "read_decisions", "write_suspects", "write_table"]
+
+POLICIES = ("relabel", "drop", "keep")
+DECISIONS = ("accept", "reject", "relabel", "drop")
+Policy = Literal["relabel", "drop", "keep"]
+SUSPECT_COLUMNS = (
+    "path",
+    "given",
+    "suggested",
+    "score",
+    "confidence",
+    "listed",
+    "given_share",
+    "suggested_share",
+    "neighbours",
+)
+
+
+def corrections_of(
+    audit: Audit, *, policy: Policy = "relabel", threshold: float = 0.5, decisions: Path | None = None
+) -> Corrections:
+    """What is to change.
+
+    Args:
+        audit: The judged images.
+        policy: What happens to listed images of which nothing was decided: "relabel" gives the suggested label, "drop"
+            leaves them out, "keep" changes nothing.
+        threshold: The probability from which on an image is listed.
+        decisions: A CSV table of what a person decided, which goes before the policy; see `read_decisions`.
+    """
+    if policy not in POLICIES:
+        raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}{did_you_mean(policy, POLICIES)}")
+    labels: dict[int, int | None] = {}
+    if policy != "keep":
+        for index in audit.listed(threshold).tolist():
+            labels[index] = None if policy == "drop" else int(audit.scores.suggested[index])
+    for index, label in (read_decisions(decisions, audit) if decisions is not None else {}).items():
+        labels[index] = label
+    given = audit.images.labels.tolist()
+    return Corrections({index: label for index, label in labels.items() if label != given[index]})
+
+
+def read_decisions(path: Path, audit: Audit) -> dict[int, int | None]:
+    """What a person decided: position -> label, None to leave the image out.
+
+    The table has the columns path, decision and label. accept takes the suggested label, reject keeps the given one,
+    relabel takes the class in the column label, drop leaves the image out. The last line on an image counts.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"the decisions must be a CSV file, got {path}, which is none")
+    index_of = _positions(audit.images)
+    decided: dict[int, int | None] = {}
+    with path.open(encoding="utf-8-sig", newline="") as text:
+        table = csv.DictReader(text)
+        header = table.fieldnames or []
+        missing = [column for column in ("path", "decision", "label") if column not in header]
+        if missing:
+            raise ValueError(
+                f"{path} must have the columns path, decision and label, got {', '.join(header) or 'none'}"
+            )
+        for row in table:
+            where = f"{path}, line {table.line_num}"
+            image = (row["path"] or "").strip()
+            if image not in index_of:
+                raise ValueError(f"{where} must name a training image, got {image!r}")
+            index = index_of[image]
+            decided[index] = _decided(
+                where, audit, index, (row["decision"] or "").strip(), (row["label"] or "").strip()
+            )
+    return decided
+
+
+def _decided(where: str, audit: Audit, index: int, decision: str, label: str) -> int | None:
+    names = audit.images.class_names
+    match decision:
+        case "accept":
+            return int(audit.scores.suggested[index])
+        case "reject":
+            return int(audit.images.labels[index])
+        case "drop":
+            return None
+        case "relabel":
+            if label not in names:
+                raise ValueError(f"{where} must relabel to a training class, got {label!r}{did_you_mean(label, names)}")
+            return names.index(label)
+    known = ", ".join(DECISIONS)
+    raise ValueError(f"{where} must decide one of {known}, got {decision!r}{did_you_mean(decision, DECISIONS)}")
+
+
+def _positions(images: ImageSet) -> dict[str, int]:
+    """Position of each image by its whole name and by its short one."""
+    short = {name: k for k, name in enumerate(images.short_names())}
+    return {**short, **{images.name_of(k): k for k in range(len(images))}}
+
+
+def write_suspects(path: Path, suspects: list[Suspect], listed: Tensor) -> None:
+    """Write a CSV table of suspects in their order; `listed` are the positions of those that are called wrong."""
+    wrong = set(listed.tolist())
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(SUSPECT_COLUMNS)
+    for one in suspects:
+        near = "; ".join(f"{other.label} at {other.distance:.3f}" for other in one.neighbours)
+        numbers = (f"{one.score:.4f}", f"{one.confidence:.4f}", "yes" if one.index in wrong else "no")
+        shares = (f"{one.given_share:.4f}", f"{one.suggested_share:.4f}")
+        table.writerow((one.image, one.given, one.suggested, *numbers, *shares, near))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.getvalue().encode(errors="surrogateescape"))
+
+
+def write_table(path: Path, data: RetrievalData, corrections: Corrections) -> None:
+    """Write all images of `data`, the training images corrected, as a table that `pfml train --data.name` takes.
+
+    It has the columns path, label and split; paths are relative to its folder. Every part keeps its split, so that the
+    division into trained and unseen classes is the one of `data`.
+    """
+    parts = {
+        "train": corrections.apply(data.train),
+        "validation": data.validation,
+        "test" if data.gallery is None else "query": data.test,
+        "gallery": data.gallery,
+    }
+    path = Path(path)
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(("path", "label", "split"))
+    for split, images in parts.items():
+        if images is None:
+            continue
+        if not isinstance(images.images, tuple):
+            raise ValueError(
+                f"a table needs images that are files, and {data.name} is drawn: train with the list of corrections "
+                f"(--data.corrections) instead"
+            )
+        for file, label in zip(images.images, images.labels.tolist(), strict=True):
+            relative = os.path.relpath(file.absolute(), path.absolute().parent)
+            table.writerow((Path(relative).as_posix(), images.class_names[label], split))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.getvalue().encode(errors="surrogateescape"))

@@ -1,0 +1,84 @@
+"""The audit of a run: its training images, embedded by its model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pfml.audit.scores import K
+from pfml.audit.suspects import Audit, audit
+from pfml.data import RetrievalData
+from pfml.data.decoding import Track
+from pfml.evaluation import embed
+from pfml.models import load_embedder
+from pfml.training import DataConfig, load_field
+from pfml.training.config_files import read_config
+from pfml.training.environment import resolve_device
+from pfml.training.methods import METHODS
+from pfml.training.run import prepare_data
+from pfml.training.run_folder import RunFolder
+
+__all__ = ["audit_run"]
+
+
+def audit_run(
+    run: str | Path,
+    *,
+    model: str | Path | None = None,
+    law: Literal["fitted", "run"] = "fitted",
+    compare: Sequence[str] = (),
+    k: int = K,
+    device: str = "auto",
+    track: Track | None = None,
+) -> tuple[Audit, RetrievalData]:
+    """The audit of the training labels of a run, and the data that it trained on.
+
+    Args:
+        run: Folder of a run; its configuration says the data. Where it put noise into the labels, the truth is known.
+        model: Folder of another embedder to judge with, such as that of an earlier or an untrained run; its
+            embeddings then make the field alone, since the proxies of the run lie in another space.
+        law: "fitted" to the embeddings, or "run": that of the run's loss, which must be a field that decays.
+        compare: Other ways to score, keys of `pfml.audit.scores.SCORES`.
+        k: Neighbours that these ask.
+        device: Where to embed.
+        track: Shows the progress, as track(iterable, description, total).
+    """
+    folder = RunFolder(Path(run))
+    config = read_config(folder.config)
+    data, _ = prepare_data(config.data)
+    embedder = load_embedder(folder.path if model is None else model).to(resolve_device(device))
+    points = embed(embedder, data.train, track=track)
+    trained = METHODS[config.loss.name].trains
+    trained_field = load_field(folder.path) if trained and (model is None or law == "run") else None
+    if law == "run" and (trained_field is None or not trained_field.has_own_law):
+        raise ValueError(f"{run} was trained by {config.loss.name}, which has no law of its own: use the fitted one")
+    return (
+        audit(
+            points,
+            data.train,
+            proxies=trained_field.proxies if trained_field is not None and model is None else None,
+            law=trained_field.law if trained_field is not None and law == "run" else "fitted",
+            true_labels=_true_labels(config.data, data),
+            compare=compare,
+            k=k,
+        ),
+        data,
+    )
+
+
+def _true_labels(config: DataConfig, data: RetrievalData) -> Tensor | None:
+    """The labels before noise was put into them, also of images that were corrected since; None without noise."""
+    before, corruption = prepare_data(replace(config, corrections=None)) if config.corrections else prepare_data(config)
+    if corruption is None:
+        return None
+    true = before.train.labels.clone()
+    true[corruption.indices] = corruption.true_labels
+    if config.corrections is None:
+        return true
+    by_name = dict(zip(map(before.train.name_of, range(len(before.train))), true.tolist(), strict=True))
+    return torch.tensor([by_name[data.train.name_of(index)] for index in range(len(data.train))])

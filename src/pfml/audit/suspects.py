@@ -1,0 +1,205 @@
+"""Which training labels look wrong, what they should be, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from pfml.audit.attraction import class_attractions, fitted_law, strength
+from pfml.audit.mixture import fit_mixture
+from pfml.audit.quality import Detection, detection
+from pfml.audit.scores import SCORES, K, LabelScores, field_scores, knn_votes
+from pfml.data import ImageSet
+from pfml.evaluation import nearest
+from pfml.evaluation.neighbours import directions
+from pfml.field import DecayLaw
+from pfml.words import did_you_mean
+
+__all__ = ["Audit", "Neighbour", "Suspect", "audit"]
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A training image near a suspect.
+
+    Args:
+        index: Its position in the image set.
+        image: What it is called.
+        label: Its given class.
+        distance: To the suspect, on the unit sphere.
+        share: Its part of the attraction that acts on the suspect.
+    """
+
+    index: int
+    image: str
+    label: str
+    distance: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A training image whose label looks wrong, and the evidence.
+
+    Args:
+        index: Its position in the image set.
+        image: What it is called.
+        given: The class that it is said to show.
+        suggested: The other class that attracts it most.
+        score: log of the attraction of the suggested class over that of the given one.
+        confidence: The probability that the label is wrong, by the mixture of all scores.
+        given_share: The part of the attraction on it that is the given class's.
+        suggested_share: The part that is the suggested class's.
+        neighbours: The nearest other training images, nearest first.
+    """
+
+    index: int
+    image: str
+    given: str
+    suggested: str
+    score: float
+    confidence: float
+    given_share: float
+    suggested_share: float
+    neighbours: tuple[Neighbour, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """The labels of all training images, judged.
+
+    Args:
+        images: Those that were judged, with their given labels.
+        points: (n, D) their embeddings, on the unit sphere.
+        law: Of the field.
+        attractions: (n, C) how strongly each class attracts each image, itself left out.
+        scores: Of the field.
+        confidence: (n,) the probability that a label is wrong.
+        noise_rate: An estimate of the share of wrong labels; 0 if the scores do not fall into two bells.
+        separation: How far the two bells of the scores are apart; see `pfml.audit.mixture`.
+        others: Other ways to score, by name, for comparison.
+        detections: How well each way finds the wrong labels, by name; empty if the truth is not known.
+        true_labels: (n,) if the truth is known.
+    """
+
+    images: ImageSet
+    points: Tensor
+    law: DecayLaw
+    attractions: Tensor
+    scores: LabelScores
+    confidence: Tensor
+    noise_rate: float
+    separation: float
+    others: dict[str, LabelScores] = field(default_factory=dict)
+    detections: dict[str, Detection] = field(default_factory=dict)
+    true_labels: Tensor | None = None
+
+    def listed(self, threshold: float = 0.5) -> Tensor:
+        """Positions of the images whose labels are wrong with at least this probability, most suspicious first."""
+        if not 0 < threshold <= 1:
+            raise ValueError(f"threshold must lie in (0, 1], a probability, got {threshold}")
+        order = self.scores.score.argsort(descending=True, stable=True)
+        return order[self.confidence[order] >= threshold]
+
+    def ranked(self, count: int) -> Tensor:
+        """Positions of the `count` most suspicious images, whether or not they are listed."""
+        return self.scores.score.argsort(descending=True, stable=True)[:count]
+
+    def suspects(self, indices: Tensor, *, neighbours: int = 5) -> list[Suspect]:
+        """The images at `indices`, in their order, with their evidence."""
+        if not len(indices):
+            return []
+        k = min(neighbours, len(self.images) - 1)
+        found = nearest(self.points[indices], self.points, k + 1)[1]
+        return [
+            self._suspect(index, [one for one in near if one != index][:k])
+            for index, near in zip(indices.tolist(), found.tolist(), strict=True)
+        ]
+
+    def _suspect(self, index: int, near: list[int]) -> Suspect:
+        names, labels = self.images.class_names, self.images.labels
+        given, suggested = int(labels[index]), int(self.scores.suggested[index])
+        pull, total = self.attractions[index], float(self.attractions[index].sum())
+        distances = (self.points[near].double() - self.points[index].double()).norm(dim=1)
+        shares = strength(distances, self.law) / total
+        return Suspect(
+            index=index,
+            image=self.images.name_of(index),
+            given=names[given],
+            suggested=names[suggested],
+            score=float(self.scores.score[index]),
+            confidence=float(self.confidence[index]),
+            given_share=float(pull[given]) / total,
+            suggested_share=float(pull[suggested]) / total,
+            neighbours=tuple(
+                Neighbour(one, self.images.name_of(one), names[int(labels[one])], float(r), float(share))
+                for one, r, share in zip(near, distances, shares, strict=True)
+            ),
+        )
+
+
+def audit(
+    embeddings: Tensor,
+    images: ImageSet,
+    *,
+    proxies: Tensor | None = None,
+    law: DecayLaw | Literal["fitted"] = "fitted",
+    true_labels: Tensor | None = None,
+    compare: Sequence[str] = (),
+    k: int = K,
+) -> Audit:
+    """The labels of `images` judged by the field of their embeddings.
+
+    An image is suspicious if another class attracts it more strongly than its own. The score is the log of that
+    ratio; two bells fitted to all scores say how many labels are wrong and which probably are.
+
+    Args:
+        embeddings: (n, D), normalised here.
+        images: With the given labels; at least two of at least two classes.
+        proxies: (C, M, D) further charges; None for none.
+        law: "fitted" (see `pfml.audit.attraction.fitted_law`), or a law that decays, such as that of the run.
+        true_labels: (n,) if they are known: the result then says how well wrong labels were found.
+        compare: Other ways to score, keys of `pfml.audit.scores.SCORES`.
+        k: Neighbours that these ask.
+    """
+    if embeddings.ndim != 2 or len(embeddings) != len(images):
+        raise ValueError(f"embeddings must be ({len(images)}, D), one per image, got {tuple(embeddings.shape)}")
+    if len(images) < 2 or len(images.labels.unique()) < 2:
+        raise ValueError(
+            f"an audit needs two images of different classes at least, got {len(images)} "
+            f"of {len(images.labels.unique())} classes"
+        )
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    for name in compare:
+        if name not in SCORES:
+            raise ValueError(f"compare must be of {', '.join(SCORES)}, got {name!r}{did_you_mean(name, SCORES)}")
+    points, labels, classes = directions(embeddings.cpu(), "embeddings"), images.labels, images.num_classes
+    proxies = None if proxies is None else proxies.cpu()
+    chosen = fitted_law(points, labels, classes, proxies=proxies) if isinstance(law, str) else law
+    attractions = class_attractions(points, labels, classes, law=chosen, proxies=proxies)
+    scores = field_scores(attractions, labels)
+    others: dict[str, LabelScores] = {}
+    if compare:
+        votes = knn_votes(points, labels, classes, k)
+        others = {name: SCORES[name](votes, labels) for name in compare}
+    detections = {}
+    if true_labels is not None and bool((true_labels != labels).any()):
+        detections = {name: detection(one, labels, true_labels) for name, one in {"field": scores, **others}.items()}
+    mixture = fit_mixture(scores.score)
+    return Audit(
+        images,
+        points,
+        chosen,
+        attractions,
+        scores,
+        mixture.probability,
+        mixture.rate,
+        mixture.separation,
+        others,
+        detections,
+        true_labels,
+    )

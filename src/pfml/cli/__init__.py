@@ -1,0 +1,37 @@
+"""The command line `pfml`: what is typed, as a call of one of `COMMANDS`."""
+
+from __future__ import annotations
+
+import sys
+
+from pfml.cli.commands import COMMANDS
+from pfml.cli.parser import create_parser, with_config_first, with_run_config
+from pfml.cli.suggestions import refuse_nothing, with_long_data, with_suggestions
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line with `arguments`, those of the process if None.
+
+    A mistake of the user ends with a sentence and status 2 if the arguments cannot be read, 1 if what they ask for
+    cannot be done.
+    """
+    from pfml.training.loop import NonFiniteLossError
+
+    parser = create_parser(COMMANDS)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    name = arguments[0] if arguments else ""
+    try:
+        if name in COMMANDS and COMMANDS[name].run_config:
+            refuse_nothing(arguments)
+            arguments = with_suggestions(parser, with_config_first(with_long_data(arguments)))
+        parsed = parser.parse_args(arguments)
+        command = COMMANDS[parsed.command]
+        values = vars(parser.instantiate(parsed)[name])
+        command.function(**with_run_config(values) if command.run_config else values)
+    except (ValueError, OSError, ImportError, NonFiniteLossError) as error:
+        sys.exit(f"pfml {name}: error: {error}")
+    except KeyboardInterrupt:
+        sys.stderr.write(f"pfml {name}: interrupted\n")
+        sys.exit(130)

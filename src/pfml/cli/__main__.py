@@ -1,0 +1,5 @@
+"""`python -m pfml.cli` is `pfml`."""
+
+from pfml.cli import main
+
+main()

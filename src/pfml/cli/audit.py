@@ -1,0 +1,147 @@
+"""`pfml audit`: which training labels of a run are probably wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pfml.cli.console import create_console, print_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pfml.audit import Audit, Suspect
+    from pfml.cli.parser import Parser
+    from pfml.data import RetrievalData
+
+__all__ = ["add_audit_arguments", "audit"]
+
+
+def audit(
+    run: Path,
+    top: int = 20,
+    threshold: float = 0.5,
+    law: Literal["fitted", "run"] = "fitted",
+    model: Path | None = None,
+    compare: bool | None = None,
+    k: int = 20,
+    neighbours: int = 5,
+    apply: bool = False,
+    policy: Literal["relabel", "drop", "keep"] | None = None,
+    decisions: Path | None = None,
+    out: Path | None = None,
+) -> None:
+    """Rank the training images of a run by how wrong their labels look; write suspects, a page, corrected labels."""
+    from pfml.audit import audit_run, write_suspects
+    from pfml.report.audit_page import write_audit_page
+    from pfml.training.monitor import ProgressMonitor
+
+    if top < 1 or neighbours < 1:
+        raise ValueError(f"--top and --neighbours must be at least 1, got {top} and {neighbours}")
+    if not apply and (policy, decisions, out) != (None, None, None):
+        raise ValueError("--policy, --decisions and --out say what --apply does: give --apply, too")
+    console = create_console()
+    compared = _compared(console, run, compare)
+    found, data = audit_run(run, model=model, law=law, compare=compared, k=k, track=ProgressMonitor(console).track)
+    listed = found.listed(threshold)
+    shown = found.suspects(found.ranked(top), neighbours=neighbours)
+    _print_suspects(console, found, shown, len(listed))
+    if found.detections:
+        _print_detections(console, found)
+    folder = run / "audit"
+    everyone = found.suspects(found.ranked(max(top, len(listed))), neighbours=neighbours)
+    write_suspects(folder / "suspects.csv", everyone, listed)
+    write_audit_page(folder / "audit.html", found, shown, title=f"Audit of {run.name}", threshold=threshold)
+    print_line(
+        console, f"{folder / 'suspects.csv'}: {len(everyone):,} suspects; {folder / 'audit.html'}: with pictures"
+    )
+    if apply:
+        _apply(console, run, found, data, threshold, policy, decisions, out)
+
+
+def add_audit_arguments(parser: Parser) -> None:
+    """Add the arguments of `audit`."""
+    add = parser.add_argument
+    add("run", type=Path, help="Folder of a run.")
+    add("--top", type=int, default=20, help="Suspects to print and to draw.")
+    add("--threshold", type=float, default=0.5, help="List labels that are wrong with at least this probability.")
+    add("--law", choices=("fitted", "run"), default="fitted", help="The field: fitted to the embeddings, or the run's.")
+    add("--model", type=Path, help="Judge with another embedder: folder of a run or of a saved one.")
+    add("--compare", type=bool, help="Whether to score by k-NN and cleanlab, too; by default if the noise is known.")
+    add("--k", type=int, default=20, help="Neighbours that k-NN and cleanlab ask.")
+    add("--neighbours", type=int, default=5, help="Neighbours to show as evidence.")
+    add("--apply", action="store_true", help="Write corrected labels; the originals stay as they are.")
+    add(
+        "--policy",
+        choices=("relabel", "drop", "keep"),
+        help="For listed labels: relabel; keep if --decisions are given.",
+    )
+    add("--decisions", type=Path, help="A CSV of path, decision (accept, reject, relabel, drop) and label.")
+    add("--out", type=Path, help="Also write all images with corrected labels as a CSV that pfml train takes.")
+
+
+def _compared(console: Console, run: Path, compare: bool | None) -> list[str]:
+    """The names of the other ways to score: as asked, or if the noise of the run is known, those that are installed."""
+    from importlib.util import find_spec
+
+    from pfml.audit.scores import CLEANLAB, SCORES
+    from pfml.training.config_files import read_config
+
+    noise = read_config(run / "config.yaml").data.noise
+    if compare is False or (compare is None and not noise.rate and noise.variant != "list"):
+        return []
+    if compare or find_spec("cleanlab") is not None:
+        return list(SCORES)
+    print_line(console, "cleanlab is not installed and not compared: pip install 'pfml[audit]'")
+    return [name for name in SCORES if name != CLEANLAB]
+
+
+def _apply(
+    console: Console,
+    run: Path,
+    found: Audit,
+    data: RetrievalData,
+    threshold: float,
+    policy: Literal["relabel", "drop", "keep"] | None,
+    decisions: Path | None,
+    out: Path | None,
+) -> None:
+    from pfml.audit import corrections_of, write_table
+
+    chosen = policy or ("relabel" if decisions is None else "keep")
+    corrections = corrections_of(found, policy=chosen, threshold=threshold, decisions=decisions)
+    corrections.apply(found.images)  # before anything is written: a class that would lose all its images is refused
+    path = run / "audit" / "corrections.csv"
+    if out is not None:
+        write_table(out, data, corrections)
+    corrections.write(path, found.images)
+    relabelled = len(corrections) - corrections.dropped
+    print_line(console, f"{path}: {relabelled:,} images relabelled, {corrections.dropped:,} left out")
+    print_line(console, f"train again: pfml train --config {run / 'config.yaml'} --data.corrections {path}")
+    if out is not None:
+        print_line(console, f"{out}: all images with their corrected labels, for pfml train --data.name {out}")
+
+
+def _print_suspects(console: Console, found: Audit, shown: list[Suspect], listed: int) -> None:
+    from rich.table import Table
+
+    title = f"{listed:,} of {len(found.images):,} labels are probably wrong (estimate {100 * found.noise_rate:.1f} %)"
+    table = Table("image", "given", "suggested", "score", "confidence", "neighbours", title=title)
+    for one in shown:
+        labels = [other.label for other in one.neighbours]
+        counted = ", ".join(f"{labels.count(label)} {label}" for label in dict.fromkeys(labels))
+        table.add_row(one.image, one.given, one.suggested, f"{one.score:.2f}", f"{one.confidence:.2f}", counted)
+    console.print(table)
+    if found.noise_rate == 0:
+        print_line(console, "the scores do not fall into two groups: no label is listed as wrong")
+
+
+def _print_detections(console: Console, found: Audit) -> None:
+    from rich.table import Table
+
+    title = "against the noise that was put in, %"
+    table = Table("", "P@wrong", "average precision", "recall at 90 % precision", "suggestions", title=title)
+    for name, one in found.detections.items():
+        values = (one.precision_at_wrong, one.average_precision, one.recall_at_90, one.suggestion_accuracy)
+        table.add_row(name, *(f"{100 * value:.1f}" for value in values))
+    console.print(table)

@@ -1,0 +1,79 @@
+"""The commands of `pfml`, by name: one visible table.
+
+A command is a function, and its arguments are the options. What it needs is imported when it runs, so that
+`pfml --help` adds little to the time that torch takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pfml.cli.audit import add_audit_arguments, audit
+from pfml.cli.evaluate import add_embed_arguments, embed, evaluate
+from pfml.cli.experiments import (
+    add_experiment_arguments,
+    add_methods_arguments,
+    demo,
+    experiment,
+    methods,
+    theory,
+)
+from pfml.cli.export import add_export_arguments, export
+from pfml.cli.report import add_report_arguments, report
+from pfml.cli.search import (
+    add_calibrate_arguments,
+    add_index_arguments,
+    add_search_arguments,
+    calibrate,
+    index,
+    search,
+)
+from pfml.cli.train import add_train_arguments, add_tune_arguments, train, tune
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pfml.cli.parser import Parser
+
+__all__ = ["COMMANDS", "Command"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of `pfml`.
+
+    Args:
+        function: What it does; the first line of its docstring is its help.
+        add_arguments: Adds its arguments to the parser; if None, they are the parameters of `function`, of which those
+            without a default are positional.
+        run_config: Whether the fields of `RunConfig` are options too, and --config reads them from a file; `function`
+            gets them as `config`.
+    """
+
+    function: Callable[..., None]
+    add_arguments: Callable[[Parser], None] | None = None
+    run_config: bool = False
+
+    @property
+    def summary(self) -> str:
+        """One line that says what the command does."""
+        return (self.function.__doc__ or "").split("\n")[0]
+
+
+COMMANDS: dict[str, Command] = {
+    "train": Command(train, add_train_arguments, run_config=True),
+    "tune": Command(tune, add_tune_arguments, run_config=True),
+    "evaluate": Command(evaluate),
+    "embed": Command(embed, add_embed_arguments),
+    "index": Command(index, add_index_arguments),
+    "search": Command(search, add_search_arguments),
+    "calibrate": Command(calibrate, add_calibrate_arguments),
+    "export": Command(export, add_export_arguments),
+    "audit": Command(audit, add_audit_arguments),
+    "methods": Command(methods, add_methods_arguments),
+    "report": Command(report, add_report_arguments),
+    "demo": Command(demo),
+    "theory": Command(theory),
+    "experiment": Command(experiment, add_experiment_arguments),
+}

@@ -1,0 +1,54 @@
+"""What commands print: lines, and tables of metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["create_console", "print_line", "print_results", "print_scores"]
+
+
+def create_console() -> Console:
+    """Where commands print to: as wide as the terminal, 120 columns in a file."""
+    from rich.console import Console
+
+    # Without a terminal rich assumes 80 columns, and would break the tables.
+    console = Console()
+    return console if console.is_terminal else Console(width=120)
+
+
+def print_line(console: Console, line: str) -> None:
+    """Print `line` as it is, on one line."""
+    # A path may hold brackets, which rich would read as markup, and may not be broken.
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_results(console: Console, results: dict[str, Any]) -> None:
+    """Print the scores of a run, and how far its proxies are from their data."""
+    rows = {
+        "last epoch": results["last"],
+        "best on test (chosen on what it reports)": results["best_on_test"],
+        f"chosen by validation {results['selected_by']}": results["validation_selected"],
+    }
+    scores = {f"{name}, epoch {entry['epoch']}": entry["test"] for name, entry in rows.items() if entry is not None}
+    print_scores(console, "unseen classes", scores)
+    if "alignment" in results:
+        alignment = results["alignment"]
+        distances = f"{alignment['paper']:.3f} (the paper's form), {alignment['wasserstein2']:.3f} (true W2)"
+        print_line(console, f"distance of proxies to their data: {distances}")
+
+
+def print_scores(console: Console, title: str, rows: dict[str, dict[str, float]]) -> None:
+    """A table of metrics in %, one row for each name."""
+    from rich.table import Table
+
+    headings = {"r_precision": "RP", "map_at_r": "MAP@R", "nmi": "NMI"}
+    first = next(iter(rows.values()))
+    recalls = {key: f"R@{key.removeprefix('recall_at_')}" for key in first if key.startswith("recall_at_")}
+    shown = {**recalls, **{key: heading for key, heading in headings.items() if key in first}}
+    table = Table("", *shown.values(), title=title)
+    for name, scores in rows.items():
+        table.add_row(name, *(f"{100 * scores[key]:.1f}" for key in shown))
+    console.print(table)

@@ -1,0 +1,87 @@
+"""`pfml evaluate` and `pfml embed`: what a trained embedder is good for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pfml.cli.console import create_console, print_line, print_scores
+
+if TYPE_CHECKING:
+    from pfml.cli.parser import Parser
+
+
+def evaluate(run: Path, data: str | None = None, root: Path | None = None, nmi: bool = False) -> None:
+    """Evaluate a trained embedder on classes that it has not seen: print the metrics.
+
+    Args:
+        run: Folder of a run, or of a saved embedder.
+        data: A data set by name, or the path of a folder of class folders or of a CSV; by default that of the run. All
+            classes of a folder or CSV are searched if the model knows none of them.
+        root: Folder of a data set given by name.
+        nmi: Whether to cluster, too.
+    """
+    from pfml.data import load_data
+    from pfml.data.splits import wholly_unseen
+    from pfml.evaluation import evaluate as metrics_of
+    from pfml.models import load_embedder
+    from pfml.training.config_files import read_config
+    from pfml.training.environment import resolve_device
+    from pfml.training.monitor import ProgressMonitor
+
+    console, is_given = create_console(), data is not None
+    if not run.is_dir():
+        raise FileNotFoundError(
+            f"{run} must be the folder of a run or of a saved embedder, but there is no such folder"
+        )
+    if data is None:
+        # a model inside of a run's folder belongs to that run
+        files = [folder / "config.yaml" for folder in (run, run.parent) if (folder / "config.yaml").is_file()]
+        if not files:
+            raise ValueError(f"{run} does not say its data: name it with --data, and --root if it is not a path")
+        config = read_config(files[0]).data
+        data, root = config.name, root or config.root
+    images = load_data(data, root)
+    for remark in images.remarks:
+        print_line(console, remark)
+    embedder = load_embedder(run).to(resolve_device("auto"))
+    if is_given and images.name in ("folder", "csv"):  # published data sets keep their published split
+        images = wholly_unseen(images, () if embedder.trained_on is None else embedder.trained_on.class_names)
+    metrics = metrics_of(embedder, images, nmi=nmi, track=ProgressMonitor(console).track)
+    title = f"{images.name}: {len(images.test):,} images of {images.test.num_classes:,} unseen classes"
+    print_scores(console, title, {str(run): metrics.as_dict()})
+
+
+def embed(run: Path, images: list[Path], out: Path = Path("embeddings.npz"), batch_size: int = 128) -> None:
+    """Embed images: write their paths and unit vectors to a NumPy archive.
+
+    Args:
+        run: Folder of a run, or of a saved embedder.
+        images: Image files, or folders whose images are all taken.
+        out: The archive, with the arrays `paths` and `embeddings`.
+        batch_size: Images that pass through the network at a time.
+    """
+    from pfml.data import ImageSet
+    from pfml.data.readers.folder import image_files
+    from pfml.evaluation import embed as embeddings_of
+    from pfml.evaluation import write_embeddings
+    from pfml.evaluation.archive import refuse_ending
+    from pfml.models import load_embedder
+    from pfml.training.environment import resolve_device
+    from pfml.training.monitor import ProgressMonitor
+
+    console = create_console()
+    refuse_ending(out)
+    files = image_files(images)
+    embedder = load_embedder(run).to(resolve_device("auto"))
+    track = ProgressMonitor(console).track
+    points = embeddings_of(embedder, ImageSet.unlabelled(files), batch_size=batch_size, track=track)
+    write_embeddings(out, files, points)
+    print_line(console, f"{out}: {len(files):,} images in {points.shape[1]} dimensions")
+
+
+def add_embed_arguments(parser: Parser) -> None:
+    """Add the arguments of `embed`, of which the images are several."""
+    parser.add_argument("run", type=Path, help="Folder of a run, or of a saved embedder.")
+    parser.add_argument("images", type=Path, nargs="+", help="Image files, or folders with images in them.")
+    parser.add_function_arguments(embed, skip={"run", "images"})

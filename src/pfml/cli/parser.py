@@ -1,0 +1,121 @@
+"""The parser of `pfml`: options and configuration files, as the arguments of a command's function."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from jsonargparse import ArgumentParser
+
+from pfml import __version__
+from pfml.words import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pfml.cli.commands import Command
+
+__all__ = ["Parser", "create_parser", "with_config_first", "with_run_config"]
+
+DESCRIPTION = "Potential field based deep metric learning (CVPR 2025)."
+
+
+class Parser(ArgumentParser):
+    """A parser whose errors are one sentence, and suggest the option that was meant."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        unknown = re.search(r"unrecognized arguments: --([\w.]+)|does not accept option '([\w.]+)'", message)
+        if unknown:
+            known = {action.dest for parser in self._with_subparsers() for action in parser._actions}
+            message += did_you_mean(unknown[1] or unknown[2], known)
+        name = self.prog.replace(" [options]", "")
+        sys.stderr.write(f"{name}: error: {message}\nFor all options: {name} --help\n")
+        sys.exit(2)
+
+    def _with_subparsers(self) -> list[ArgumentParser]:
+        action = self._subcommands_action
+        return [self, *(action.choices.values() if action is not None else [])]
+
+
+def create_parser(commands: Mapping[str, Command]) -> Parser:
+    """The parser of `pfml`, one subcommand for each of `commands`."""
+    parser = Parser(prog="pfml", description=DESCRIPTION, version=__version__)
+    subcommands = parser.add_subcommands(dest="command")
+    for name, command in commands.items():
+        subparser = Parser(description=command.summary)
+        if command.run_config:
+            _add_run_config(subparser)
+        if command.add_arguments is not None:
+            command.add_arguments(subparser)
+        else:
+            subparser.add_function_arguments(command.function, as_positional=True)
+        subcommands.add_subcommand(name, subparser, help=command.summary)
+    return parser
+
+
+def _add_run_config(parser: Parser) -> None:
+    from pfml.training.config_files import shipped_configs
+    from pfml.training.run import RunConfig
+
+    shipped = ", ".join(shipped_configs())
+    parser.add_argument("--config", action="config", help=f"A YAML file, or a configuration of the package: {shipped}.")
+    parser.add_class_arguments(RunConfig)
+
+
+def with_config_first(arguments: list[str]) -> list[str]:
+    """--config moved before the other options, so that these override it wherever it stands; names made files.
+
+    Options of a loss make no sense for another one: those of the configuration are dropped if --loss.name names one.
+    """
+    configs, others, loss = [], [], None
+    rest = iter(arguments)
+    for argument in rest:
+        option, separator, value = argument.partition("=")
+        if option in ("--config", "--loss.name"):
+            value = value if separator else next(rest, "")
+        if option == "--config":
+            configs.append(_config_file(value))
+            continue
+        others += [f"{option}={value}"] if option == "--loss.name" else [argument]
+        loss = value if option == "--loss.name" else loss
+    fresh = ["--loss.options={}"] if loss is not None and any(_loss_name(file) != loss for file in configs) else []
+    return [*others[:1], *(f"--config={file}" for file in configs), *fresh, *others[1:]]
+
+
+def with_run_config(values: dict[str, Any]) -> dict[str, Any]:
+    """The parsed fields of `RunConfig` put together, and the other options."""
+    from pfml.training.run import RunConfig
+
+    names = {one.name for one in fields(RunConfig)}
+    config = RunConfig(**{name: value for name, value in values.items() if name in names})
+    others = {name: value for name, value in values.items() if name not in names and name != "config"}
+    return {"config": config, **others}
+
+
+def _loss_name(config_file: str) -> str | None:
+    """The loss that a configuration names; None if it cannot be read, which the parser will say."""
+    import yaml
+
+    try:
+        return yaml.safe_load(Path(config_file).read_text(encoding="utf-8"))["loss"]["name"]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+        return None
+
+
+def _config_file(name: str) -> str:
+    from pfml.training.config_files import shipped_configs
+
+    shipped = shipped_configs()
+    if Path(name).exists():
+        return name
+    if name not in shipped:
+        hint = did_you_mean(name, shipped) or f"; the package has {', '.join(shipped)}"
+        sys.stderr.write(f"pfml: error: {name!r} is neither a file nor a configuration of the package{hint}\n")
+        sys.exit(2)
+    return str(shipped[name])

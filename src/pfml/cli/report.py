@@ -1,0 +1,50 @@
+"""`pfml report`: a page about one run, or the paper's tables beside the results of many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pfml.cli.console import create_console, print_line
+from pfml.cli.experiments import report as paper_report
+
+if TYPE_CHECKING:
+    from pfml.cli.parser import Parser
+
+
+def report(
+    run: Path | None = None,
+    store: Path | None = None,
+    experiment: str | None = None,
+    format: str | None = None,  # noqa: A002 - the option is called --format
+    out: Path | None = None,
+) -> None:
+    """Write a page about a run, RUN/report.html; without RUN, print the paper's tables beside our results."""
+    if run is None:
+        paper_report(store, experiment, format, out)
+        return
+    from pfml.report.run_page import write_run_report
+    from pfml.training.monitor import ProgressMonitor
+
+    for option, value in (("store", store), ("experiment", experiment), ("format", format)):
+        if value is not None:
+            raise ValueError(f"--{option} belongs to the tables of many runs: give it without the run {run}")
+    if run.is_file():
+        raise ValueError(f"RUN must be the folder of a run, got the file {run}: results of experiments go to --store")
+    if not (run / "config.yaml").is_file():
+        raise FileNotFoundError(
+            f"RUN must be a folder with config.yaml in it, as pfml train writes it, but {run} has none"
+        )
+    console = create_console()
+    path = write_run_report(run, out, track=ProgressMonitor(console).track)
+    print_line(console, f"{path}: curves, what queries find, a map, classes and pairs, the field, the configuration")
+
+
+def add_report_arguments(parser: Parser) -> None:
+    """Add the arguments of `report`, of which RUN may be left out."""
+    add = parser.add_argument
+    add("run", type=Path, nargs="?", help="Folder of a run, for a page about it.")
+    add("--store", type=Path, help="The results of experiments, as in results.jsonl; without it, the tables alone.")
+    add("--experiment", help="Only the tables of this experiment.")
+    add("--format", help="Of the tables: md, latex or html; by default what the ending of --out says, else md.")
+    add("--out", type=Path, help="A file to write: the page, RUN/report.html by default, or the tables.")

@@ -1,0 +1,277 @@
+"""`pfml index`, `pfml search` and `pfml calibrate`: from a folder of images to answers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pfml.cli.console import create_console, print_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pfml.cli.parser import Parser
+    from pfml.data import ImageSet
+    from pfml.search import Hit, ImageIndex, Threshold
+
+#: An index that is so many times larger than the gallery of the calibration has other rates.
+LARGER = 2
+
+
+def index(
+    run: Path,
+    images: Path | None = None,
+    out: Path | None = None,
+    remove: list[Path] | None = None,
+    remove_class: list[str] | None = None,
+    compact: bool = False,
+    segment_images: int = 4096,
+    batch_size: int = 64,
+    workers: int = 2,
+) -> None:
+    """Embed the images of a folder or CSV into an index that pfml search searches; again to bring it up to date."""
+    from pfml.models import load_embedder
+    from pfml.search import ImageIndex, ModelIdentity, list_images, update_index
+    from pfml.training.environment import resolve_device
+    from pfml.training.monitor import ProgressMonitor
+
+    console = create_console()
+    place = out or run / "index"
+    if images is None and not (remove or remove_class or compact):
+        raise ValueError("pfml index needs images to add, or --remove, --remove-class or --compact")
+    if images is not None:
+        listing = list_images(images)
+        for remark in listing.remarks:
+            print_line(console, remark)
+        embedder = load_embedder(run).to(resolve_device("auto"))
+        if not (place / "index.json").is_file():
+            ImageIndex.create(place, ModelIdentity.of(embedder), embedder.embedding_dim)
+        found = ImageIndex.open(place)
+        update = update_index(
+            found,
+            embedder,
+            listing,
+            segment_images=segment_images,
+            batch_size=batch_size,
+            workers=workers,
+            track=ProgressMonitor(console).track,
+        )
+        for failure in update.failures:
+            print_line(console, f"left out: {failure}")
+        print_line(console, f"{listing.source}: {update}")
+    else:
+        found = ImageIndex.open(place)
+    _remove(console, found, remove or [], remove_class or [])
+    if compact:
+        found.compact()
+    _print_index(console, found)
+
+
+def add_index_arguments(parser: Parser) -> None:
+    """Add the arguments of `index`."""
+    add = parser.add_argument
+    add("run", type=Path, help="Folder of a run, or of a saved embedder.")
+    add("images", type=Path, nargs="?", help="A folder, best with a folder per class in it, or a CSV: path, label.")
+    add("--out", type=Path, help="Folder of the index; by default `index` in the run.")
+    add("--remove", type=Path, nargs="+", help="Images to remove, or folders whose images are all removed.")
+    add("--remove_class", "--remove-class", nargs="+", help="Classes to remove.")
+    add("--compact", action="store_true", help="Write the index anew, without what was removed, in few files.")
+    add("--segment_images", "--segment-images", type=int, default=4096, help="Images that are written together.")
+    add("--batch_size", "--batch-size", type=int, default=64, help="Images in the network at a time.")
+    add("--workers", type=int, default=2, help="Threads that read files.")
+
+
+def search(
+    run: Path,
+    images: list[Path],
+    k: int = 10,
+    class_name: list[str] | None = None,
+    index: Path | None = None,
+    backend: str = "exact",
+    json_: bool = False,
+) -> None:
+    """Find the nearest images of an index: distance, class and path, and "unknown" beyond the calibrated threshold."""
+    from pfml.data.readers.folder import image_files
+    from pfml.models import load_embedder
+    from pfml.search import ImageIndex, ModelIdentity, Threshold
+    from pfml.training.environment import resolve_device
+
+    console = create_console()
+    found = ImageIndex.open(index or run / "index", backend=backend)
+    queries = image_files(images)
+    embedder = load_embedder(run).to(resolve_device("auto"))
+    model = ModelIdentity.of(embedder)
+    threshold = Threshold.load(run)
+    if threshold is not None:
+        threshold.model.require(model, f"the threshold {run / 'threshold.json'}")
+    results = found.search(embedder.encode(queries), k, model=model, class_names=class_name)
+    remark = _about(threshold, found, run)
+    if json_:
+        sys.stderr.write(f"{remark}\n")
+        answers = [_answer(query, hits, threshold) for query, hits in zip(queries, results, strict=True)]
+        distance = None if threshold is None else threshold.distance
+        print(json.dumps({"index": str(found.path), "threshold": distance, "results": answers}, indent=2))
+        return
+    for query, hits in zip(queries, results, strict=True):
+        _print_hits(console, query, hits, threshold)
+    print_line(console, remark)
+
+
+def add_search_arguments(parser: Parser) -> None:
+    """Add the arguments of `search`."""
+    add = parser.add_argument
+    add("run", type=Path, help="Folder of a run, or of a saved embedder, with an index in it.")
+    add("images", type=Path, nargs="+", help="Image files, or folders with images in them.")
+    add("--k", type=int, default=10, help="How many images to find.")
+    add("--class_name", "--class", nargs="+", help="Search these classes only.")
+    add("--index", type=Path, help="Folder of the index; by default `index` in the run.")
+    add("--backend", default="exact", help="exact, faiss, or auto: faiss from a million images on, if it is installed.")
+    add("--json_", "--json", action="store_true", help="Print JSON instead of tables.")
+
+
+def calibrate(
+    run: Path,
+    false_accept_rate: float = 0.01,
+    data: str | None = None,
+    root: Path | None = None,
+    seed: int = 0,
+) -> None:
+    """Choose the distance beyond which an image is unknown, on classes that were not trained on: threshold.json."""
+    from pfml.models import load_embedder
+    from pfml.search import calibrate as threshold_of
+    from pfml.training.environment import resolve_device
+    from pfml.training.monitor import ProgressMonitor
+
+    console = create_console()
+    embedder = load_embedder(run).to(resolve_device("auto"))
+    images, described = _calibration_images(console, run, data, root)
+    track = ProgressMonitor(console).track
+    threshold = threshold_of(
+        embedder, images, false_accept_rate=false_accept_rate, seed=seed, data=described, track=track
+    )
+    file = threshold.save(run)
+    _print_threshold(console, threshold)
+    print_line(console, f"{file}: pfml search {run} calls images beyond this distance unknown")
+
+
+def add_calibrate_arguments(parser: Parser) -> None:
+    """Add the arguments of `calibrate`."""
+    add = parser.add_argument
+    add("run", type=Path, help="Folder of a run, or of a saved embedder.")
+    add(
+        *("--false_accept_rate", "--false-accept-rate"),
+        type=float,
+        default=0.01,
+        help="Of images whose class is not in the index, the share that may be accepted.",
+    )
+    add("--data", help="A data set by name, or the path of a folder or CSV; by default that of the run.")
+    add("--root", type=Path, help="Folder of a data set given by name.")
+    add("--seed", type=int, default=0, help="Of the division of the classes.")
+
+
+def _calibration_images(console: Console, run: Path, data: str | None, root: Path | None) -> tuple[ImageSet, str]:
+    """The validation images, or the test images if there are none, and what they are."""
+    from pfml.data import load_data, with_validation
+    from pfml.training.config_files import read_config
+
+    validation = "none"
+    if data is None:
+        # a model inside of a run's folder belongs to that run
+        files = [folder / "config.yaml" for folder in (run, run.parent) if (folder / "config.yaml").is_file()]
+        if not files:
+            raise ValueError(f"{run} does not say its data: name it with --data, and --root if it is not a path")
+        config = read_config(files[0]).data
+        data, root, validation = config.name, root or config.root, config.validation
+    images = with_validation(load_data(data, root), validation)
+    for remark in images.remarks:
+        print_line(console, remark)
+    if images.validation is not None:
+        return images.validation, f"validation classes of {data}"
+    return images.test, f"test classes of {data}"
+
+
+def _remove(console: Console, index: ImageIndex, places: list[Path], class_names: list[str]) -> None:
+    """Remove images by path, folders of them, and classes."""
+    if not places and not class_names:
+        return
+    known = [entry.path for entry in index.entries()]
+    chosen: dict[str, None] = {}
+    for place in map(Path.absolute, places):
+        below = [path for path in known if place in Path(path).parents]
+        chosen |= dict.fromkeys(below or [str(place)])  # the index refuses what it does not have
+    count = index.remove(paths=list(chosen), class_names=class_names)
+    print_line(console, f"{count:,} removed")
+
+
+def _print_index(console: Console, index: ImageIndex) -> None:
+    classes = index.class_counts()
+    named = sum(1 for name in classes if name)
+    waste = f", {index.num_removed:,} removed that --compact would clear away" if index.num_removed else ""
+    size = f"{len(index):,} images of {named:,} classes in {index.num_segments:,} segments{waste}"
+    print_line(console, f"{index.path}: {size}")
+
+
+def _about(threshold: Threshold | None, index: ImageIndex, run: Path) -> str:
+    """What "unknown" rests on."""
+    if threshold is None:
+        return f"no threshold: nothing is called unknown; pfml calibrate {run} finds one"
+    images = threshold.measured_on[0]
+    text = f"unknown: farther than {threshold.distance:.3f}, for a false accept rate of {threshold.false_accept_rate:g}"
+    if len(index) > LARGER * images:
+        text += f"; measured among {images:,} images: with {len(index):,} more is accepted falsely"
+    return text
+
+
+def _answer(query: Path, hits: list[Hit], threshold: Threshold | None) -> dict[str, Any]:
+    def unknown(distance: float) -> bool | None:
+        return None if threshold is None else threshold.is_unknown(distance)
+
+    found = [
+        {
+            "rank": rank,
+            "id": hit.id,
+            "distance": hit.distance,
+            "class": hit.class_name,
+            "path": hit.path,
+            "unknown": unknown(hit.distance),
+        }
+        for rank, hit in enumerate(hits, 1)
+    ]
+    return {"query": str(query), "unknown": unknown(hits[0].distance) if hits else None, "hits": found}
+
+
+def _print_hits(console: Console, query: Path, hits: list[Hit], threshold: Threshold | None) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    print_line(console, str(query))
+    table = Table("rank", "distance", "class", "path", "")
+    table.columns[3].overflow = "fold"
+    for rank, hit in enumerate(hits, 1):
+        verdict = "unknown" if threshold is not None and threshold.is_unknown(hit.distance) else ""
+        # names may hold brackets, which rich would read as markup
+        table.add_row(str(rank), f"{hit.distance:.4f}", Text(hit.class_name), Text(_short(hit.path)), verdict)
+    console.print(table)
+
+
+def _short(path: str) -> str:
+    """A path as seen from here, if it lies below."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return path
+
+
+def _print_threshold(console: Console, threshold: Threshold) -> None:
+    (images, classes), (others, other_classes) = threshold.chosen_on, threshold.measured_on
+    print_line(console, f"threshold {threshold.distance:.4f}, chosen on {images:,} images of {classes:,} classes")
+    print_line(console, f"measured on {others:,} images of {other_classes:,} other classes ({threshold.data}):")
+    rates = {
+        "false accepts, class not in the index": threshold.false_accepts,
+        "false rejects, class in the index": threshold.false_rejects,
+        "accepted with a wrong class": threshold.wrong_classes,
+    }
+    for name, rate in rates.items():
+        print_line(console, f"  {name + ':':<40}{rate}")

@@ -1,0 +1,145 @@
+"""Options that nobody gave, suggested from one's own images: `pfml train --data FOLDER` needs no other."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pfml.cli.console import create_console, print_line
+from pfml.cli.train import is_own
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pfml.cli.parser import Parser
+    from pfml.data import RetrievalData
+    from pfml.models import EmbedderConfig
+    from pfml.training.first_look import InitialDistances
+    from pfml.training.run import RunConfig
+    from pfml.training.suggest import Suggestion
+
+__all__ = ["refuse_nothing", "with_long_data", "with_suggestions"]
+
+#: What says already how to train, or trains nothing.
+SETTLED = {"config", "resume", "help"}
+#: Images that are looked at before training.
+LOOKED_AT = {"cpu": 96, "cuda": 512}
+
+
+def refuse_nothing(arguments: list[str]) -> None:
+    """End the program with what to give if `train` or `tune` was typed without anything."""
+    if len(arguments) == 1:
+        sys.stderr.write(
+            f"pfml {arguments[0]}: error: give the images to learn from, --data FOLDER (a folder per class in it) or "
+            f"--data FILE.csv (columns path and label), or --config glyphs for the letters that come with the package\n"
+        )
+        sys.exit(2)
+
+
+def with_long_data(arguments: list[str]) -> list[str]:
+    """--data X as --data.name X; a group of options as JSON or in a file stays what it is."""
+    found: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        option, separator, value = argument.partition("=")
+        if option != "--data":
+            found.append(argument)
+            continue
+        value = value if separator else next(rest, "")
+        is_group = value.startswith("{") or Path(value).suffix in (".yaml", ".yml", ".json")
+        found.append(f"--data={value}" if is_group else f"--data.name={value}")
+    return found
+
+
+def with_suggestions(parser: Parser, arguments: list[str]) -> list[str]:
+    """`arguments` with what suits the images put before them, so that what the user gives overrides; prints reasons.
+
+    Nothing is added for data sets by name, for a resumed run, and where a configuration says it all.
+    """
+    given = given_options(arguments)
+    if given & SETTLED:
+        return arguments
+    user = _parsed(parser, arguments)
+    if not is_own(user.data.name) or user.loss.name == "zero-shot":
+        return arguments
+    console = create_console()
+    suggestion = _suggestion(user, given, console)
+    added = []
+    print_line(console, "suggested for these images; any of it can be given instead:")
+    for option, reason in suggestion.reasons.items():
+        if _is_decided(option, given) or (option == "data.validation" and arguments[0] == "tune"):
+            continue  # tune divides the training classes itself
+        value = _value(suggestion.config, option)
+        added.append(f"--{option}={'null' if value is None else value}")
+        print_line(console, f"  {added[-1].replace('=', ' ', 1)}: {reason}")
+    return [arguments[0], *added, *arguments[1:]]
+
+
+def _is_decided(option: str, given: set[str]) -> bool:
+    """Whether the user gave `option`, or a group that it is in; options of a loss are those of the named one."""
+    parents = {option.rpartition(".")[0], option.split(".")[0]}
+    return option in given or bool(parents & given) or ("loss.name" in given and option.startswith("loss."))
+
+
+def given_options(arguments: list[str]) -> set[str]:
+    """Names of the options in `arguments`, without dashes."""
+    return {match[1] for argument in arguments if (match := re.match(r"--([\w.-]+)", argument))}
+
+
+def _parsed(parser: Parser, arguments: list[str]) -> RunConfig:
+    from pfml.cli.parser import with_run_config
+
+    parsed = parser.parse_args(arguments)
+    config: RunConfig = with_run_config(vars(parser.instantiate(parsed)[parsed.command]))["config"]
+    return config
+
+
+def _suggestion(user: RunConfig, given: set[str], console: Console) -> Suggestion:
+    """Look at the images with the network that will be trained, then decide the rest."""
+    from pfml.data import load_data
+    from pfml.training.environment import resolve_device
+    from pfml.training.first_look import typical_short_side
+    from pfml.training.suggest import suggest, suggest_model
+
+    data = load_data(user.data.name, user.data.root)
+    device = resolve_device(user.device)
+    suggest(data, None, device)  # what cannot be trained on is said before anything is computed
+    short_side = typical_short_side(data.train)
+    model, _ = suggest_model(short_side)
+    chosen = {name.removeprefix("model."): getattr(user.model, name[6:]) for name in given if name.startswith("model.")}
+    if "backbone" in chosen and "image_size" not in chosen:
+        model = replace(model, image_size=None)
+    distances = _distances(replace(model, **chosen), data, str(device), user.seed, console)
+    suggestion = suggest(data, distances, device, short_side=short_side)
+    if "backbone" in chosen:
+        suggestion.reasons.pop("model.image_size", None)
+    return suggestion
+
+
+def _distances(
+    model: EmbedderConfig, data: RetrievalData, device: str, seed: int, console: Console
+) -> InitialDistances | None:
+    """Distances as the network places images before training; None for one without pretrained weights."""
+    from pfml.models import Embedder
+    from pfml.models.backbones import default_weights
+    from pfml.training.environment import seeded
+    from pfml.training.first_look import first_look
+    from pfml.training.monitor import ProgressMonitor
+
+    weights = default_weights(model.backbone) if model.weights == "default" else model.weights
+    if weights == "none":
+        return None
+    with seeded(seed):
+        embedder = Embedder(model).to(device)
+    limit = LOOKED_AT["cuda" if device.startswith("cuda") else "cpu"]
+    return first_look(embedder, data.train, limit=limit, seed=seed, track=ProgressMonitor(console).track)
+
+
+def _value(config: RunConfig, option: str) -> Any:
+    value: Any = config
+    for part in option.split("."):
+        value = value[part] if isinstance(value, dict) else getattr(value, part)
+    return value

@@ -1,0 +1,126 @@
+"""`pfml train` and `pfml tune`: a run, and the choice of its hyper-parameters."""
+
+from __future__ import annotations
+
+import sys
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pfml.cli.console import create_console, print_line, print_results
+
+if TYPE_CHECKING:
+    from pfml.cli.parser import Parser
+    from pfml.training.monitor import Monitor
+    from pfml.training.run import RunConfig
+
+
+def train(config: RunConfig, out: Path | None = None, resume: Path | None = None) -> None:
+    """Train an embedder and evaluate it on unseen classes: log, checkpoints, model and results in a run folder."""
+    from pfml.report.run_page import write_run_report
+    from pfml.training.comparison import comparison
+    from pfml.training.config_files import read_config
+    from pfml.training.interrupts import Interrupted
+    from pfml.training.monitor import ProgressMonitor
+    from pfml.training.run import RunConfig, run
+    from pfml.training.run_folder import RunFolder
+
+    console = create_console()
+    if resume is not None:
+        if config != RunConfig() or out is not None:
+            raise ValueError("a resumed run goes on as it began: give --resume alone, without other options")
+        config, out = read_config(resume / "config.yaml"), resume
+    out = out or free_folder(Path("runs"), f"{Path(config.data.name).stem}-{config.loss.name}")
+    print_line(console, f"{config.loss.name} on {config.data.name}, {config.model.backbone}, in {out}")
+    monitor = ProgressMonitor(console)
+    untrained = _untrained(config, monitor) if resume is None else None
+    try:
+        results = run(config, out, resume=resume is not None, monitor=monitor)
+    except Interrupted as interrupt:
+        print_line(console, f"{interrupt}; go on with: pfml train --resume {out}")
+        sys.exit(128 + interrupt.signal)
+    print_results(console, results)
+    if untrained is not None:
+        RunFolder(out).append("untrained", 0, test=untrained)  # for the report
+        print_line(console, comparison(untrained, results))
+    print_line(console, f"{out}: config, log, results; the model: pfml.load_embedder({str(out)!r})")
+    if is_own(config.data.name):
+        print_line(console, f"{write_run_report(out)}: curves, what queries find, a map, the hardest classes")
+    else:
+        print_line(console, f"a page about it: pfml report {out}")
+
+
+def is_own(name: str) -> bool:
+    """Whether data of this name are images of one's own: a folder or a table."""
+    from pfml.data.datasets import DATASETS
+
+    return name not in DATASETS or name in ("folder", "csv")
+
+
+def _untrained(config: RunConfig, monitor: Monitor) -> dict[str, float] | None:
+    """What the pretrained network finds by itself among one's own images; None where there is no such network."""
+    from pfml.models.backbones import default_weights
+    from pfml.training.comparison import untrained_scores
+    from pfml.training.methods import METHODS
+
+    weights = default_weights(config.model.backbone) if config.model.weights == "default" else config.model.weights
+    if not is_own(config.data.name) or weights == "none" or not METHODS[config.loss.name].trains:
+        return None
+    return untrained_scores(config, monitor)
+
+
+def tune(
+    config: RunConfig,
+    out: Path | None = None,
+    trials: int = 20,
+    space: list[str] | None = None,
+    split: str = "half",
+) -> None:
+    """Choose hyper-parameters on classes that are neither trained nor tested on: best.yaml for pfml train --config."""
+    from pfml.experiments.tune import Range, space_of
+    from pfml.experiments.tune import tune as search
+
+    console = create_console()
+    out = out or free_folder(Path("out/tune"), f"{Path(config.data.name).stem}-{config.loss.name}")
+    ranges = space_of(config)
+    if space:
+        ranges = {}
+        for each in space:
+            name, equals, text = each.partition("=")
+            if not equals:
+                raise ValueError(f"--space must be OPTION=LOW:HIGH, as in optimizer.lr=log:1e-5:1e-3, got {each!r}")
+            ranges[name] = Range.parse(text)
+    print_line(console, f"{config.loss.name} on {config.data.name}: {', '.join(ranges)}; {trials} trials in {out}")
+
+    def show(trial: dict[str, Any]) -> None:
+        values = ", ".join(f"{name.rpartition('.')[2]} {value:.4g}" for name, value in trial["values"].items())
+        score = "" if trial["score"] is None else f"{config.select_by} {100 * trial['score']:.2f}"
+        print_line(
+            console, f"trial {trial['number']}: {values}: {score} {trial['state']} {trial['error'] or ''}".strip()
+        )
+
+    tuned = search(config, out, trials=trials, space=ranges, split=split, on_trial=show)
+    values = ", ".join(f"{name} {value:.4g}" for name, value in tuned.values.items())
+    print_line(console, f"best on validation classes: {config.select_by} {100 * tuned.score:.2f} with {values}")
+    print_line(console, f"train with it: pfml train --config {out / 'best.yaml'}")
+
+
+def add_train_arguments(parser: Parser) -> None:
+    """Add the arguments of `train` beside the fields of `RunConfig`."""
+    parser.add_argument("--out", type=Path, help="Folder of the run; by default a new one in runs.")
+    parser.add_argument("--resume", type=Path, help="Go on with the run in this folder.")
+
+
+def add_tune_arguments(parser: Parser) -> None:
+    """Add the arguments of `tune` beside the fields of `RunConfig`."""
+    parser.add_argument("--out", type=Path, help="Folder of the study; a study that is there goes on.")
+    parser.add_argument("--trials", type=int, default=20, help="How many there are to be in all.")
+    parser.add_argument(
+        "--space", nargs="+", help="What to tune, as in optimizer.lr=log:1e-5:1e-3 loss.options.delta=0.2:1.0."
+    )
+    parser.add_argument("--split", default="half", help="How the training classes are divided: half, fold-0 to fold-3.")
+
+
+def free_folder(parent: Path, name: str) -> Path:
+    """A folder in `parent` that does not exist yet: name-1, name-2, ..."""
+    return next(folder for number in count(1) if not (folder := parent / f"{name}-{number}").exists())

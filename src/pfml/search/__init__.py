@@ -1,0 +1,42 @@
+"""Search: an index of images that belongs to a model, and the distance from which an image is unknown.
+
+Example:
+    >>> import tempfile, torch
+    >>> from pfml.search import ImageIndex, ModelIdentity
+    >>> model = ModelIdentity(digest="0" * 64, description="vectors of my own")
+    >>> index = ImageIndex.create(tempfile.mkdtemp() + "/index", model, dimension=2)
+    >>> index.add(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), ["cat.jpg", "dog.jpg"], ["cat", "dog"], model=model)
+    (0, 1)
+    >>> [hit] = index.search(torch.tensor([[3.0, 4.0]]), k=1, model=model)[0]
+    >>> hit.path, hit.class_name, round(hit.distance, 3)
+    ('dog.jpg', 'dog', 0.632)
+
+With images, `ModelIdentity.of(embedder)` names the model, `update_index` embeds a folder or a CSV, and `calibrate`
+finds the threshold. The commands are `pfml index`, `pfml search` and `pfml calibrate`; docs/SEARCH.md tells the rest.
+"""
+
+from pfml.search.calibration import calibrate, calibrate_points
+from pfml.search.identity import ModelIdentity, OtherModelError
+from pfml.search.index import ImageIndex
+from pfml.search.listing import Listing, list_images
+from pfml.search.lock import IndexLockedError
+from pfml.search.state import Entry, Hit
+from pfml.search.threshold import Rate, Threshold
+from pfml.search.update import Update, update_index
+
+__all__ = [
+    "Entry",
+    "Hit",
+    "ImageIndex",
+    "IndexLockedError",
+    "Listing",
+    "ModelIdentity",
+    "OtherModelError",
+    "Rate",
+    "Threshold",
+    "Update",
+    "calibrate",
+    "calibrate_points",
+    "list_images",
+    "update_index",
+]

@@ -1,0 +1,120 @@
+"""Ways to find the nearest vectors: one visible dict, one signature, the same results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pfml.precision import full_precision
+
+__all__ = ["BACKENDS", "FAISS_FROM", "ExactSearcher", "FaissSearcher", "Searcher", "backend_for"]
+
+#: Bytes of similarities that are held at once.
+MEMORY = 2**26
+#: Queries that are compared at once.
+QUERIES_AT_ONCE = 1024
+#: Entries from which "auto" takes faiss, if it is installed.
+FAISS_FROM = 1_000_000
+
+
+class Searcher(Protocol):
+    """Vectors that are searched."""
+
+    def nearest(self, queries: Tensor, k: int, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        """Similarities and rows, (N, k) each, of the k most similar vectors among the allowed ones, best first.
+
+        Args:
+            queries: (N, D) float32 of unit length.
+            k: At most the number of allowed rows.
+            allowed: (rows,) bool.
+        """
+
+
+class ExactSearcher:
+    """Every vector is compared, tile by tile, in full float32."""
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self.parts = parts
+
+    def nearest(self, queries: Tensor, k: int, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        found = [self._nearest(some, k, allowed) for some in queries.split(QUERIES_AT_ONCE)]
+        return torch.cat([values for values, _ in found]), torch.cat([rows for _, rows in found])
+
+    def _nearest(self, queries: Tensor, k: int, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        best = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
+        height = max(MEMORY // (4 * max(len(queries), 1)), 1)
+        first = 0
+        with full_precision(queries.device):
+            for part in self.parts:
+                for vectors in part.split(height):
+                    open_rows = allowed[first : first + len(vectors)]
+                    best = _merged(best, _best_of_tile(queries, vectors, open_rows, k, first), k)
+                    first += len(vectors)
+        return best
+
+
+class FaissSearcher:
+    """faiss's flat index: a copy of the vectors in memory, every one of which is compared."""
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self.faiss = _faiss()
+        self.flat = self.faiss.IndexFlatIP(parts[0].shape[1])
+        for part in parts:
+            self.flat.add(part.numpy())
+
+    def nearest(self, queries: Tensor, k: int, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        import numpy
+
+        options = None
+        if not bool(allowed.all()):
+            bits = numpy.packbits(allowed.numpy(), bitorder="little")
+            options = self.faiss.SearchParameters(sel=self.faiss.IDSelectorBitmap(bits))
+        similarities, rows = self.flat.search(queries.contiguous().numpy(), k, params=options)
+        return torch.from_numpy(similarities), torch.from_numpy(rows)
+
+
+BACKENDS: dict[str, Callable[[Sequence[Tensor]], Searcher]] = {"exact": ExactSearcher, "faiss": FaissSearcher}
+
+
+def backend_for(name: str, entries: int) -> str:
+    """The key of `BACKENDS` that `name` means for an index of so many entries."""
+    if name == "auto":
+        return "faiss" if entries >= FAISS_FROM and find_spec("faiss") is not None else "exact"
+    if name not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join((*BACKENDS, 'auto'))}, got {name!r}")
+    if name == "faiss":
+        _faiss()
+    return name
+
+
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ImportError:
+        raise ImportError("backend='faiss' needs the package faiss-cpu: install it, or use backend='exact'") from None
+    return faiss
+
+
+def _best_of_tile(queries: Tensor, vectors: Tensor, allowed: Tensor, k: int, first: int) -> tuple[Tensor, Tensor]:
+    """Similarities and rows of the best k (or all) allowed vectors; `first` is the row of the first vector."""
+    count = int(allowed.sum())
+    if 2 * count < len(vectors):  # few: a copy of these is cheaper than a product with all
+        chosen = allowed.nonzero()[:, 0]
+        values, columns = (queries @ vectors[chosen].T).topk(min(k, count), dim=1)
+        return values, chosen[columns] + first
+    tile = queries @ vectors.T
+    if count < len(vectors):
+        tile.masked_fill_(~allowed, -torch.inf)
+    values, columns = tile.topk(min(k, count), dim=1)
+    return values, columns + first
+
+
+def _merged(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], k: int) -> tuple[Tensor, Tensor]:
+    """The best k of both."""
+    values, rows = torch.cat([one[0], other[0]], dim=1), torch.cat([one[1], other[1]], dim=1)
+    values, columns = values.topk(min(k, values.shape[1]), dim=1)
+    return values, rows.gather(1, columns)

@@ -1,0 +1,262 @@
+"""The index of images: add, remove, search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pfml.evaluation.neighbours import directions
+from pfml.search.backends import backend_for
+from pfml.search.identity import ModelIdentity
+from pfml.search.segments import UNKNOWN_FILE, FileState, Segment, packed
+from pfml.search.state import Entry, Hit, State
+from pfml.search.storage import GRACE_SECONDS, IndexFolder, Snapshot
+from pfml.words import did_you_mean
+
+__all__ = ["ImageIndex"]
+
+#: Entries in a segment that `compact` writes.
+COMPACTED_ENTRIES = 65_536
+
+
+class ImageIndex:
+    """Vectors of images, with paths and classes, in a folder that is whole at every moment (`pfml.search.storage`).
+
+    Make one by `ImageIndex.create` or `ImageIndex.open`. Searching is exact and may go on in several threads while
+    another process writes; `refresh` takes up what was written since.
+    """
+
+    def __init__(self, folder: IndexFolder, snapshot: Snapshot, backend: str) -> None:
+        self._folder = folder
+        self._asked_backend = backend
+        self._state = State(snapshot, backend)
+
+    @classmethod
+    def create(cls, folder: str | Path, model: ModelIdentity, dimension: int, *, backend: str = "exact") -> ImageIndex:
+        """An empty index in `folder`, which must not hold one.
+
+        Args:
+            folder: Made if it does not exist.
+            model: What will make the vectors; those of another model are refused.
+            dimension: D.
+            backend: How to search: "exact" (torch), "faiss" (its flat index, exact too, a copy in memory), or "auto":
+                faiss if it is installed and the index has at least a million entries.
+        """
+        backend_for(backend, 0)
+        place = IndexFolder(Path(folder))
+        return cls(place, place.create(model, dimension), backend)
+
+    @classmethod
+    def open(cls, folder: str | Path, *, backend: str = "exact") -> ImageIndex:
+        """The index in `folder`, after comparing every checksum; the arguments are those of `create`."""
+        backend_for(backend, 0)
+        place = IndexFolder(Path(folder))
+        return cls(place, place.read(), backend)
+
+    @property
+    def path(self) -> Path:
+        return self._folder.path
+
+    @property
+    def model(self) -> ModelIdentity:
+        """What made the vectors."""
+        return self._state.snapshot.model
+
+    @property
+    def dimension(self) -> int:
+        return self._state.snapshot.dimension
+
+    @property
+    def backend(self) -> str:
+        """How the index is searched: "auto" after its choice."""
+        return self._state.backend
+
+    @property
+    def num_segments(self) -> int:
+        return len(self._state.snapshot.segments)
+
+    @property
+    def num_removed(self) -> int:
+        """Entries that no longer count, but take space until `compact`."""
+        return len(self._state.snapshot.removed)
+
+    def __len__(self) -> int:
+        return self._state.num_entries
+
+    def __repr__(self) -> str:
+        return f"ImageIndex({str(self.path)!r}, {len(self):,} images, {self.dimension} dimensions, {self.model})"
+
+    def class_counts(self) -> dict[str, int]:
+        """Class name -> number of its images, sorted by name; "" for those of unknown class."""
+        return dict(sorted(self._state.counts.items()))
+
+    def entries(self) -> Iterator[Entry]:
+        """All entries that count, in the order of their ids."""
+        state = self._state
+        return (state.entry(row) for row in state.live.nonzero()[:, 0].tolist())
+
+    def entry(self, id: int) -> Entry:  # noqa: A002 - what it is called everywhere
+        """The entry of an id; KeyError if there is none, or none any more."""
+        state = self._state
+        row = int(torch.searchsorted(state.ids, id)) if len(state.ids) else 0
+        if row == len(state.ids) or int(state.ids[row]) != id or not bool(state.live[row]):
+            raise KeyError(f"the index {self.path} has no entry {id}")
+        return state.entry(row)
+
+    def find(self, path: str | Path) -> Entry | None:
+        """The entry of an image by its path, None if there is none."""
+        state = self._state
+        row = state.row_of_path.get(str(path))
+        return None if row is None else state.entry(row)
+
+    def vectors(self, ids: Sequence[int]) -> Tensor:
+        """The vectors of some entries, (len(ids), D)."""
+        state = self._state
+        for each in ids:
+            self.entry(each)
+        return state.vectors(torch.searchsorted(state.ids, torch.as_tensor(ids, dtype=torch.int64)))
+
+    def refresh(self) -> bool:
+        """Take up what others have written since; whether there was anything."""
+        state = self._state
+        newest = self._folder.read(state.snapshot)
+        if newest.generation == state.snapshot.generation:
+            return False
+        self._state = State(newest, self._asked_backend, before=state)
+        return True
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Keep all other writers out within the block, for several changes in a row.
+
+        Raises:
+            IndexLockedError: If another process or thread is writing.
+        """
+        return self._folder.writing()
+
+    def add(
+        self,
+        vectors: Tensor,
+        paths: Sequence[str | Path],
+        class_names: Sequence[str] | None = None,
+        *,
+        model: ModelIdentity,
+        sources: Sequence[str] | None = None,
+        files: Sequence[FileState] | None = None,
+    ) -> tuple[int, ...]:
+        """Add images, replacing the entries of the same paths; the ids of the new entries. All are added or none.
+
+        Args:
+            vectors: (N, D), normalised here.
+            paths: N different ones, kept as they are given.
+            class_names: N, "" where the class is unknown; None if no class is known. Any names are welcome.
+            model: What made the vectors.
+            sources: By what folder or list the images were found.
+            files: The state of each file before it was embedded, by which a change is noticed.
+        """
+        self.model.require(model, f"the index {self.path}")
+        names = tuple(str(path) for path in paths)
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"paths must differ, got {twice} twice")
+        points = directions(vectors, "vectors").cpu()
+        if points.shape[1] != self.dimension:
+            raise ValueError(f"vectors must have {self.dimension} dimensions, got {points.shape[1]}")
+        if not names and not len(points):
+            return ()
+        with self.writing():
+            self.refresh()
+            first, state = self._state.snapshot.next_id, self._state
+            segment = Segment(
+                points,
+                torch.arange(first, first + len(points)),
+                names,
+                ("",) * len(names) if class_names is None else tuple(class_names),
+                ("",) * len(names) if sources is None else tuple(sources),
+                *packed([UNKNOWN_FILE] * len(names) if files is None else files),
+            )
+            replaced = [state.row_of_path[name] for name in names if name in state.row_of_path]
+            self._commit([segment], replaced, first + len(points))
+        return tuple(range(first, first + len(points)))
+
+    def remove(self, *, paths: Sequence[str | Path] = (), class_names: Sequence[str] = ()) -> int:
+        """Remove images by path, or all of some classes; how many these were. What is not there is an error."""
+        with self.writing():
+            self.refresh()
+            state = self._state
+            rows: set[int] = set()
+            for path in map(str, paths):
+                if path not in state.row_of_path:
+                    raise ValueError(
+                        f"{path} must be in the index {self.path}, and is not" + _near(path, state.row_of_path)
+                    )
+                rows.add(state.row_of_path[path])
+            self._require_classes(class_names)
+            if class_names:
+                rows.update(state.rows_of_classes(class_names).nonzero()[:, 0].tolist())
+            if rows:
+                self._commit([], sorted(rows), state.snapshot.next_id)
+        return len(rows)
+
+    def compact(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
+        """Write all entries that count to few new segments. The old ones stay for `grace_seconds`, for readers."""
+        with self.writing():
+            self.refresh()
+            state = self._state
+            parts = state.live.nonzero()[:, 0].split(COMPACTED_ENTRIES)
+            segments = (state.segment(rows) for rows in parts if len(rows))
+            snapshot = self._folder.rewrite(state.snapshot, segments, grace_seconds)
+            self._state = State(snapshot, self._asked_backend, before=state)
+
+    def search(
+        self, vectors: Tensor, k: int = 10, *, model: ModelIdentity, class_names: Sequence[str] | None = None
+    ) -> list[list[Hit]]:
+        """The k nearest images of each query, nearest first; fewer if there are fewer.
+
+        The order is that of float32 products, distances are differences in float64. Equal distances are listed by id.
+
+        Args:
+            vectors: (N, D), normalised here.
+            k: How many.
+            model: What made the vectors.
+            class_names: Search these classes only.
+        """
+        state = self._state
+        state.snapshot.model.require(model, f"the index {self.path}")
+        queries = directions(vectors, "vectors").cpu()
+        if queries.shape[1] != self.dimension:
+            raise ValueError(f"vectors must have {self.dimension} dimensions, got {queries.shape[1]}")
+        if k < 1:
+            raise ValueError(f"k must be at least 1, got {k}")
+        allowed = state.live
+        if class_names is not None:
+            self._require_classes(class_names)
+            allowed = allowed & state.rows_of_classes(class_names)
+        k = min(k, int(allowed.sum()))
+        if k == 0 or not len(queries):
+            return [[] for _ in queries]
+        _, rows = state.searcher().nearest(queries, k, allowed)
+        return [state.hits(query, found) for query, found in zip(queries, rows.sort(dim=1).values, strict=True)]
+
+    def _require_classes(self, class_names: Sequence[str]) -> None:
+        known = self._state.counts
+        for name in class_names:
+            if name not in known:
+                raise ValueError(
+                    f"class {name!r} must be in the index {self.path}, and is not" + did_you_mean(name, known)
+                )
+
+    def _commit(self, new: list[Segment], removed_rows: list[int], next_id: int) -> None:
+        state = self._state
+        removed = torch.cat([state.snapshot.removed, state.ids[removed_rows]]).sort().values
+        snapshot = self._folder.commit(state.snapshot, new, removed=removed, next_id=next_id)
+        self._state = State(snapshot, self._asked_backend, before=state)
+
+
+def _near(path: str, known: Iterable[str]) -> str:
+    """A hint at a path of the same file name."""
+    same = next((other for other in known if Path(other).name == Path(path).name), None)
+    return "" if same is None else f"; did you mean {same!r}?"

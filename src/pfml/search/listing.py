@@ -1,0 +1,82 @@
+"""Which images an index is to hold, and what class each of them shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from pfml.data.image_set import ImageSet
+from pfml.data.readers import read_table
+from pfml.data.readers.folder import image_files
+
+__all__ = ["Listing", "list_images"]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Images of one source.
+
+    Args:
+        source: Absolute path of the folder or table that lists them.
+        paths: Absolute, all different.
+        class_names: One per path, "" where it is unknown.
+        remarks: Sentences about the list that a user should read.
+    """
+
+    source: str
+    paths: tuple[str, ...]
+    class_names: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.paths) != len(self.class_names):
+            raise ValueError(f"class_names must be {len(self.paths)}, one per path, got {len(self.class_names)}")
+
+
+def list_images(place: str | Path) -> Listing:
+    """The images of a folder or of a CSV table.
+
+    In a folder, the class of an image is the folder of `place` that it lies in, at any depth; if `place` has folders
+    `train` and `test` with folders in them, these are the classes. An image that lies in `place` itself has no class.
+    A table is read by `pfml.data.read_table`: its labels are the classes.
+    """
+    place = Path(place).expanduser().absolute()
+    if place.is_dir():
+        return _of_folder(place)
+    if place.suffix.lower() == ".csv":
+        return _of_table(place)
+    raise FileNotFoundError(f"images to index must be a folder or a .csv file, got {place}, which is neither")
+
+
+def _of_folder(folder: Path) -> Listing:
+    divided = all(_has_folders(folder / part) for part in ("train", "test"))
+    files = image_files([folder])
+    names = []
+    for file in files:
+        parts = file.relative_to(folder).parts[:-1]
+        if divided and parts and parts[0] in ("train", "test"):
+            parts = parts[1:]
+        names.append(parts[0] if parts else "")
+    loose = names.count("")
+    remark = f"{loose:,} of {len(files):,} images in {folder} lie in no class folder: their class is unknown"
+    return Listing(str(folder), tuple(map(str, files)), tuple(names), (remark,) if loose else ())
+
+
+def _has_folders(folder: Path) -> bool:
+    return folder.is_dir() and any(path.is_dir() and not path.name.startswith(".") for path in folder.iterdir())
+
+
+def _of_table(table: Path) -> Listing:
+    data = read_table(table)
+    parts = [part for part in (data.train, data.test, data.gallery, data.validation) if part is not None]
+    class_of = {path: name for part in reversed(parts) for path, name in _named(part).items()}
+    return Listing(str(table), tuple(class_of), tuple(class_of.values()), data.remarks)
+
+
+def _named(images: ImageSet) -> dict[str, str]:
+    """Path -> class name."""
+    assert not isinstance(images.images, Tensor)
+    names = (images.class_names[label] for label in images.labels.tolist())
+    return {str(path.absolute()): name for path, name in zip(images.images, names, strict=True)}

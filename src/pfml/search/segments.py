@@ -1,0 +1,185 @@
+"""A segment: vectors of some images and what is known of these, one safetensors file that never changes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+from torch import Tensor
+
+from pfml.files import DamagedFileError, load_tensors, refuse_non_finite, save_tensors, sha256_of
+
+__all__ = ["UNKNOWN_FILE", "FileState", "Segment", "SegmentFile", "packed", "read_segment", "write_segment"]
+
+
+@dataclass(frozen=True)
+class FileState:
+    """By what one tells that a file has changed.
+
+    Args:
+        size: In bytes; -1 for what is no file.
+        modified: Time of the last change, in nanoseconds.
+        sha256: Of the content.
+    """
+
+    size: int
+    modified: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: str | Path) -> FileState:
+        """The state of a file that exists."""
+        found = os.stat(path)  # before the content is read: a change after this will be seen by the next look
+        return cls(found.st_size, found.st_mtime_ns, sha256_of(Path(path)))
+
+    def is_of(self, path: str | Path) -> bool:
+        """Whether the file still is what it was: by size and time, and by content where only the time is new."""
+        try:
+            found = os.stat(path)
+            if found.st_size != self.size:
+                return False
+            return found.st_mtime_ns == self.modified or sha256_of(Path(path)) == self.sha256
+        except OSError:
+            return False
+
+
+#: For vectors whose images are not files.
+UNKNOWN_FILE = FileState(-1, -1, "0" * 64)
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Entries of an index, row by row.
+
+    Args:
+        vectors: (n, D) float32 of unit length.
+        ids: (n,) int64, ascending.
+        paths: Of the images.
+        class_names: "" where the class is unknown.
+        sources: The folder or list that each image was found by, "" for none.
+        states: (n, 2) int64, size and time of each file when it was embedded.
+        digests: (n, 32) uint8, the SHA-256 of each file.
+    """
+
+    vectors: Tensor
+    ids: Tensor
+    paths: tuple[str, ...]
+    class_names: tuple[str, ...]
+    sources: tuple[str, ...]
+    states: Tensor
+    digests: Tensor
+
+    def __post_init__(self) -> None:
+        columns: dict[str, Any] = {
+            "ids": self.ids,
+            "paths": self.paths,
+            "class_names": self.class_names,
+            "sources": self.sources,
+            "states of files": self.states,
+            "digests": self.digests,
+        }
+        for name, column in columns.items():
+            if len(column) != len(self.vectors):
+                raise ValueError(f"{name} must be {len(self.vectors)}, one per vector, got {len(column)}")
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def file(self, row: int) -> FileState:
+        """The state of the file of a row."""
+        size, modified = self.states[row].tolist()
+        return FileState(size, modified, self.digests[row].numpy().tobytes().hex())
+
+    def rows(self, chosen: Tensor) -> Segment:
+        """The entries at `chosen`, in that order."""
+        listed = chosen.tolist()
+        paths, class_names, sources = (
+            tuple(column[k] for k in listed) for column in (self.paths, self.class_names, self.sources)
+        )
+        tensors = (column[chosen] for column in (self.vectors, self.ids, self.states, self.digests))
+        vectors, ids, states, digests = tensors
+        return Segment(vectors, ids, paths, class_names, sources, states, digests)
+
+    @staticmethod
+    def joined(parts: Sequence[Segment]) -> Segment:
+        """All entries of all parts (at least one), in their order."""
+        return Segment(
+            torch.cat([part.vectors for part in parts]),
+            torch.cat([part.ids for part in parts]),
+            tuple(path for part in parts for path in part.paths),
+            tuple(name for part in parts for name in part.class_names),
+            tuple(source for part in parts for source in part.sources),
+            torch.cat([part.states for part in parts]),
+            torch.cat([part.digests for part in parts]),
+        )
+
+
+def packed(files: Sequence[FileState]) -> tuple[Tensor, Tensor]:
+    """`Segment.states` and `Segment.digests` of at least one file."""
+    states = torch.tensor([(file.size, file.modified) for file in files], dtype=torch.int64)
+    digests = bytearray().join(bytes.fromhex(file.sha256) for file in files)
+    return states, torch.frombuffer(digests, dtype=torch.uint8).reshape(-1, 32)
+
+
+@dataclass(frozen=True)
+class SegmentFile:
+    """How a manifest names a segment."""
+
+    file: str
+    sha256: str
+    bytes: int
+    entries: int
+
+
+def write_segment(folder: Path, segment: Segment) -> SegmentFile:
+    """Write a segment to a file of a fresh name; it belongs to the index when a manifest names it."""
+    path = folder / f"segment-{uuid4().hex[:12]}.safetensors"
+    # escapes, so that names of files that are no valid Unicode come back as they are
+    text = json.dumps({"paths": segment.paths, "class_names": segment.class_names, "sources": segment.sources})
+    tensors = {
+        "vectors": segment.vectors,
+        "ids": segment.ids,
+        "states": segment.states,
+        "digests": segment.digests,
+        "text": torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8),
+    }
+    sha256 = save_tensors(path, tensors)
+    return SegmentFile(path.name, sha256, path.stat().st_size, len(segment))
+
+
+def read_segment(folder: Path, described: SegmentFile, dimension: int) -> Segment:
+    """The segment of a file, after comparing its size and checksum. Its vectors stay on disk until they are used."""
+    path = folder / Path(described.file).name
+    size = path.stat().st_size
+    if size != described.bytes:
+        raise DamagedFileError(
+            f"{path} must have {described.bytes:,} bytes, got {size:,}: it was cut short or replaced"
+        )
+    tensors = load_tensors(path, described.sha256)
+    try:
+        text = json.loads(tensors["text"].numpy().tobytes())
+        known: dict[str, str] = {}  # one string for each class and source instead of one for each image
+        class_names = tuple(known.setdefault(name, name) for name in text["class_names"])
+        sources = tuple(known.setdefault(name, name) for name in text["sources"])
+        segment = Segment(
+            tensors["vectors"],
+            tensors["ids"],
+            tuple(text["paths"]),
+            class_names,
+            sources,
+            tensors["states"],
+            tensors["digests"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedFileError(f"{path} must hold a segment of an index, got {error!r}") from None
+    if segment.vectors.shape != (described.entries, dimension):
+        shape = tuple(segment.vectors.shape)
+        raise DamagedFileError(f"{path} must hold vectors of shape ({described.entries}, {dimension}), got {shape}")
+    refuse_non_finite({"vectors": segment.vectors}, path)
+    return segment

@@ -1,0 +1,178 @@
+"""An index on disk: segments that never change, and a manifest that says which of them count.
+
+index.json               the manifest: model, segments with their sha256, sealed with a checksum of itself
+index-*.safetensors      the ids of removed entries, named by the manifest (`pfml.bundles`)
+segment-*.safetensors    vectors, paths, classes; see `pfml.search.segments`
+lock                     held by the one writer
+
+A change writes new files first and the manifest last, by a rename. So an interruption at any moment leaves the state
+before, and a reader, who reads the manifest and then what it names, has one whole state or the other. Segments that a
+manifest no longer names stay for `GRACE_SECONDS`, for readers that hold the one before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pfml.bundles import read_bundle, write_bundle
+from pfml.files import DamagedFileError
+from pfml.search.identity import ModelIdentity
+from pfml.search.lock import WriterLock
+from pfml.search.segments import Segment, SegmentFile, read_segment, write_segment
+
+__all__ = ["GRACE_SECONDS", "IndexFolder", "Snapshot"]
+
+#: How long a replaced segment stays on disk.
+GRACE_SECONDS = 600.0
+#: How often a reader begins anew when a writer has replaced what it was about to read.
+ATTEMPTS = 100
+KIND = "image index"
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """One whole state of an index.
+
+    Args:
+        generation: Counts the changes.
+        model: What made the vectors.
+        dimension: D.
+        next_id: Ids from here on have never been given.
+        files: The segments' files.
+        segments: Their contents.
+        removed: (n,) int64, ids of entries that no longer count, ascending.
+        retired: File name -> time since when no segment is there of that name.
+    """
+
+    generation: int
+    model: ModelIdentity
+    dimension: int
+    next_id: int
+    files: tuple[SegmentFile, ...]
+    segments: tuple[Segment, ...]
+    removed: Tensor
+    retired: dict[str, float]
+
+    def live(self) -> Tensor:
+        """(all rows,) bool: which entries count, segment after segment."""
+        ids = [segment.ids for segment in self.segments]
+        return torch.isin(torch.cat([torch.empty(0, dtype=torch.int64), *ids]), self.removed, invert=True)
+
+
+class IndexFolder:
+    """The files of an index."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest = path / "index.json"
+        self._lock = WriterLock(path)
+
+    def create(self, model: ModelIdentity, dimension: int) -> Snapshot:
+        """An empty index in a folder that has none."""
+        if dimension < 1:
+            raise ValueError(f"dimension must be at least 1, got {dimension}")
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self._lock.held():
+            if self.manifest.exists():
+                raise FileExistsError(f"{self.path} already holds an index: open it, or choose another folder")
+            empty = Snapshot(0, model, dimension, 0, (), (), torch.empty(0, dtype=torch.int64), {})
+            self._write(empty)
+        return empty
+
+    def read(self, known: Snapshot | None = None) -> Snapshot:
+        """The newest state; what `known` has of it is taken from there. Every other byte is checked."""
+        if not self.manifest.is_file():
+            raise FileNotFoundError(
+                f"{self.path} must be an index, but there is no index.json; make it with pfml index"
+            )
+        for _ in range(ATTEMPTS):
+            before = self.manifest.read_bytes()
+            try:
+                return self._read(known)
+            except (OSError, RuntimeError, DamagedFileError):
+                # A file that vanishes while it is being read has many errors; torch's own is a RuntimeError.
+                if self.manifest.read_bytes() == before:
+                    raise
+        raise OSError(f"{self.path} was changed {ATTEMPTS} times while it was being read: try again later")
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """The right to write, within the block; may be nested."""
+        if not self.manifest.is_file():
+            raise FileNotFoundError(
+                f"{self.path} must be an index, but there is no index.json; make it with pfml index"
+            )
+        with self._lock.held() as outermost:
+            if outermost:
+                self._remove_unnamed()
+            yield
+
+    def commit(self, before: Snapshot, new: Iterable[Segment], *, removed: Tensor, next_id: int) -> Snapshot:
+        """The state with new segments and other removed ids, written; the caller holds the lock."""
+        files = tuple(write_segment(self.path, segment) for segment in new)
+        after = replace(before, files=before.files + files, removed=removed, next_id=next_id)
+        return self._publish(before, after, GRACE_SECONDS)
+
+    def rewrite(self, before: Snapshot, segments: Iterable[Segment], grace: float) -> Snapshot:
+        """The state of these segments alone, nothing removed; those before are retired."""
+        files = tuple(write_segment(self.path, segment) for segment in segments)
+        after = replace(before, files=files, removed=torch.empty(0, dtype=torch.int64))
+        return self._publish(before, after, grace)
+
+    def _publish(self, before: Snapshot, after: Snapshot, grace: float) -> Snapshot:
+        """Make `after` the newest state; segments out of use for `grace` seconds are removed."""
+        now = time.time()
+        named = {file.file for file in after.files}
+        retired = {**before.retired, **{file.file: now for file in before.files if file.file not in named}}
+        # a clock that was set back must not keep files for ever
+        due = {name for name, since in retired.items() if not now - grace < since <= now}
+        retired = {name: since for name, since in retired.items() if name not in due}
+        self._write(replace(after, generation=before.generation + 1, retired=retired))
+        for name in due:
+            (self.path / Path(name).name).unlink(missing_ok=True)
+        return self.read(before)  # so that new vectors, too, lie on disk and not in memory
+
+    def _write(self, snapshot: Snapshot) -> None:
+        content = {
+            "kind": KIND,
+            "generation": snapshot.generation,
+            "model": asdict(snapshot.model),
+            "dimension": snapshot.dimension,
+            "next_id": snapshot.next_id,
+            "segments": [asdict(file) for file in snapshot.files],
+            "retired": snapshot.retired,
+        }
+        write_bundle(self.path, "index", {"removed": snapshot.removed}, content)
+
+    def _read(self, known: Snapshot | None) -> Snapshot:
+        content, tensors = read_bundle(self.path, "index")
+        try:
+            if content["kind"] != KIND:
+                raise ValueError(f"kind is {content['kind']!r}")
+            files = tuple(SegmentFile(**described) for described in content["segments"])
+            model, dimension = ModelIdentity(**content["model"]), int(content["dimension"])
+            generation, next_id = int(content["generation"]), int(content["next_id"])
+            retired = {str(name): float(since) for name, since in content["retired"].items()}
+            removed = tensors["removed"]
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedFileError(f"{self.manifest} must describe an index, got {error!r}") from None
+        have = {} if known is None else dict(zip(known.files, known.segments, strict=True))
+        segments = []
+        for file in files:
+            segments.append(have[file] if file in have else read_segment(self.path, file, dimension))
+        return Snapshot(generation, model, dimension, next_id, files, tuple(segments), removed, retired)
+
+    def _remove_unnamed(self) -> None:
+        """Remove segments that an interrupted writer left before any manifest named them."""
+        content, _ = read_bundle(self.path, "index")
+        named = {described["file"] for described in content["segments"]} | set(content["retired"])
+        for path in self.path.glob("segment-*.safetensors"):
+            if path.name not in named:
+                path.unlink(missing_ok=True)

@@ -1,0 +1,50 @@
+"""Whether training has helped: the network as it comes, on the same unseen classes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pfml.evaluation import evaluate
+from pfml.models import Embedder
+from pfml.training.environment import precision, resolve_device, seeded
+from pfml.training.monitor import Monitor
+from pfml.training.run import RunConfig, prepare_data
+
+__all__ = ["comparison", "reported", "untrained_scores"]
+
+
+def untrained_scores(config: RunConfig, monitor: Monitor | None = None) -> dict[str, float]:
+    """The metrics of the backbone as it comes, without an embedding layer, on the test classes of the run."""
+    monitor = monitor or Monitor()
+    data, _ = prepare_data(config.data)
+    with seeded(config.seed):
+        embedder = Embedder(replace(config.model, embedding_dim=None)).to(resolve_device(config.device))
+    autocast = precision(config.autocast)
+    return evaluate(embedder, data, autocast=autocast, track=monitor.track).as_dict()
+
+
+def reported(results: dict[str, Any]) -> dict[str, Any]:
+    """The evaluation that a run should be judged by: that which validation chose, else the last."""
+    entry: dict[str, Any] = results["validation_selected"] or results["last"]
+    return entry
+
+
+def comparison(untrained: dict[str, float], results: dict[str, Any]) -> str:
+    """A sentence that says whether the run is better than the network as it came, by both R@1 and MAP@R."""
+    entry = reported(results)
+    before, after = ([scores[key] for key in ("recall_at_1", "map_at_r")] for scores in (untrained, entry["test"]))
+    numbers = (
+        f"unseen classes, R@1 {before[0]:.1%} before training and {after[0]:.1%} after (epoch {entry['epoch']}), "
+        f"MAP@R {before[1]:.1%} and {after[1]:.1%}"
+    )
+    wins = [new > old for old, new in zip(before, after, strict=True)]
+    losses = [new < old for old, new in zip(before, after, strict=True)]
+    if any(wins) and not any(losses):
+        return f"{numbers}: training has helped"
+    if any(wins):
+        return f"{numbers}: training has helped one and not the other"
+    return (
+        f"{numbers}: training has not helped; use the network as it comes (--loss.name zero-shot), "
+        f"or give more classes, more images or more epochs"
+    )

@@ -1,0 +1,150 @@
+"""The loss that a run ended with: its proxies, its hyper-parameters, the names of its classes in order.
+
+RUN/loss/loss.json   the method by name, its options, its sizes, the class names; sealed
+RUN/loss/*.safetensors   the state of the loss ("state/..."), and where its proxies are ("proxies", (C, M, D)), if any
+
+The proxies lie there by themselves too, so that they can be read without the package that a method may need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pfml.bundles import read_bundle, write_bundle
+from pfml.field import DecayLaw, PowerLaw
+from pfml.files import DamagedFileError
+from pfml.losses import PotentialFieldLoss
+from pfml.training.checkpoint import has_checkpoint, load_checkpoint, part
+from pfml.training.methods import METHODS, LossConfig, create_loss
+from pfml.training.run_folder import RunFolder
+
+__all__ = ["TrainedField", "load_field", "load_loss", "save_loss"]
+
+NAME = "loss"
+STATE = "state/"
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedField:
+    """The charges that a run has learned, and the law of their field.
+
+    Args:
+        proxies: (C, M, D) float32; M is 0 for a method without proxies.
+        law: That of the run's loss if it is a field, else the paper's `PowerLaw()`.
+        class_names: The C training classes, in the order of the labels.
+        method: The loss, as in `METHODS`.
+        has_own_law: Whether the run trained with `law`.
+    """
+
+    proxies: Tensor
+    law: DecayLaw
+    class_names: tuple[str, ...]
+    method: str
+    has_own_law: bool
+
+    @property
+    def proxy_labels(self) -> Tensor:
+        """The class of each of the C * M proxies, (C * M,), for `proxies.flatten(0, 1)`."""
+        return torch.arange(len(self.proxies)).repeat_interleave(self.proxies.shape[1])
+
+
+def save_loss(folder: Path, loss: nn.Module, config: LossConfig, class_names: tuple[str, ...], dim: int) -> None:
+    """Write the loss to `folder`, replacing one that is there.
+
+    Args:
+        folder: RUN/loss.
+        loss: As `create_loss` made it of `config`, and as training left it.
+        config: Its name and options.
+        class_names: In the order of the labels.
+        dim: Of the embeddings.
+    """
+    tensors = {f"{STATE}{name}": value for name, value in loss.state_dict().items()}
+    proxies = _proxy_points(loss)
+    if proxies.numel():
+        tensors["proxies"] = proxies
+    content = {
+        "method": config.name,
+        "options": config.options,
+        "embedding_dim": dim,
+        "class_names": list(class_names),
+    }
+    write_bundle(folder, NAME, tensors, content)
+
+
+def load_loss(run_folder: str | Path) -> nn.Module:
+    """The loss of a run, with the proxies that it has learned; on the CPU, in evaluation mode.
+
+    It is the one that the run ended with; of a run that has not ended, or is older than RUN/loss, that of its last
+    checkpoint.
+    """
+    return _rebuilt(*_stored(RunFolder(Path(run_folder))))
+
+
+def load_field(run_folder: str | Path) -> TrainedField:
+    """The proxies of a run's loss and the law of its field; see `load_loss` for which moment of the run."""
+    description, tensors = _stored(RunFolder(Path(run_folder)))
+    names, dim, method = description.class_names, description.embedding_dim, description.config.name
+    if METHODS[method].loss is PotentialFieldLoss or "proxies" not in tensors:
+        loss = _rebuilt(description, tensors)
+        proxies = _proxy_points(loss).reshape(len(names), -1, dim)
+        law = loss.field.law if isinstance(loss, PotentialFieldLoss) else None
+    else:
+        proxies, law = tensors["proxies"], None
+    if proxies.ndim != 3 or proxies.shape[0] != len(names) or proxies.shape[2] != dim:
+        raise DamagedFileError(
+            f"the proxies of {run_folder} must be ({len(names)}, M, {dim}), got shape {tuple(proxies.shape)}"
+        )
+    return TrainedField(proxies.float(), law or PowerLaw(), names, method, has_own_law=law is not None)
+
+
+@dataclass(frozen=True)
+class _Description:
+    """What rebuilds a loss."""
+
+    config: LossConfig
+    class_names: tuple[str, ...]
+    embedding_dim: int
+
+
+def _rebuilt(description: _Description, tensors: dict[str, Tensor]) -> nn.Module:
+    loss = create_loss(description.config, len(description.class_names), description.embedding_dim)
+    loss.load_state_dict(part(tensors, STATE))
+    return loss.eval()
+
+
+def _stored(folder: RunFolder) -> tuple[_Description, dict[str, Tensor]]:
+    """What rebuilds the loss, and its tensors named as `save_loss` names them."""
+    if (folder.loss / f"{NAME}.json").is_file():
+        content, tensors = read_bundle(folder.loss, NAME)
+        config = {"name": content.get("method"), "options": content.get("options")}
+        return _described(folder.loss, {**content, "loss": config}), tensors
+    if has_checkpoint(folder.checkpoints):
+        tensors, state = load_checkpoint(folder.checkpoints)
+        named = {f"{STATE}{name}": value for name, value in part(tensors, "loss/").items()}
+        return _described(folder.checkpoints, {**state, **state["config"], "class_names": state["classes"]}), named
+    advice = "give the folder of a run, as pfml train writes it"
+    if folder.config.is_file():
+        advice = f"it is an old run, or was not trained; train it again with pfml train --config {folder.config}"
+    raise FileNotFoundError(
+        f"{folder.path} must hold the loss that it trained, in {folder.loss} or in a checkpoint, "
+        f"but there is neither: {advice}"
+    )
+
+
+def _described(where: Path, content: dict[str, Any]) -> _Description:
+    try:
+        config = LossConfig(content["loss"]["name"], dict(content["loss"]["options"]))
+        return _Description(config, tuple(map(str, content["class_names"])), int(content["embedding_dim"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedFileError(f"{where} must describe a loss, got {error!r}") from None
+
+
+def _proxy_points(loss: nn.Module) -> Tensor:
+    """(C, M, D) on the CPU; empty for a loss without proxies."""
+    points = getattr(loss, "proxy_points", None)
+    return torch.empty(0) if points is None else points().detach().cpu()

@@ -1,0 +1,243 @@
+"""The audit of labels, against loops, and on letters with labels that are wrong on purpose."""
+
+import math
+
+import pytest
+import torch
+
+from pfml.audit import audit, detection, precision_recall
+from pfml.audit.attraction import ALPHAS, class_attractions, fitted_law
+from pfml.audit.mixture import fit_mixture
+from pfml.audit.scores import LabelScores, cleanlab_scores, field_scores, knn_scores, knn_votes, potential_scores
+from pfml.data import ImageSet, LabelNoise, corrupt
+from pfml.energy import class_potential
+from pfml.field import ContrastiveLaw, PowerLaw
+
+CLASSES, EACH, DIM = 6, 30, 8
+LAW = PowerLaw(delta=0.2, alpha=3.0)
+
+
+def clusters(*, rate=0.2, spread=0.35, seed=0):
+    """Points around the centres of six classes, with some wrong labels: points, images, the true labels."""
+    random = torch.Generator().manual_seed(seed)
+    true = torch.arange(CLASSES).repeat_interleave(EACH)
+    centres = torch.randn(CLASSES, DIM, generator=random)
+    points = centres[true] / centres[true].norm(dim=1, keepdim=True)
+    points = points + spread * torch.randn(len(true), DIM, generator=random) / math.sqrt(DIM)
+    pixels = torch.zeros(len(true), 3, 2, 2, dtype=torch.uint8)
+    names = tuple(f"image-{k}" for k in range(len(true)))
+    clean = ImageSet(pixels, true, tuple("abcdef"), names)
+    images, _ = corrupt(clean, LabelNoise(rate=rate, seed=seed))
+    return points / points.norm(dim=1, keepdim=True), images, true
+
+
+def attractions_by_loops(points, labels, proxies, law):
+    """-Psi_att of Eq. 4 at each point, of all others and of the proxies."""
+    result = torch.zeros(len(points), CLASSES, dtype=torch.float64)
+    for i, here in enumerate(points.double()):
+        for j, there in enumerate(points.double()):
+            if i != j:
+                result[i, labels[j]] += max(float((here - there).norm()), law.delta) ** -law.alpha
+        for c in range(CLASSES):
+            for proxy in proxies[c].double():
+                result[i, c] += max(float((here - proxy).norm()), law.delta) ** -law.alpha
+    return result
+
+
+def test_attractions_are_those_of_all_others_and_of_the_proxies():
+    points, images, _ = clusters()
+    chosen = torch.arange(0, 180, 12)
+    points, labels = points[chosen], images.labels[chosen]
+    proxies = torch.nn.functional.normalize(
+        torch.randn(CLASSES, 2, DIM, generator=torch.Generator().manual_seed(1)), dim=2
+    )
+    expected = attractions_by_loops(points, labels, proxies, LAW)
+    found = class_attractions(points, labels, CLASSES, law=LAW, proxies=proxies)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
+
+
+def test_attractions_do_not_depend_on_how_many_fit_into_memory(monkeypatch):
+    points, images, _ = clusters()
+    whole = class_attractions(points, images.labels, CLASSES, law=LAW)
+    monkeypatch.setattr("pfml.audit.attraction.DISTANCES_AT_ONCE", 500)
+    torch.testing.assert_close(class_attractions(points, images.labels, CLASSES, law=LAW), whole, rtol=1e-12, atol=0)
+
+
+def test_a_law_that_does_not_decay_is_refused():
+    points, images, _ = clusters()
+    with pytest.raises(ValueError, match="must decay"):
+        class_attractions(points, images.labels, CLASSES, law=ContrastiveLaw())
+
+
+def test_the_score_is_the_log_ratio_of_the_best_other_class_and_the_own():
+    attractions = torch.tensor([[8.0, 2.0, 1.0], [8.0, 2.0, 1.0], [3.0, 0.0, 1.0]], dtype=torch.float64)
+    scores = field_scores(attractions, torch.tensor([0, 2, 1]))
+    assert scores.suggested.tolist() == [1, 0, 0]
+    assert scores.score.tolist() == pytest.approx([math.log(2 / 8), math.log(8), -math.inf])
+
+
+def test_the_difference_of_potentials_leaves_the_image_out_of_its_field():
+    points, images, _ = clusters()
+    chosen = torch.arange(0, 180, 15)
+    points, labels = points[chosen].double(), images.labels[chosen]
+    proxies = torch.nn.functional.normalize(
+        torch.randn(CLASSES, 1, DIM, generator=torch.Generator().manual_seed(1)), dim=2
+    ).double()
+    scores = potential_scores(points, labels, proxies, LAW)
+    charges, classes = torch.cat([points, proxies[:, 0]]), torch.cat([labels, torch.arange(CLASSES)])
+    for k in range(len(points)):
+        others = torch.arange(len(charges)) != k
+        here = points[k].expand(CLASSES, DIM)
+        psi = class_potential(here, torch.arange(CLASSES), charges[others], classes[others], law=LAW)
+        best = min(float(psi[c]) for c in range(CLASSES) if c != labels[k])
+        assert float(scores.score[k]) == pytest.approx(float(psi[labels[k]]) - best, rel=1e-6, abs=1e-6)
+
+
+def test_the_fitted_law_overrules_the_fewest_labels():
+    points, images, _ = clusters()
+    law = fitted_law(points, images.labels, CLASSES)
+    nearest_others = (torch.cdist(points, points) + 9 * torch.eye(len(points))).min(dim=1).values
+    assert law.delta == pytest.approx(float(nearest_others.median()), rel=1e-3)
+
+    def overruled(alpha):
+        pull = class_attractions(points, images.labels, CLASSES, law=PowerLaw(delta=law.delta, alpha=alpha))
+        return int((pull.argmax(dim=1) != images.labels).sum())
+
+    assert overruled(law.alpha) == min(map(overruled, ALPHAS))
+
+
+def test_images_in_the_same_place_are_no_obstacle():
+    points, images, _ = clusters()
+    found = audit(points[:1].expand(len(points), DIM), images)
+    assert found.scores.score.isfinite().all()
+
+
+def test_wrong_labels_are_found_and_put_right():
+    points, images, true = clusters()
+    found = audit(points, images, true_labels=true, compare=["k-NN disagreement"])
+    assert found.detections["field"].average_precision > 0.97
+    assert found.detections["field"].suggestion_accuracy > 0.97
+    wrong = (true != images.labels).nonzero()[:, 0]
+    listed = found.listed()
+    assert set(listed.tolist()) & set(wrong.tolist()) == set(wrong.tolist())
+    assert len(listed) <= len(wrong) + 2
+    assert found.noise_rate == pytest.approx(0.2, abs=0.03)
+
+
+def test_clean_labels_have_no_suspects():
+    points, images, true = clusters(rate=0.0, spread=0.9)
+    found = audit(points, images, true_labels=true)
+    assert found.noise_rate == 0
+    assert len(found.listed()) == 0
+    assert found.detections == {}
+    assert len(found.ranked(3)) == 3
+
+
+def test_a_higher_threshold_lists_fewer_and_surer_labels():
+    points, images, true = clusters(spread=0.8)
+    found = audit(points, images, true_labels=true)
+    many, few = found.listed(0.3), found.listed(0.99)
+    assert 0 < len(few) < len(many)
+    assert many[: len(few)].tolist() == few.tolist()
+    with pytest.raises(ValueError, match="threshold must lie in"):
+        found.listed(0)
+
+
+def test_the_evidence_is_the_nearest_others_and_their_part_of_the_attraction():
+    points, images, _ = clusters()
+    found = audit(points, images)
+    (suspect,) = found.suspects(found.ranked(1), neighbours=4)
+    distances = torch.cdist(points[suspect.index : suspect.index + 1].double(), points.double())[0]
+    distances[suspect.index] = math.inf
+    expected = distances.argsort()[:4].tolist()
+    assert [one.index for one in suspect.neighbours] == expected
+    assert [one.image for one in suspect.neighbours] == [f"image-{k}" for k in expected]
+    assert [one.label for one in suspect.neighbours] == [images.class_names[images.labels[k]] for k in expected]
+    assert [one.distance for one in suspect.neighbours] == pytest.approx(distances[expected].tolist(), rel=1e-5)
+    strengths = distances.clamp(min=found.law.delta) ** -found.law.alpha
+    assert suspect.neighbours[0].share == pytest.approx(float(strengths[expected[0]] / strengths.sum()), rel=1e-4)
+    by_class = [float(strengths[images.labels == c].sum() / strengths.sum()) for c in range(CLASSES)]
+    given, suggested = (images.class_names.index(name) for name in (suspect.given, suspect.suggested))
+    assert suspect.given == images.class_names[images.labels[suspect.index]]
+    assert suspect.given_share == pytest.approx(by_class[given], rel=1e-4)
+    assert suspect.suggested_share == pytest.approx(by_class[suggested], rel=1e-4)
+    assert suspect.score == pytest.approx(math.log(by_class[suggested] / by_class[given]), rel=1e-4)
+
+
+def test_proxies_are_charges_too():
+    points, images, _ = clusters()
+    proxies = torch.zeros(CLASSES, 1, DIM)
+    proxies[3, 0] = points[0]
+    without, with_proxies = audit(points, images, law=LAW), audit(points, images, law=LAW, proxies=proxies)
+    gained = with_proxies.attractions[0] - without.attractions[0]
+    assert float(gained[3]) == pytest.approx(0.2**-3, rel=1e-6)
+
+
+def test_votes_are_the_shares_of_the_nearest_others():
+    points, images, _ = clusters()
+    votes = knn_votes(points, images.labels, CLASSES, 7)
+    distances = torch.cdist(points, points) + 9 * torch.eye(len(points))
+    for k in (0, 77, 179):
+        near = images.labels[distances[k].argsort()[:7]]
+        assert votes[k].tolist() == pytest.approx([float((near == c).sum()) / 7 for c in range(CLASSES)])
+    scores = knn_scores(votes, images.labels)
+    assert float(scores.score[0]) == pytest.approx(1 - float(votes[0, images.labels[0]]), abs=2e-3)
+
+
+def test_cleanlab_ranks_by_its_own_quality():
+    rank = pytest.importorskip("cleanlab.rank")
+    points, images, true = clusters()
+    votes = knn_votes(points, images.labels, CLASSES, 10)
+    scores = cleanlab_scores(votes, images.labels)
+    smooth = (votes + 1e-3) / (votes + 1e-3).sum(dim=1, keepdim=True)
+    quality = rank.get_self_confidence_for_each_label(images.labels.numpy(), smooth.numpy())
+    assert scores.score.tolist() == pytest.approx((1 - quality).tolist())
+    assert detection(scores, images.labels, true).average_precision > 0.9
+
+
+def test_quality_is_what_its_definition_says():
+    labels, true = torch.tensor([0, 0, 0, 0, 0]), torch.tensor([1, 0, 2, 0, 0])
+    scores = LabelScores(torch.tensor([5.0, 4.0, 3.0, 2.0, 1.0]), torch.tensor([1, 1, 1, 1, 1]))
+    quality = detection(scores, labels, true)
+    assert quality.precision_at_wrong == 0.5
+    assert quality.average_precision == pytest.approx((1 + 2 / 3) / 2)
+    assert quality.recall_at_90 == 0.5
+    assert quality.suggestion_accuracy == 0.5
+    precision, recall = precision_recall(scores.score, labels != true)
+    assert precision.tolist() == pytest.approx([1, 1 / 2, 2 / 3, 1 / 2, 2 / 5])
+    assert recall.tolist() == [0.5, 0.5, 1, 1, 1]
+    with pytest.raises(ValueError, match="some labels are known to be wrong"):
+        detection(scores, labels, labels)
+
+
+def test_the_mixture_estimates_the_share_of_the_higher_bell():
+    random = torch.Generator().manual_seed(0)
+    scores = torch.cat([torch.randn(900, generator=random) - 3, torch.randn(100, generator=random) + 3])
+    mixture = fit_mixture(torch.cat([scores, torch.tensor([-torch.inf])]))
+    assert mixture.rate == pytest.approx(0.1, abs=0.02)
+    assert mixture.separation == pytest.approx(6, abs=0.5)
+    low, high = (0.9 * (-((scores + 3) ** 2) / 2).exp(), 0.1 * (-((scores - 3) ** 2) / 2).exp())
+    by_true_bells = high / (low + high)
+    assert int(((mixture.probability[:1000] > 0.5) != (by_true_bells > 0.5)).sum()) <= 5
+    assert float(mixture.probability[1000]) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"embeddings": torch.zeros(3, DIM)}, "embeddings must be"),
+        ({"k": 0}, "k must be at least 1"),
+        ({"compare": ["knn disagreement"]}, "compare must be of"),
+    ],
+)
+def test_bad_input_is_refused(change, message):
+    points, images, _ = clusters()
+    arguments = {"embeddings": points, "images": images, **change}
+    with pytest.raises(ValueError, match=message):
+        audit(arguments.pop("embeddings"), arguments.pop("images"), **arguments)
+
+
+def test_one_class_cannot_be_audited():
+    points, images, _ = clusters()
+    with pytest.raises(ValueError, match="two images of different classes"):
+        audit(points, images.with_labels(torch.zeros_like(images.labels)))

@@ -1,0 +1,254 @@
+"""From suspects to corrected labels, and back into training; the page and the command."""
+
+import csv
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+from test_audit import clusters
+
+from pfml.audit import audit, audit_run, corrections_of, read_decisions, write_suspects, write_table
+from pfml.cli import main
+from pfml.data import ImageSet, LabelNoise, RetrievalData, load_data
+from pfml.data.corrections import Corrections
+from pfml.models import EmbedderConfig
+from pfml.report.audit_page import audit_page
+from pfml.report.page import render
+from pfml.training import DataConfig, LossConfig, RunConfig, run
+from pfml.training.run import prepare_data
+from small_data import small_config
+
+COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 40), "red": (220, 30, 30), "grey": (128, 128, 128)}
+
+
+@pytest.fixture(scope="module")
+def judged():
+    points, images, true = clusters()
+    return audit(points, images, true_labels=true, compare=["k-NN disagreement"])
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Three classes to train on and one unseen, twelve pictures each, as a table with splits."""
+    folder = tmp_path_factory.mktemp("pictures")
+    random = torch.Generator().manual_seed(0)
+    rows = []
+    for name, colour in COLOURS.items():
+        for number in range(12):
+            shift = torch.randint(-12, 13, (3,), generator=random).tolist()
+            level = tuple(max(0, min(255, c + s)) for c, s in zip(colour, shift, strict=True))
+            Image.new("RGB", (20, 20), level).save(folder / f"{name}-{number}.png")
+            rows.append((f"{name}-{number}.png", name, "test" if name == "grey" else "train"))
+    with open(folder / "table.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("path", "label", "split"), *rows])
+    return folder / "table.csv"
+
+
+@pytest.fixture(scope="module")
+def noisy_run(pictures, tmp_path_factory):
+    """A zero-shot run on the pictures with wrong labels: colours need no training."""
+    out = tmp_path_factory.mktemp("runs") / "noisy"
+    small = small_config()
+    config = RunConfig(
+        epochs=1,
+        warm_up_epochs=0,
+        batch_norm="train",
+        batch=replace(small.batch, size=12, samples_per_class=4),
+        optimizer=replace(small.optimizer, lr=1e-5),
+        loss=LossConfig("pfml", {"proxies_per_class": 1}),
+        device="cpu",
+        data=DataConfig(str(pictures), noise=LabelNoise(rate=0.2)),
+        model=EmbedderConfig("convnet", weights="none", embedding_dim=8),
+    )
+    run(config, out)
+    return out
+
+
+def test_listed_labels_are_replaced_by_the_suggested_ones(judged):
+    corrections = corrections_of(judged)
+    assert corrections.dropped == 0
+    corrected = corrections.apply(judged.images)
+    wrong_before = int((judged.images.labels != judged.true_labels).sum())
+    assert wrong_before == 36
+    assert int((corrected.labels != judged.true_labels).sum()) <= 2
+
+
+def test_listed_images_are_left_out(judged):
+    kept = corrections_of(judged, policy="drop").apply(judged.images)
+    assert len(kept) == len(judged.images) - len(judged.listed())
+    dropped = set(judged.images.sources) - set(kept.sources)
+    assert dropped == {judged.images.name_of(k) for k in judged.listed().tolist()}
+
+
+def test_a_higher_threshold_corrects_fewer(judged):
+    assert len(corrections_of(judged, threshold=1.0)) < len(corrections_of(judged, threshold=0.5))
+
+
+def test_an_unknown_policy_is_refused(judged):
+    with pytest.raises(ValueError, match="policy must be one of relabel, drop, keep"):
+        corrections_of(judged, policy="delete")
+
+
+def test_decisions_go_before_the_policy(judged, tmp_path):
+    first, second, third, fourth = judged.listed()[:4].tolist()
+    names = judged.images.class_names
+    elsewhere = next(c for c in range(6) if c not in (judged.images.labels[third], judged.scores.suggested[third]))
+    table = tmp_path / "decisions.csv"
+    with open(table, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("path", "decision", "label"))
+        writer.writerow((judged.images.name_of(first), "relabel", names[elsewhere]))
+        writer.writerow((judged.images.name_of(first), "accept", ""))  # the last line counts
+        writer.writerow((judged.images.name_of(second), "reject", ""))
+        writer.writerow((judged.images.name_of(third), "relabel", names[elsewhere]))
+        writer.writerow((judged.images.name_of(fourth), "drop", ""))
+    decided = corrections_of(judged, policy="keep", decisions=table).labels
+    assert decided == {first: int(judged.scores.suggested[first]), third: elsewhere, fourth: None}
+    others = corrections_of(judged, policy="drop", decisions=table).labels
+    assert others[first] == int(judged.scores.suggested[first])
+    assert second not in others
+    assert len(others) == len(judged.listed()) - 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["path,decision"], "must have the columns path, decision and label"),
+        (["path,decision,label", "nowhere,accept,"], "line 2 must name a training image"),
+        (["path,decision,label", "image-1,acept,"], "did you mean"),
+        (["path,decision,label", "image-1,relabel,z"], "must relabel to a training class"),
+    ],
+)
+def test_decisions_that_cannot_be_read_are_refused(judged, tmp_path, lines, message):
+    (tmp_path / "decisions.csv").write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match=message):
+        read_decisions(tmp_path / "decisions.csv", judged)
+
+
+def test_a_list_of_corrections_is_read_as_it_was_written(judged, tmp_path):
+    corrections = Corrections({3: 1, 7: None, 40: 5})
+    corrections.write(tmp_path / "list.csv", judged.images)
+    assert Corrections.read(tmp_path / "list.csv", judged.images) == corrections
+
+
+def test_a_list_for_other_labels_is_refused(judged, tmp_path):
+    corrections_of(judged).write(tmp_path / "list.csv", judged.images)
+    clean = judged.images.with_labels(judged.true_labels)
+    with pytest.raises(ValueError, match="the list was made for other labels"):
+        Corrections.read(tmp_path / "list.csv", clean)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["path,label"], "give it as data.name"),
+        (["nowhere,a,b"], "must name a training image"),
+        (["image-0,a"], "must have 3 cells"),
+    ],
+)
+def test_a_broken_list_is_refused(judged, tmp_path, lines, message):
+    header = [] if "path" in lines[0] else ["image,given class,corrected class"]
+    (tmp_path / "list.csv").write_text("\n".join([*header, *lines]) + "\n")
+    with pytest.raises(ValueError, match=message):
+        Corrections.read(tmp_path / "list.csv", judged.images)
+
+
+def test_a_class_keeps_an_image():
+    images = ImageSet(torch.zeros(3, 3, 2, 2, dtype=torch.uint8), torch.tensor([0, 0, 1]), ("a", "b"))
+    with pytest.raises(ValueError, match="must leave every class an image, got none left of 'b'"):
+        Corrections({2: None}).apply(images)
+
+
+def test_the_table_keeps_the_division_and_is_a_data_set(pictures, tmp_path):
+    data = load_data(str(pictures))
+    first, second = 0, 1
+    write_table(tmp_path / "new" / "corrected.csv", data, Corrections({first: 2, second: None}))
+    again = load_data(str(tmp_path / "new" / "corrected.csv"))
+    assert again.train.class_names == data.train.class_names
+    assert (len(again.train), len(again.test)) == (len(data.train) - 1, len(data.test))
+    assert int(again.train.labels[0]) == 2
+    assert again.train.images[0].resolve() == data.train.images[first].resolve()
+    assert data.train.images[second].resolve() not in {path.resolve() for path in again.train.images}
+
+
+def test_drawn_images_have_no_table(tmp_path):
+    _points, images, _ = clusters()
+    other = replace(images, class_names=tuple("uvwxyz"))
+    with pytest.raises(ValueError, match="--data.corrections"):
+        write_table(tmp_path / "table.csv", RetrievalData("drawn", images, other), Corrections({}))
+
+
+def test_a_run_knows_its_truth_also_after_corrections(noisy_run, tmp_path):
+    found, data = audit_run(noisy_run)
+    assert found.true_labels is not None
+    assert int((found.true_labels != data.train.labels).sum()) == 7
+    wrong = (found.true_labels != data.train.labels).nonzero()[:, 0].tolist()
+    half = Corrections({wrong[0]: int(found.true_labels[wrong[0]]), wrong[1]: None})
+    half.write(tmp_path / "list.csv", data.train)
+    config = DataConfig(data_path(noisy_run), noise=LabelNoise(rate=0.2), corrections=tmp_path / "list.csv")
+    corrected, _ = prepare_data(config)
+    assert len(corrected.train) == len(data.train) - 1
+    assert any("1 images another label and leaves 1 out" in remark for remark in corrected.remarks)
+
+
+def data_path(folder):
+    from pfml.training.config_files import read_config
+
+    return read_config(folder / "config.yaml").data.name
+
+
+def test_the_laws_and_models_of_an_audit_are_those_asked_for(noisy_run):
+    from pfml.training import load_field
+
+    assert audit_run(noisy_run, law="run")[0].law == load_field(noisy_run).law
+    fitted = audit_run(noisy_run)[0]
+    assert fitted.law != load_field(noisy_run).law
+    other = audit_run(noisy_run, model=noisy_run / "model")[0]  # the same embedder, without the run's proxies
+    torch.testing.assert_close(other.points, fitted.points)
+    assert (
+        other.attractions
+        < audit(fitted.points, fitted.images, law=other.law, proxies=load_field(noisy_run).proxies).attractions
+    ).all()
+
+
+def test_the_page_shows_suspects_and_the_comparison(judged):
+    suspects = judged.suspects(judged.ranked(2), neighbours=3)
+    html = render(audit_page(judged, suspects, title="Audit of <run>"))
+    assert "Audit of &lt;run&gt;" in html
+    assert f"{suspects[0].given}, rather {suspects[0].suggested}?" in html
+    assert "k-NN disagreement" in html
+    assert html.count("<figure>") == 2 + 2  # suspects, scores, precision over recall
+
+
+def test_suspects_are_written_with_their_evidence(judged, tmp_path):
+    suspects = judged.suspects(judged.ranked(40), neighbours=2)
+    write_suspects(tmp_path / "audit" / "suspects.csv", suspects, judged.listed())
+    with open(tmp_path / "audit" / "suspects.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["path"] for row in rows] == [one.image for one in suspects]
+    assert [row["listed"] for row in rows].count("yes") == len(judged.listed())
+    assert rows[0]["suggested"] == suspects[0].suggested
+    assert rows[0]["neighbours"].count(" at ") == 2
+
+
+def test_the_command_goes_from_a_run_to_a_run_on_corrected_labels(noisy_run, tmp_path, capsys):
+    out = tmp_path / "corrected.csv"
+    decisions = tmp_path / "decisions.csv"
+    with open(noisy_run / "noise.csv", newline="") as file:
+        wrong = list(csv.DictReader(file))
+    lines = [f"{row['image']},relabel,{row['true class']}" for row in wrong]
+    decisions.write_text("\n".join(["path,decision,label", *lines]) + "\n")
+    main(["audit", str(noisy_run), "--top", "3", "--apply", "--decisions", str(decisions), "--out", str(out)])
+    printed = capsys.readouterr().out
+    assert "7 images relabelled, 0 left out" in printed
+    assert (noisy_run / "audit" / "audit.html").is_file()
+    listed = noisy_run / "audit" / "corrections.csv"
+    config = DataConfig(data_path(noisy_run), noise=LabelNoise(rate=0.2), corrections=listed)
+    assert prepare_data(config)[0].train.labels.tolist() == load_data(data_path(noisy_run)).train.labels.tolist()
+    assert load_data(str(out)).train.labels.tolist() == load_data(data_path(noisy_run)).train.labels.tolist()
+
+
+def test_what_apply_does_needs_apply(noisy_run, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="give --apply, too"):
+        main(["audit", str(noisy_run), "--policy", "drop"])

