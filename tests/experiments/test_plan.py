@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from pfml.experiments.base_configs import DATASET_BACKBONES, PROXY_COUNTS, base_config
-from pfml.experiments.plan import EXPERIMENTS, PAPER_SWEEPS, PlanOptions, plan_experiment
+from pfml.experiments.catalogue import EXPERIMENTS, PAPER_SWEEPS
+from pfml.experiments.plan import PlanOptions, plan_experiment
 from pfml.training import METHODS
 from pfml.training.run import StorageConfig
 

@@ -36,8 +36,9 @@ def experiment(
 ) -> None:
     """Run an experiment of the paper, all of it that is not done yet; without a name, list them."""
     from pfml.experiments import command
+    from pfml.experiments.catalogue import THEORY
     from pfml.experiments.pictures import draw_fields
-    from pfml.experiments.plan import THEORY, PlanOptions, plan_experiment
+    from pfml.experiments.plan import PlanOptions, plan_experiment
     from pfml.experiments.study import read_study
     from pfml.training.interrupts import Interrupted
 

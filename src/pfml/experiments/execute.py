@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pfml.experiments.catalogue import EXPERIMENTS
 from pfml.experiments.claims import claim
 from pfml.experiments.estimate import Estimator
 from pfml.experiments.pictures import draw_pictures
-from pfml.experiments.plan import EXPERIMENTS, Plan
+from pfml.experiments.plan import Plan
 from pfml.experiments.planned_run import PlannedRun, result_key
 from pfml.experiments.record import now, record_of
 from pfml.experiments.store import ResultsStore

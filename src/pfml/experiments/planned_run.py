@@ -27,7 +27,7 @@ class PlannedRun:
     """A run that an experiment consists of.
 
     Args:
-        experiment: A key of `pfml.experiments.plan.EXPERIMENTS`.
+        experiment: A key of `pfml.experiments.catalogue.EXPERIMENTS`.
         dataset: As in `pfml.data.DATASETS`.
         method: A key of `pfml.training.METHODS`.
         backbone: As in the names of the shipped configurations.

@@ -144,7 +144,7 @@ class ResultsStore:
         try:
             record = json.loads(line)
             _check(record)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             self._remark(number, f"is not a record and was ignored: {error}")
             return None
         return record

@@ -70,7 +70,7 @@ def read_study(folder: Path) -> Study:
         complete = [(float(score), values) for state, score, values in trials if state == "complete"]
         about = (str(config["loss"]["name"]), str(config["data"]["name"]), str(config["model"]["backbone"]))
         told = {name: record[name] for name in ("metric", "split", "space")} | {"epochs": config["epochs"]}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} must be what pfml tune writes, but it cannot be read: {error!r}") from None
     if not complete:
         raise ValueError(
