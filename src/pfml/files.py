@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-__all__ = ["DamagedFileError", "load_tensors", "refuse_non_finite", "save_tensors", "sha256_of", "write_atomically"]
+__all__ = [
+    "DamagedFileError",
+    "load_tensors",
+    "named_errors",
+    "refuse_non_finite",
+    "remove_partials",
+    "save_tensors",
+    "sha256_of",
+    "write_atomically",
+]
 
 
 class DamagedFileError(ValueError):
@@ -23,8 +34,15 @@ class DamagedFileError(ValueError):
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write `content` to `path` so that a reader, also after a power cut, finds the old file or the new one."""
-    with _replacing(Path(path)) as temporary:
-        temporary.write_bytes(content)
+    path = Path(path)
+    temporary = _temporary(path)
+    try:
+        _write_to_disk(temporary, content)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> str:
@@ -32,15 +50,25 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
 
     Tensors may be tied, strided or on any device. Tied ones are stored once for each name.
     """
-    with _replacing(Path(path)) as temporary:
-        temporary.touch()
-        permissions = temporary.stat().st_mode  # those of any new file; safetensors makes its files private
+    path = Path(path)
+    # a folder, since safetensors has a temporary file of its own beside the one it is told to write
+    staging = _temporary(path)
+    staging.mkdir()
+    written = staging / path.name
+    try:
         try:
-            save_file(_separate(tensors), temporary, metadata)
+            save_file(_separate(tensors), written, metadata)
         except SafetensorError as error:  # its way to say that a disk is full
             raise OSError(f"{path} could not be written: {error}") from None
-        temporary.chmod(permissions)
-        return sha256_of(temporary)
+        written.chmod(staging.stat().st_mode & 0o666)  # as any new file; safetensors makes its files private
+        with open(written, "r+b") as file:
+            os.fsync(file.fileno())
+        sha256 = sha256_of(written)
+        os.replace(written, path)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    _sync_folder(path.parent)
+    return sha256
 
 
 def load_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
@@ -77,26 +105,57 @@ def refuse_non_finite(tensors: dict[str, Tensor], where: str | Path) -> None:
             )
 
 
+@contextmanager
+def named_errors(path: Path, what: str, *errors: type[Exception]) -> Iterator[None]:
+    """Make the errors of a parser, which does not know what file it reads, DamagedFileErrors that name `path`.
+
+    Args:
+        path: The file that is read within the block.
+        what: What it must be, in words.
+        errors: Which errors; those of text and of CSV tables if none are given.
+    """
+    try:
+        yield
+    except DamagedFileError:
+        raise
+    except errors or (UnicodeDecodeError, csv.Error) as error:
+        said = str(error).split("\n")[0][:200] or type(error).__name__
+        raise DamagedFileError(f"{path} must be {what}, got one that cannot be read: {said}") from None
+
+
 def sha256_of(path: Path) -> str:
     """The SHA-256 of a file, as 64 hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`; what was written there replaces `path`, unless the block raises."""
-    # in the same folder, since a rename is atomic within one file system only
-    temporary = path.with_name(f".{path.name}.{uuid4().hex[:12]}.partial")
+def remove_partials(folder: Path, name: str) -> None:
+    """Remove what killed writers of files whose names match the pattern `name` have left in `folder`."""
+    for left in folder.glob(f".{name}.partial"):
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
+
+
+def _temporary(path: Path) -> Path:
+    """A fresh name in the same folder, since a rename is atomic within one file system only."""
+    return path.with_name(f".{path.name}.{uuid4().hex[:12]}.partial")
+
+
+def _write_to_disk(path: Path, content: bytes) -> None:
+    """Write a new file and force it to disk; where the system can, it has no name before it is whole."""
     try:
-        yield temporary
-        with open(temporary, "r+b") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+        descriptor = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
+    except (AttributeError, OSError):  # not Linux, or a file system without such files
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(descriptor)
+        if not path.exists():
+            # the first argument is absolute; naming a folder is what makes Python follow the link in /proc
+            os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -117,6 +117,14 @@ def test_a_server_that_does_not_answer_is_an_error_that_names_it(index):
         export_qdrant(index, "letters", url="http://127.0.0.1:9")
 
 
+def test_a_folder_that_another_client_has_is_an_error_that_names_it(index, tmp_path):
+    other = QdrantClient(path=str(tmp_path / "qdrant"))
+    with pytest.raises(OSError, match=r"qdrant must be free to be written to"):
+        export_qdrant(index, "birds", path=tmp_path / "qdrant")
+    other.close()
+    assert export_qdrant(index, "birds", path=tmp_path / "qdrant").points == len(index)
+
+
 @pytest.mark.parametrize("places", [{}, {"url": "http://localhost", "path": "folder"}])
 def test_one_place_must_be_given(places, index):
     with pytest.raises(ValueError, match="either the address of a server or a folder"):

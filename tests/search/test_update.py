@@ -112,6 +112,29 @@ def test_a_table_gives_classes_and_another_label_needs_no_embedding(index, embed
     assert set(names_of(index)) == {"a/2.png", "b/3.png", "b/4.png", "b/deep/5.png"}
 
 
+def test_an_image_has_one_entry_from_wherever_its_folder_or_table_is_named(
+    index, embedder, images, tmp_path, monkeypatch
+):
+    update_index(index, embedder, list_images(images))
+    (tmp_path / "lists").mkdir()
+    monkeypatch.chdir(tmp_path / "lists")
+    listing = list_images(f"../{images.name}")
+    assert listing == list_images(images)
+    assert update_index(index, embedder, listing).unchanged == len(index) == 5
+    table = tmp_path / "lists" / "corrected.csv"
+    table.write_text(f"path,label\n../{images.name}/a/1.png,cat\n../{images.name}/b/3.png,b\n")
+    update = update_index(index, embedder, list_images(table))
+    assert (update.added, update.relabelled, update.unchanged, len(index)) == (0, 1, 1, 5)
+
+
+def test_a_path_through_a_link_leads_where_the_system_says(images, tmp_path):
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere" / "deep")
+    shutil.copytree(images, tmp_path / "elsewhere" / images.name)
+    found = list_images(tmp_path / "link" / ".." / images.name)
+    assert found.source == str((tmp_path / "elsewhere" / images.name).resolve())
+
+
 def test_images_of_other_folders_stay(index, embedder, images, tmp_path):
     update_index(index, embedder, list_images(images))
     other = write_images(tmp_path / "other images", ["z.png"])

@@ -1,5 +1,6 @@
 import csv
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -74,6 +75,16 @@ def test_a_run_resumes_from_another_working_directory(folder, tmp_path, monkeypa
     monkeypatch.chdir("/")
     again = run(read_config(tmp_path / "run" / "config.yaml"), tmp_path / "run", resume=True)
     assert again["last"] == first["last"]
+
+
+def test_a_list_of_wrong_labels_is_found_from_another_working_directory(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    Path("wrong.csv").write_text(f"{folder.name}/a/3.png,b\n")
+    noise = LabelNoise(variant="list", file=Path("wrong.csv"))
+    run(config(folder, data=DataConfig(folder.name, noise=noise)), tmp_path / "run")
+    monkeypatch.chdir("/")
+    saved = read_config(tmp_path / "run" / "config.yaml")
+    assert prepare_data(saved.data)[1].wrong == 1
 
 
 def test_a_run_does_not_resume_with_other_noise(folder, tmp_path):

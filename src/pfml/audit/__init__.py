@@ -2,7 +2,7 @@
 
 from pfml.audit.decisions import corrections_of, read_decisions, write_suspects, write_table
 from pfml.audit.quality import Detection, detection, precision_recall
-from pfml.audit.run_audit import audit_run
+from pfml.audit.run_audit import audit_run, write_corrections
 from pfml.audit.suspects import Audit, Neighbour, Suspect, audit
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "detection",
     "precision_recall",
     "read_decisions",
+    "write_corrections",
     "write_suspects",
     "write_table",
 ]

@@ -13,7 +13,7 @@ from torch import Tensor
 from pfml.audit.suspects import Audit, Suspect
 from pfml.data import ImageSet, RetrievalData
 from pfml.data.corrections import Corrections
-from pfml.files import write_atomically
+from pfml.files import named_errors, write_atomically
 from pfml.words import did_you_mean
 
 __all__ = ["POLICIES", "corrections_of", "read_decisions", "write_suspects", "write_table"]
@@ -69,7 +69,7 @@ def read_decisions(path: Path, audit: Audit) -> dict[int, int | None]:
         raise FileNotFoundError(f"the decisions must be a CSV file, got {path}, which is none")
     index_of = _positions(audit.images)
     decided: dict[int, int | None] = {}
-    with path.open(encoding="utf-8-sig", newline="") as text:
+    with named_errors(path, "a CSV table in UTF-8"), path.open(encoding="utf-8-sig", newline="") as text:
         table = csv.DictReader(text)
         header = table.fieldnames or []
         missing = [column for column in ("path", "decision", "label") if column not in header]

@@ -13,6 +13,7 @@ from torch import Tensor
 from pfml.audit.scores import K
 from pfml.audit.suspects import Audit, audit
 from pfml.data import RetrievalData
+from pfml.data.corrections import Corrections
 from pfml.data.decoding import Track
 from pfml.evaluation import embed
 from pfml.models import load_embedder
@@ -23,7 +24,7 @@ from pfml.training.methods import METHODS
 from pfml.training.run import prepare_data
 from pfml.training.run_folder import RunFolder
 
-__all__ = ["audit_run"]
+__all__ = ["audit_run", "write_corrections"]
 
 
 def audit_run(
@@ -69,6 +70,24 @@ def audit_run(
         ),
         data,
     )
+
+
+def write_corrections(run: str | Path, path: Path, corrections: Corrections) -> None:
+    """Write corrections of an audited run as the list to train on next, in place of the run's own list.
+
+    They are for the labels that the run trained on. A run that was corrected already has a list of its own, whose
+    lines stay in the new one: else training on the new list would bring the corrected labels back.
+
+    Args:
+        run: Folder of the run that was audited.
+        path: Where to.
+        corrections: See `corrections_of`.
+    """
+    config = read_config(RunFolder(Path(run)).config).data
+    before, _ = prepare_data(replace(config, corrections=None))
+    if config.corrections is not None:
+        corrections = Corrections.read(config.corrections, before.train).then(corrections, before.train)
+    corrections.write(path, before.train)
 
 
 def _true_labels(config: DataConfig, data: RetrievalData) -> Tensor | None:

@@ -106,7 +106,7 @@ def _apply(
     decisions: Path | None,
     out: Path | None,
 ) -> None:
-    from pfml.audit import corrections_of, write_table
+    from pfml.audit import corrections_of, write_corrections, write_table
 
     chosen = policy or ("relabel" if decisions is None else "keep")
     corrections = corrections_of(found, policy=chosen, threshold=threshold, decisions=decisions)
@@ -114,7 +114,7 @@ def _apply(
     path = run / "audit" / "corrections.csv"
     if out is not None:
         write_table(out, data, corrections)
-    corrections.write(path, found.images)
+    write_corrections(run, path, corrections)
     relabelled = len(corrections) - corrections.dropped
     print_line(console, f"{path}: {relabelled:,} images relabelled, {corrections.dropped:,} left out")
     print_line(console, f"train again: pfml train --config {run / 'config.yaml'} --data.corrections {path}")
@@ -124,13 +124,15 @@ def _apply(
 
 def _print_suspects(console: Console, found: Audit, shown: list[Suspect], listed: int) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     title = f"{listed:,} of {len(found.images):,} labels are probably wrong (estimate {100 * found.noise_rate:.1f} %)"
     table = Table("image", "given", "suggested", "score", "confidence", "neighbours", title=title)
     for one in shown:
         labels = [other.label for other in one.neighbours]
         counted = ", ".join(f"{labels.count(label)} {label}" for label in dict.fromkeys(labels))
-        table.add_row(one.image, one.given, one.suggested, f"{one.score:.2f}", f"{one.confidence:.2f}", counted)
+        cells = (one.image, one.given, one.suggested, f"{one.score:.2f}", f"{one.confidence:.2f}", counted)
+        table.add_row(*map(Text, cells))  # names may hold brackets, which rich would read as markup
     console.print(table)
     if found.noise_rate == 0:
         print_line(console, "the scores do not fall into two groups: no label is listed as wrong")

@@ -43,6 +43,7 @@ def print_results(console: Console, results: dict[str, Any]) -> None:
 def print_scores(console: Console, title: str, rows: dict[str, dict[str, float]]) -> None:
     """A table of metrics in %, one row for each name."""
     from rich.table import Table
+    from rich.text import Text
 
     headings = {"r_precision": "RP", "map_at_r": "MAP@R", "nmi": "NMI"}
     first = next(iter(rows.values()))
@@ -50,5 +51,6 @@ def print_scores(console: Console, title: str, rows: dict[str, dict[str, float]]
     shown = {**recalls, **{key: heading for key, heading in headings.items() if key in first}}
     table = Table("", *shown.values(), title=title)
     for name, scores in rows.items():
-        table.add_row(name, *(f"{100 * scores[key]:.1f}" for key in shown))
+        # a name may be a path with brackets, which rich would read as markup
+        table.add_row(Text(name), *(f"{100 * scores[key]:.1f}" for key in shown))
     console.print(table)

@@ -196,9 +196,11 @@ def _remove(console: Console, index: ImageIndex, places: list[Path], class_names
     """Remove images by path, folders of them, and classes."""
     if not places and not class_names:
         return
+    from pfml.search.listing import plain_path
+
     known = [entry.path for entry in index.entries()]
     chosen: dict[str, None] = {}
-    for place in map(Path.absolute, places):
+    for place in map(plain_path, places):
         below = [path for path in known if place in Path(path).parents]
         chosen |= dict.fromkeys(below or [str(place)])  # the index refuses what it does not have
     count = index.remove(paths=list(chosen), class_names=class_names)

@@ -33,7 +33,9 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
     out = out or free_folder(Path("runs"), f"{Path(config.data.name).stem}-{config.loss.name}")
     print_line(console, f"{config.loss.name} on {config.data.name}, {config.model.backbone}, in {out}")
     monitor = ProgressMonitor(console)
-    untrained = _untrained(config, monitor) if resume is None else None
+    # a run that was interrupted before its end has not noted what the untrained network finds
+    noted = [entry["test"] for entry in RunFolder(out).entries("untrained")] if resume is not None else []
+    untrained = noted[-1] if noted else _untrained(config, monitor)
     try:
         results = run(config, out, resume=resume is not None, monitor=monitor)
     except Interrupted as interrupt:
@@ -41,7 +43,8 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
         sys.exit(128 + interrupt.signal)
     print_results(console, results)
     if untrained is not None:
-        RunFolder(out).append("untrained", 0, test=untrained)  # for the report
+        if not noted:
+            RunFolder(out).append("untrained", 0, test=untrained)  # for the report
         print_line(console, comparison(untrained, results))
     print_line(console, f"{out}: config, log, results; the model: pfml.load_embedder({str(out)!r})")
     if is_own(config.data.name):

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from pfml.data.image_set import ImageSet
-from pfml.files import write_atomically
+from pfml.files import named_errors, write_atomically
 
 __all__ = ["Corrections"]
 
@@ -56,6 +56,13 @@ class Corrections:
             )
         return images.with_labels(labels).subset(kept)
 
+    def then(self, later: Corrections, images: ImageSet) -> Corrections:
+        """These corrections of `images` and then `later`, whose positions count what these leave, as one list."""
+        kept = [k for k in range(len(images)) if self.labels.get(k, 0) is not None]
+        both = {**self.labels, **{kept[index]: label for index, label in later.labels.items()}}
+        given = images.labels.tolist()
+        return Corrections({index: label for index, label in both.items() if label != given[index]})
+
     def write(self, path: Path, images: ImageSet) -> None:
         """Write the list; `path` is either complete or as it was. `images` have the given labels."""
         text = io.StringIO()
@@ -76,7 +83,10 @@ class Corrections:
         index_of = {name: k for k, name in enumerate(images.short_names())}
         class_of = {name: k for k, name in enumerate(images.class_names)}
         labels: dict[int, int | None] = {}
-        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as text:
+        with (
+            named_errors(path, "a CSV table in UTF-8"),
+            path.open(encoding="utf-8", errors="surrogateescape", newline="") as text,
+        ):
             table = csv.reader(text)
             header = tuple(next(table, ()))
             if header != COLUMNS:

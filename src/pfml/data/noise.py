@@ -13,13 +13,14 @@ from torch import Tensor
 
 from pfml.data.image_set import ImageSet
 from pfml.data.randomness import generator_for
-from pfml.files import write_atomically
+from pfml.files import named_errors, write_atomically
 from pfml.words import did_you_mean
 
 __all__ = ["VARIANTS", "Corruption", "LabelNoise", "corrupt"]
 
 VARIANTS = ("exact", "with-own", "bernoulli", "list")
 COLUMNS = ("image", "true class", "given class")
+TABLE = "a CSV table in UTF-8"
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Corruption:
         index_of = {name: k for k, name in enumerate(images.short_names())}
         class_of = {name: k for k, name in enumerate(images.class_names)}
         given_labels: dict[int, int] = {}
-        with Path(path).open(encoding="utf-8", newline="") as text:
+        with named_errors(path, TABLE), Path(path).open(encoding="utf-8", newline="") as text:
             table = csv.reader(text)
             header = tuple(next(table, ()))
             if header != COLUMNS:
@@ -223,7 +224,7 @@ def _listed(images: ImageSet, file: Path) -> Corruption:
 
 
 def _list_rows(file: Path) -> list[tuple[str, str]]:
-    with Path(file).open(encoding="utf-8-sig", newline="") as text:
+    with named_errors(file, TABLE), Path(file).open(encoding="utf-8-sig", newline="") as text:
         table = csv.reader(text)
         rows = []
         for cells in table:

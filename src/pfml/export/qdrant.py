@@ -89,7 +89,10 @@ def _client(url: str | None, path: str | Path | None, api_key: str | None) -> It
     from qdrant_client import QdrantClient
     from qdrant_client.http.exceptions import ApiException
 
-    client = QdrantClient(url=url, api_key=api_key) if path is None else QdrantClient(path=str(path))
+    try:
+        client = QdrantClient(url=url, api_key=api_key) if path is None else QdrantClient(path=str(path))
+    except RuntimeError as error:  # its way to say that another process has the folder
+        raise OSError(f"{path} must be free to be written to, got: {error}") from None
     try:
         yield client
     except ApiException as error:

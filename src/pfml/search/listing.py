@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from pfml.data.image_set import ImageSet
 from pfml.data.readers import read_table
 from pfml.data.readers.folder import image_files
 
-__all__ = ["Listing", "list_images"]
+__all__ = ["Listing", "list_images", "plain_path"]
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,23 @@ def list_images(place: str | Path) -> Listing:
     `train` and `test` with folders in them, these are the classes. An image that lies in `place` itself has no class.
     A table is read by `pfml.data.read_table`: its labels are the classes.
     """
-    place = Path(place).expanduser().absolute()
+    place = plain_path(Path(place).expanduser())
     if place.is_dir():
         return _of_folder(place)
     if place.suffix.lower() == ".csv":
         return _of_table(place)
     raise FileNotFoundError(f"images to index must be a folder or a .csv file, got {place}, which is neither")
+
+
+def plain_path(path: Path) -> Path:
+    """The absolute path without "..", so that an image has one name from wherever a folder or table names it."""
+    path = path.absolute()
+    if ".." not in path.parts:
+        return path
+    plain = Path(os.path.normpath(path))
+    # after a link to a folder, ".." leads elsewhere than the text says
+    is_elsewhere = path.exists() and not (plain.exists() and plain.samefile(path))
+    return path.resolve() if is_elsewhere else plain
 
 
 def _of_folder(folder: Path) -> Listing:
@@ -79,4 +91,4 @@ def _named(images: ImageSet) -> dict[str, str]:
     """Path -> class name."""
     assert not isinstance(images.images, Tensor)
     names = (images.class_names[label] for label in images.labels.tolist())
-    return {str(path.absolute()): name for path, name in zip(images.images, names, strict=True)}
+    return {str(plain_path(path)): name for path, name in zip(images.images, names, strict=True)}

@@ -26,6 +26,7 @@ from pfml.data.datasets import DATASETS
 from pfml.data.decoded import DecodedImages
 from pfml.data.sources import ImageSource
 from pfml.data.splits import VALIDATION_SPLITS
+from pfml.files import write_atomically
 from pfml.models import Embedder, EmbedderConfig
 from pfml.training.checkpoint import has_checkpoint
 from pfml.training.config import TrainConfig
@@ -121,10 +122,11 @@ def _absolute(data: DataConfig) -> DataConfig:
     name = data.name
     if name not in DATASETS and Path(name).expanduser().exists():
         name = str(Path(name).expanduser().absolute())
-    root, corrections = (
-        None if path is None else path.expanduser().absolute() for path in (data.root, data.corrections)
+    root, corrections, noise_file = (
+        None if path is None else path.expanduser().absolute()
+        for path in (data.root, data.corrections, data.noise.file)
     )
-    return replace(data, name=name, root=root, corrections=corrections)
+    return replace(data, name=name, root=root, corrections=corrections, noise=replace(data.noise, file=noise_file))
 
 
 def prepare_data(config: DataConfig) -> tuple[RetrievalData, Corruption | None]:
@@ -210,10 +212,18 @@ def _train(
             monitor.remark(f"{folder.path} has no checkpoint yet: training begins at its first step")
             folder.forget_after(0, 0)
         else:
-            write_config(folder.config, config)
+            write_config(folder.config, _with_own_corrections(config, folder))
         if corruption is not None and not has_checkpoint(folder.checkpoints):
             corruption.write(folder.noise)
         return training.run()
+
+
+def _with_own_corrections(config: TrainConfig, folder: RunFolder) -> TrainConfig:
+    """`config` with a copy of its list of corrections in the run's folder: others may change the list itself."""
+    if not isinstance(config, RunConfig) or config.data.corrections is None:
+        return config
+    write_atomically(folder.corrections, config.data.corrections.read_bytes())
+    return replace(config, data=replace(config.data, corrections=folder.corrections.absolute()))
 
 
 def open_sources(

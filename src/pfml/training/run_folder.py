@@ -3,6 +3,7 @@
 config.yaml    the resolved configuration; `pfml train --config` takes it
 log.jsonl      one JSON object per line: steps, evaluations, remarks
 noise.csv      which training labels were changed, if any were
+corrections.csv  which were put right, if any were: a copy of the list, which others may change
 checkpoints/   where training can go on
 model/         the embedder of the last epoch; model-validation/ the one that validation chose
 loss/          the loss of the last epoch: proxies, hyper-parameters, class names
@@ -13,10 +14,11 @@ tensorboard/   the same curves, if TensorBoard is installed
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
-from pfml.files import write_atomically
+from pfml.files import remove_partials, write_atomically
 
 __all__ = ["RunFolder"]
 
@@ -29,6 +31,7 @@ class RunFolder:
         self.config = self.path / "config.yaml"
         self.log = self.path / "log.jsonl"
         self.noise = self.path / "noise.csv"
+        self.corrections = self.path / "corrections.csv"
         self.checkpoints = self.path / "checkpoints"
         self.model = self.path / "model"
         self.validation_model = self.path / "model-validation"
@@ -54,20 +57,26 @@ class RunFolder:
 
     def forget_after(self, step: int, evaluations: int) -> None:
         """Drop what a resumed run will write again: lines later than `step`, and all but so many evaluations."""
-        for partial in self.path.glob(".*.partial"):  # left by a kill
-            partial.unlink(missing_ok=True)
+        remove_partials(self.path, "*")  # left by a kill
         if not self.log.exists():
             return
-        lines = self.log.read_text(encoding="utf-8").splitlines()
-        kept = [entry for line in lines if (entry := _parsed(line)) is not None and entry["step"] <= step]
+        kept = [entry for entry in self._lines() if entry["step"] <= step]
         early = [entry for entry in kept if entry["kind"] == "evaluation"][:evaluations]
         kept = [entry for entry in kept if entry["kind"] != "evaluation" or entry in early]
         write_atomically(self.log, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
 
     def entries(self, kind: str) -> list[dict[str, Any]]:
         """The lines of one kind, oldest first."""
-        lines = self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
-        return [entry for line in lines if (entry := _parsed(line)) is not None and entry["kind"] == kind]
+        return [entry for entry in self._lines() if entry["kind"] == kind]
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """All entries; a line that is none is passed over, with a warning unless a kill may have left it: the last."""
+        lines = self.log.read_bytes().split(b"\n") if self.log.exists() else []
+        entries = [_parsed(line) for line in lines]
+        for number, (line, entry) in enumerate(zip(lines[:-1], entries, strict=False), start=1):
+            if line.strip() and entry is None:
+                warnings.warn(f"{self.log}, line {number} is no entry of a log and was ignored", stacklevel=3)
+        return [entry for entry in entries if entry is not None]
 
     def write_results(self, results: dict[str, Any]) -> None:
         write_atomically(self.results, (json.dumps(results, indent=2) + "\n").encode())
@@ -89,13 +98,14 @@ class RunFolder:
         return self._tensorboard or None
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
-    """A line of the log; None for the half line that a kill may leave."""
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """A line of the log; None for what is none, such as the half line that a kill may leave."""
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return entry if isinstance(entry, dict) and {"kind", "step"} <= entry.keys() else None
+    is_entry = isinstance(entry, dict) and isinstance(entry.get("kind"), str) and isinstance(entry.get("step"), int)
+    return entry if is_entry else None
 
 
 def _numbers(prefix: str, values: dict[str, Any]) -> list[tuple[str, float]]:
