@@ -117,7 +117,7 @@ def test_decisions_go_before_the_policy(judged, tmp_path):
         (["path,decision"], "must have the columns path, decision and label"),
         (["path,decision,label", "nowhere,accept,"], "line 2 must name a training image"),
         (["path,decision,label", "image-1,acept,"], "did you mean"),
-        (["path,decision,label", "image-1,relabel,z"], "must relabel to a training class"),
+        (["path,decision,label", "image-1,relabel,z"], "must name a training class"),
     ],
 )
 def test_decisions_that_cannot_be_read_are_refused(judged, tmp_path, lines, message):

@@ -1,14 +1,17 @@
 """`pfml index`, `pfml search` and `pfml calibrate`."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from pfml.cli import main
+from pfml.data import load_data, with_validation
 from pfml.data.image_set import ImageSet
 from pfml.evaluation import embed
 from pfml.search import ImageIndex, ModelIdentity, Threshold
 from pfml.training import BatchConfig, DataConfig, LossConfig, RunConfig, run
+from pfml.training.config_files import write_config
 from small_data import letters, small_config, small_embedder
 from small_index import write_images
 
@@ -151,6 +154,14 @@ def test_a_run_is_calibrated_on_its_validation_classes_else_on_its_test_classes(
     other = Threshold.load(tmp_path / "run")
     assert other.data == "test classes of glyphs"
     assert other.distance != threshold.distance
+    config_file = tmp_path / "run" / "config.yaml"
+    few = replace(run_config, data=DataConfig("glyphs", validation="fold-3"))
+    assert with_validation(load_data("glyphs"), "fold-3").validation.num_classes < 4
+    write_config(config_file, few)
+    assert "too few to choose and to measure on" in said(
+        capsys, "calibrate", tmp_path / "run", "--false-accept-rate=0.2"
+    )
+    assert Threshold.load(tmp_path / "run").data == "test classes of glyphs"
     assert "does not say its data" in failure(capsys, "calibrate", save_model(tmp_path / "model alone"))
 
 

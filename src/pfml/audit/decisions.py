@@ -61,8 +61,9 @@ def corrections_of(
 def read_decisions(path: Path, audit: Audit) -> dict[int, int | None]:
     """What a person decided: position -> label, None to leave the image out.
 
-    The table has the columns path, decision and label. accept takes the suggested label, reject keeps the given one,
-    relabel takes the class in the column label, drop leaves the image out. The last line on an image counts.
+    The table has the columns path, decision and label. accept takes the suggested label, that in the column label if
+    there is one (what the person saw; another audit may suggest another), reject keeps the given one, relabel takes the
+    class in the column label, drop leaves the image out. The last line on an image counts.
     """
     path = Path(path)
     if not path.is_file():
@@ -92,15 +93,15 @@ def read_decisions(path: Path, audit: Audit) -> dict[int, int | None]:
 def _decided(where: str, audit: Audit, index: int, decision: str, label: str) -> int | None:
     names = audit.images.class_names
     match decision:
-        case "accept":
+        case "accept" if not label:
             return int(audit.scores.suggested[index])
         case "reject":
             return int(audit.images.labels[index])
         case "drop":
             return None
-        case "relabel":
+        case "relabel" | "accept":
             if label not in names:
-                raise ValueError(f"{where} must relabel to a training class, got {label!r}{did_you_mean(label, names)}")
+                raise ValueError(f"{where} must name a training class, got {label!r}{did_you_mean(label, names)}")
             return names.index(label)
     known = ", ".join(DECISIONS)
     raise ValueError(f"{where} must decide one of {known}, got {decision!r}{did_you_mean(decision, DECISIONS)}")

@@ -29,6 +29,7 @@ from pfml.cli.search import (
     index,
     search,
 )
+from pfml.cli.serve import add_serve_arguments, serve
 from pfml.cli.train import add_train_arguments, add_tune_arguments, train, tune
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ COMMANDS: dict[str, Command] = {
     "calibrate": Command(calibrate, add_calibrate_arguments),
     "export": Command(export, add_export_arguments),
     "audit": Command(audit, add_audit_arguments),
+    "serve": Command(serve, add_serve_arguments),
     "methods": Command(methods, add_methods_arguments),
     "report": Command(report, add_report_arguments),
     "demo": Command(demo),

@@ -174,6 +174,7 @@ def add_calibrate_arguments(parser: Parser) -> None:
 def _calibration_images(console: Console, run: Path, data: str | None, root: Path | None) -> tuple[ImageSet, str]:
     """The validation images, or the test images if there are none, and what they are."""
     from pfml.data import load_data, with_validation
+    from pfml.search.calibration import FEWEST_CLASSES
     from pfml.training.config_files import read_config
 
     validation = "none"
@@ -187,8 +188,11 @@ def _calibration_images(console: Console, run: Path, data: str | None, root: Pat
     images = with_validation(load_data(data, root), validation)
     for remark in images.remarks:
         print_line(console, remark)
-    if images.validation is not None:
+    if images.validation is not None and images.validation.num_classes >= FEWEST_CLASSES:
         return images.validation, f"validation classes of {data}"
+    if images.validation is not None:
+        few = images.validation.num_classes
+        print_line(console, f"{few} validation classes are too few to choose and to measure on: test classes instead")
     return images.test, f"test classes of {data}"
 
 

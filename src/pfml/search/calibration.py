@@ -33,6 +33,8 @@ __all__ = ["calibrate", "calibrate_points"]
 #: Bytes of similarities that are held at once.
 MEMORY = 2**26
 CONFIDENCE = 0.95
+#: Two to choose and two to measure on.
+FEWEST_CLASSES = 4
 RESAMPLES = 1000
 
 
@@ -129,8 +131,8 @@ def calibrate_points(
 def _halves(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """Which images belong to either half of the classes, drawn at random."""
     classes = labels.unique()
-    if len(classes) < 4:
-        raise ValueError(f"there must be at least 4 classes, two to choose and two to measure on, got {len(classes)}")
+    if len(classes) < FEWEST_CLASSES:
+        raise ValueError(f"there must be at least {FEWEST_CLASSES} classes, two to choose and two to measure on, got {len(classes)}")
     order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))
     first = torch.isin(labels, classes[order[: len(classes) // 2]])
     return first.nonzero()[:, 0], (~first).nonzero()[:, 0]

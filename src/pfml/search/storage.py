@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pfml.bundles import read_bundle, write_bundle
-from pfml.files import DamagedFileError
+from pfml.files import DamagedFileError, remove_partials
 from pfml.search.identity import ModelIdentity
 from pfml.search.lock import WriterLock
 from pfml.search.segments import Segment, SegmentFile, read_segment, write_segment
@@ -176,3 +176,4 @@ class IndexFolder:
         for path in self.path.glob("segment-*.safetensors"):
             if path.name not in named:
                 path.unlink(missing_ok=True)
+        remove_partials(self.path, "segment-*")

@@ -1,0 +1,58 @@
+"""`pfml serve`: a page over a run."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from pfml.cli.parser import Parser
+
+__all__ = ["add_serve_arguments", "serve"]
+
+PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart"}
+
+
+def serve(
+    run: Path,
+    index: Path | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token: str | None = None,
+    name: list[str] | None = None,
+    map_: Literal["tsne", "pca"] = "tsne",
+    map_points: int = 5000,
+    upload_megabytes: float = 10.0,
+    upload_megapixels: float = 40.0,
+) -> None:
+    """Serve a page over a run: search by image, the map of the embedding, why an image is there, the audit queue."""
+    missing = [package for module, package in PACKAGES.items() if find_spec(module) is None]
+    if missing:
+        raise ImportError(f"pfml serve needs the packages {', '.join(missing)}: pip install 'pfml[serve]'")
+    from pfml.serving import Access, Gallery, Limits, Service
+    from pfml.serving import serve as answer_requests
+
+    if map_points < 1:
+        raise ValueError(f"--map-points must be at least 1, got {map_points}")
+    if not 0 <= port <= 65535:
+        raise ValueError(f"--port must lie in [0, 65535], got {port}")
+    access = Access(host, token, tuple(name or ()))  # before the model is loaded: refused at once
+    limits = Limits(upload_bytes=round(upload_megabytes * 2**20), upload_pixels=round(upload_megapixels * 1e6))
+    gallery = Gallery.open(run, index=index)
+    answer_requests(Service(gallery, limits=limits, map_method=map_, map_points=map_points), access, port)
+
+
+def add_serve_arguments(parser: Parser) -> None:
+    """Add the arguments of `serve`."""
+    add = parser.add_argument
+    add("run", type=Path, help="Folder of a run, or of a saved embedder, with an index in it.")
+    add("--index", type=Path, help="Folder of the index; by default `index` in the run.")
+    add("--host", default="127.0.0.1", help="Address to bind to; any but this machine's own needs --token.")
+    add("--port", type=int, default=8000, help="0 for any free one.")
+    add("--token", help="What requests must carry, at least 16 characters; the page asks for it once.")
+    add("--name", nargs="+", help="Further names of this server that a browser may use.")
+    add("--map_", "--map", choices=("tsne", "pca"), default="tsne", help="How the map is made.")
+    add("--map_points", "--map-points", type=int, default=5000, help="Images on the map; of more, a sample.")
+    add("--upload_megabytes", "--upload-megabytes", type=float, default=10.0, help="Limit of an uploaded file, in MiB.")
+    add("--upload_megapixels", "--upload-megapixels", type=float, default=40.0, help="Limit of an uploaded image.")

@@ -1,0 +1,142 @@
+"""The suspects of `pfml audit` as a queue, and what a person decides, kept in a table for `pfml audit --apply`."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pfml.files import write_atomically
+from pfml.words import did_you_mean
+
+__all__ = ["AuditQueue", "Decision", "QueuedSuspect"]
+
+Verdict = Literal["accept", "reject", "relabel", "drop"]
+VERDICTS: tuple[Verdict, ...] = ("accept", "reject", "relabel", "drop")
+COLUMNS = ("path", "decision", "label")
+
+
+@dataclass(frozen=True)
+class QueuedSuspect:
+    """A line of suspects.csv.
+
+    Args:
+        key: Names it in requests; a digest of its path.
+        path: Of the image, as the audit wrote it.
+        given: Its class.
+        suggested: The class that it may belong to.
+        score: How suspicious it is.
+        confidence: The probability that the label is wrong.
+        listed: Whether the audit calls the label wrong.
+        neighbours: What the audit wrote about its neighbours.
+    """
+
+    key: str
+    path: str
+    given: str
+    suggested: str
+    score: float
+    confidence: float
+    listed: bool
+    neighbours: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided about an image; `label` is the class that it then has, "" if it is left out."""
+
+    decision: Verdict
+    label: str
+
+
+class AuditQueue:
+    """RUN/audit: suspects.csv, which is read, and decisions.csv, which is written at once and whole."""
+
+    def __init__(self, run: Path, class_names: tuple[str, ...]) -> None:
+        self.suspects_file = run / "audit" / "suspects.csv"
+        self.decisions_file = run / "audit" / "decisions.csv"
+        self.class_names = class_names
+        self._lock = threading.Lock()
+        self._read: tuple[tuple[int, int], dict[str, QueuedSuspect]] | None = None
+
+    def suspects(self) -> dict[str, QueuedSuspect]:
+        """Key -> suspect, most suspicious first; empty before `pfml audit`. A new audit is taken up."""
+        try:
+            found = self.suspects_file.stat()
+        except FileNotFoundError:
+            return {}
+        version = found.st_mtime_ns, found.st_size
+        with self._lock:
+            if self._read is None or self._read[0] != version:
+                self._read = version, {one.key: one for one in map(_suspect, _rows(self.suspects_file))}
+            return self._read[1]
+
+    def decisions(self) -> dict[str, Decision]:
+        """Path -> what was decided."""
+        if not self.decisions_file.is_file():
+            return {}
+        return {row["path"]: _decision(self.decisions_file, row) for row in _rows(self.decisions_file)}
+
+    def decide(self, key: str, decision: Verdict, label: str = "") -> Decision:
+        """Decide about a suspect, in place of what was decided before; written before this returns.
+
+        Args:
+            key: Of a suspect; KeyError if there is none.
+            decision: accept takes the suggested class, reject keeps the given one, relabel takes `label`, drop leaves
+                the image out.
+            label: A training class, for relabel.
+        """
+        suspect = self.suspects()[key]
+        if decision == "relabel" and label not in self.class_names:
+            raise ValueError(
+                f"relabel needs one of the training classes, got {label!r}{did_you_mean(label, self.class_names)}"
+            )
+        labels = {"accept": suspect.suggested, "reject": suspect.given, "relabel": label, "drop": ""}
+        decided = Decision(decision, labels[decision])
+        self._write(suspect.path, decided)
+        return decided
+
+    def withdraw(self, key: str) -> None:
+        """Take back what was decided about a suspect; KeyError if there is none."""
+        self._write(self.suspects()[key].path, None)
+
+    def _write(self, path: str, decision: Decision | None) -> None:
+        with self._lock:
+            decided = self.decisions()
+            decided.pop(path, None)  # so that the newest is the last line
+            if decision is not None:
+                decided[path] = decision
+            text = io.StringIO()
+            table = csv.writer(text, lineterminator="\n")
+            table.writerow(COLUMNS)
+            table.writerows((name, one.decision, one.label) for name, one in decided.items())
+            self.decisions_file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.decisions_file, text.getvalue().encode(errors="surrogateescape"))
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+        return list(csv.DictReader(text))
+
+
+def _suspect(row: dict[str, str]) -> QueuedSuspect:
+    try:
+        path = row["path"]
+        key = hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:16]
+        numbers = float(row["score"]), float(row["confidence"])
+        return QueuedSuspect(
+            key, path, row["given"], row["suggested"], *numbers, row["listed"] == "yes", row["neighbours"] or ""
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"suspects.csv must be as pfml audit writes it, got {error!r}: run pfml audit again") from None
+
+
+def _decision(path: Path, row: dict[str, str]) -> Decision:
+    verdict = next((one for one in VERDICTS if one == row.get("decision")), None)
+    if verdict is None or not row.get("path"):
+        raise ValueError(f"{path} must have path, decision and label on each line, got {row}: correct it by hand")
+    return Decision(verdict, row.get("label") or "")

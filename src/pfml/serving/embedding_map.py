@@ -1,0 +1,171 @@
+"""A map of the embedding: every image and every proxy as a point of a plane, and a class potential under them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pfml.bundles import read_bundle, write_bundle
+from pfml.field import PowerLaw
+from pfml.files import DamagedFileError
+from pfml.serving.contributions import pair_potentials
+from pfml.serving.gallery import Contents, Gallery
+
+__all__ = ["PLANE", "EmbeddingMap", "MapMaker", "Method", "compute_map", "plane_potential"]
+
+Method = Literal["tsne", "pca"]
+KIND = "embedding map"
+#: The law of the picture's field, in widths of the map: flat enough to see from afar.
+PLANE_LAW = PowerLaw(delta=0.04, alpha=2.0)
+#: What the picture of a field shows of either axis; the map lies in [0, 1].
+PLANE = (-0.5, 1.5)
+#: Distances that are held at once.
+DISTANCES_AT_ONCE = 2**22
+MARGIN = 0.04
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddingMap:
+    """Where the images and proxies lie on the plane.
+
+    Args:
+        ids: (n,) of the images.
+        places: (n, 2) in [0, 1].
+        proxy_places: (p, 2).
+        method: "tsne" or "pca".
+    """
+
+    ids: Tensor
+    places: Tensor
+    proxy_places: Tensor
+    method: Method
+
+
+def compute_map(contents: Contents, method: Method, *, most: int = 5000, seed: int = 0) -> EmbeddingMap:
+    """The map of at most `most` images, drawn with a seed, and of all proxies."""
+    rows = torch.arange(len(contents.ids))
+    if len(rows) > most:
+        rows = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:most].sort().values
+    points = torch.cat([contents.points[rows], contents.proxies]).double()
+    places = _fitted(_projected(points, method, seed))
+    return EmbeddingMap(contents.ids[rows], places[: len(rows)], places[len(rows) :], method)
+
+
+def plane_potential(made: EmbeddingMap, contents: Contents, label: int, *, side: int = 96) -> Tensor:
+    """The potential of a class on a grid (side, side) over `PLANE` squared, rows from the top, as shades in [-1, 1].
+
+    It is a picture, not the field that trained: charges act where the map put them, under `PLANE_LAW`. A shade is
+    sign(v) log(1 + |v| / v1), v1 the attraction of one charge on contact, over its 99.5th percentile, clipped.
+    """
+    rows = torch.searchsorted(contents.ids, made.ids).clamp(max=max(len(contents.ids) - 1, 0))
+    labels = torch.cat([contents.labels[rows], contents.proxy_labels])
+    charges = torch.cat([made.places, made.proxy_places]).float()[labels >= 0]
+    labels = labels[labels >= 0]
+    low, high = PLANE
+    steps = low + (high - low) * (torch.arange(side) + 0.5) / side
+    grid = torch.cartesian_prod(steps.flip(0), steps).flip(1)
+    parts = [
+        pair_potentials(torch.cdist(some, charges).double(), labels == label, PLANE_LAW).sum(dim=1)
+        for some in grid.split(max(DISTANCES_AT_ONCE // max(len(charges), 1), 1))
+    ]
+    values = torch.cat(parts).reshape(side, side)
+    shades = values.sign() * (values.abs() * PLANE_LAW.delta**PLANE_LAW.alpha).log1p()
+    largest = float(shades.abs().quantile(0.995)) or 1.0
+    return (shades / largest).clamp(-1, 1)
+
+
+class MapMaker:
+    """Makes the map in a thread of its own, once for each state of the index, and keeps it in a folder."""
+
+    def __init__(self, gallery: Gallery, folder: Path, method: Method, most: int) -> None:
+        self.gallery = gallery
+        self.folder = folder
+        self.method = method
+        self.most = most
+        self.error: str | None = None
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._made: tuple[Contents, EmbeddingMap] | None = None
+
+    def current(self) -> tuple[Contents, EmbeddingMap] | None:
+        """The map with the charges that it shows; None while it is being made, which this call begins."""
+        contents = self.gallery.contents()
+        with self._lock:
+            made = self._made
+            if made is not None and made[0] is contents:
+                return made
+            if self._thread is None or not self._thread.is_alive():
+                self.error = None
+                # a daemon: t-SNE cannot be interrupted, and must not hold up the end of the server
+                self._thread = threading.Thread(target=self._make, args=(contents,), name="pfml map", daemon=True)
+                self._thread.start()
+        return None
+
+    def _make(self, contents: Contents) -> None:
+        try:
+            key = self._key(contents)
+            made = self._kept(key)
+            if made is None:
+                made = compute_map(contents, self.method, most=self.most)
+                tensors = {"ids": made.ids, "places": made.places, "proxy_places": made.proxy_places}
+                write_bundle(self.folder, "map", tensors, {"kind": KIND, "key": key, "method": made.method})
+        except Exception as error:  # a thread of its own: whoever asks for the map is told
+            log.exception("the map could not be made")
+            self.error = f"{type(error).__name__}: {error}"
+            return
+        with self._lock:
+            self._made = contents, made
+
+    def _kept(self, key: str) -> EmbeddingMap | None:
+        """The map in the folder, if it is that of these charges."""
+        if not (self.folder / "map.json").is_file():
+            return None
+        try:
+            content, tensors = read_bundle(self.folder, "map")
+        except (DamagedFileError, FileNotFoundError) as error:
+            log.warning("the map is made again: %s", error)
+            return None
+        if content.get("kind") != KIND or content.get("key") != key:
+            return None
+        return EmbeddingMap(tensors["ids"], tensors["places"], tensors["proxy_places"], content["method"])
+
+    def _key(self, contents: Contents) -> str:
+        """A digest of everything that the map depends on."""
+        digest = hashlib.sha256(f"{self.method} {self.most} {len(contents.ids)}".encode())
+        for tensor in (contents.ids, contents.points, contents.proxies):
+            digest.update(tensor.contiguous().numpy().data)
+        return digest.hexdigest()
+
+
+def _projected(points: Tensor, method: Method, seed: int) -> Tensor:
+    """(n, 2) float64."""
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    if len(points) < 3:
+        return torch.arange(2 * len(points), dtype=torch.float64).reshape(-1, 2)
+    if points.shape[1] < 2:
+        points = torch.cat([points, torch.zeros_like(points)], dim=1)
+    if method == "pca":
+        return torch.from_numpy(PCA(2, random_state=seed).fit_transform(points.numpy()))
+    perplexity = min(30.0, (len(points) - 1) / 3)
+    model = TSNE(2, perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed)
+    return torch.from_numpy(model.fit_transform(points.float().numpy())).double()
+
+
+def _fitted(places: Tensor) -> Tensor:
+    """The places moved into [0, 1] with a margin, by one scale for both axes."""
+    if not len(places):
+        return places.reshape(0, 2)
+    low, high = places.min(dim=0).values, places.max(dim=0).values
+    size = float((high - low).max()) or 1.0
+    return (places - (low + high) / 2) / size * (1 - 2 * MARGIN) + 0.5

@@ -1,0 +1,153 @@
+"""What is served: the model of a run, its index, its threshold, and the charges of its field."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pfml.field import DecayLaw, PowerLaw
+from pfml.models import Embedder, load_embedder
+from pfml.search import Entry, Hit, ImageIndex, ModelIdentity, Threshold
+from pfml.training.environment import resolve_device
+from pfml.training.run_folder import RunFolder
+from pfml.training.saved_loss import TrainedField, load_field
+
+__all__ = ["Contents", "Gallery", "shown_name"]
+
+#: Seconds for which the index is taken to be as it was.
+LOOK_EVERY = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """The charges of one state of the index, and of the proxies.
+
+    Args:
+        ids: (n,) of the images, ascending.
+        points: (n, D) their embeddings.
+        labels: (n,) their classes, -1 where the class is unknown.
+        class_names: The training classes first, then those that only the index has.
+        proxies: (p, D), on the unit sphere.
+        proxy_labels: (p,).
+    """
+
+    ids: Tensor
+    points: Tensor
+    labels: Tensor
+    class_names: tuple[str, ...]
+    proxies: Tensor
+    proxy_labels: Tensor
+
+    def row(self, image: int) -> int | None:
+        """The row of an image by its id, None if it is not there."""
+        row = int(torch.searchsorted(self.ids, image)) if len(self.ids) else 0
+        return row if row < len(self.ids) and int(self.ids[row]) == image else None
+
+
+class Gallery:
+    """A run with its index, for many readers at a time; what other processes add to the index is taken up."""
+
+    def __init__(
+        self, run: Path, embedder: Embedder, index: ImageIndex, threshold: Threshold | None, field: TrainedField | None
+    ) -> None:
+        self.run = run
+        self.embedder = embedder
+        self.model = ModelIdentity.of(embedder)
+        index.model.require(self.model, f"the index {index.path}")
+        if threshold is not None:
+            threshold.model.require(self.model, f"the threshold {run / 'threshold.json'}")
+        self.index = index
+        self.threshold = threshold
+        self.field = field
+        self._lock = threading.Lock()
+        self._looked = time.monotonic()
+        self._contents: Contents | None = None
+
+    @classmethod
+    def open(cls, run: str | Path, *, index: str | Path | None = None, device: str = "auto") -> Gallery:
+        """The gallery of a run.
+
+        Args:
+            run: Folder of a run, or of a saved embedder.
+            index: Folder of the index; by default `index` in the run.
+            device: Where to embed.
+        """
+        run = Path(run)
+        place = run / "index" if index is None else Path(index)
+        embedder = load_embedder(run).to(resolve_device(device))
+        if not (place / "index.json").is_file():
+            raise FileNotFoundError(
+                f"{place} must hold an index, but there is none: make one with pfml index {run} FOLDER"
+            )
+        folder = RunFolder(run)
+        trained = (folder.loss / "loss.json").is_file() or folder.checkpoints.is_dir()
+        return cls(run, embedder, ImageIndex.open(place), Threshold.load(run), load_field(run) if trained else None)
+
+    @property
+    def law(self) -> DecayLaw:
+        """The law of the field that is shown: the run's if it decays with the distance, else the paper's."""
+        law = PowerLaw() if self.field is None else self.field.law
+        return law if law.decays else PowerLaw(delta=law.contact)
+
+    @property
+    def trained_classes(self) -> tuple[str, ...]:
+        """The classes that the run was trained on, in the order of its labels; empty if it does not say."""
+        if self.field is not None:
+            return self.field.class_names
+        trained_on = self.embedder.trained_on
+        return () if trained_on is None else trained_on.class_names
+
+    def refresh(self) -> None:
+        """Take up what `pfml index` has written since; looks at the folder once a second at most."""
+        if time.monotonic() - self._looked < LOOK_EVERY:
+            return
+        with self._lock:
+            if self.index.refresh():
+                self._contents = None
+            self._looked = time.monotonic()
+
+    def contents(self) -> Contents:
+        """The charges of the index as it is now."""
+        self.refresh()
+        with self._lock:
+            if self._contents is None:
+                self._contents = self._read_contents()
+            return self._contents
+
+    def search(self, vector: Tensor, k: int, class_names: list[str], *, without: int | None = None) -> list[Hit]:
+        """The k nearest images to a vector (D,), of some classes or of all; `without` an image."""
+        self.refresh()
+        count = k + (without is not None)
+        [hits] = self.index.search(vector[None], count, model=self.model, class_names=class_names or None)
+        return [hit for hit in hits if hit.id != without][:k]
+
+    def _read_contents(self) -> Contents:
+        entries = list(self.index.entries())
+        names = dict.fromkeys(self.trained_classes)
+        names.update(dict.fromkeys(sorted({entry.class_name for entry in entries if entry.class_name})))
+        number = {name: k for k, name in enumerate(names)}
+        proxies, proxy_labels = torch.empty(0, self.index.dimension), torch.empty(0, dtype=torch.int64)
+        if self.field is not None and self.field.proxies.numel():
+            proxies = torch.nn.functional.normalize(self.field.proxies.flatten(0, 1))
+            proxy_labels = self.field.proxy_labels
+        return Contents(
+            torch.tensor([entry.id for entry in entries], dtype=torch.int64),
+            self.index.vectors([entry.id for entry in entries]),
+            torch.tensor([number.get(entry.class_name, -1) for entry in entries], dtype=torch.int64),
+            tuple(names),
+            proxies,
+            proxy_labels,
+        )
+
+
+def shown_name(entry: Entry | Hit) -> str:
+    """The name of an image without the folder that was indexed, whatever bytes it has: paths stay on this machine."""
+    path, source = Path(entry.path), getattr(entry, "source", "")
+    around = Path(source) if not source.endswith(".csv") else Path(source).parent
+    short = path.relative_to(around) if source and around in path.parents else Path(*path.parts[-2:])
+    return str(short).encode(errors="surrogateescape").decode(errors="replace")

@@ -1,0 +1,210 @@
+"""What stands before every request: who may ask, from where, how much may be sent; and the headers of every answer.
+
+- The Host header must be a name of this server: a page of another site that rebinds its own name to this address has
+  another one. An address in digits cannot be rebound.
+- A request that changes something must come from our own page, or from no page at all.
+- With a token, every request carries it as a bearer, or the cookie that the login gave for it.
+- Bodies are counted while they arrive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import json
+import secrets
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import cookie_parser
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+__all__ = ["Access", "Guard", "is_loopback"]
+
+COOKIE = "pfml_session"
+OPEN_PATHS = ("/login", "/page/style.css", "/page/icon.svg")
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+FORM_BYTES = 2**16  # of a body that is no image
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'self'; img-src 'self' blob:; object-src 'none'; base-uri 'none'; form-action 'self'; "
+        "frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",  # with none at all, browsers hide the origin of our own forms too
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    if host == "localhost":
+        return True
+    address = _address(host)
+    return address is not None and address.is_loopback
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may ask.
+
+    Args:
+        host: The address that the server is bound to.
+        token: What a request must carry; None for anyone who reaches the address, which must then be a loopback one.
+        names: Further names of the server that the Host header may have.
+    """
+
+    host: str = "127.0.0.1"
+    token: str | None = field(default=None, repr=False)
+    names: tuple[str, ...] = ()
+    _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
+
+    def __post_init__(self) -> None:
+        if self.token is not None and len(self.token) < 16:
+            raise ValueError(
+                f"a token must have at least 16 characters, got {len(self.token)}: "
+                f"python -c 'import secrets; print(secrets.token_urlsafe())' makes one"
+            )
+        if self.token is None and not is_loopback(self.host):
+            raise ValueError(
+                f"without a token the server must be bound to this machine (127.0.0.1), got --host {self.host}: "
+                f"give --token, of at least 16 characters"
+            )
+
+    def allows_host(self, host: str) -> bool:
+        """Whether a Host header names this server; its port does not matter."""
+        name = _host_name(host)
+        if is_loopback(name) or name in {one.lower() for one in self.names}:
+            return True
+        own = (self.host.lower(), socket.gethostname().lower())
+        return not is_loopback(self.host) and (_address(name) is not None or name in own)
+
+    def is_token(self, given: str) -> bool:
+        """Whether `given` is the token, in a time that does not tell how much of it is right."""
+        return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
+
+    def session(self) -> str:
+        """What the cookie holds: not the token itself, and of this process only."""
+        return hmac.new(self._secret, (self.token or "").encode(), hashlib.sha256).hexdigest()
+
+    def admits(self, headers: Headers) -> bool:
+        """Whether a request carries the token or the session, if there must be one."""
+        if self.token is None:
+            return True
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self.is_token(given.strip()):
+            return True
+        session = cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
+        return hmac.compare_digest(session.encode(), self.session().encode())
+
+
+class Guard:
+    """The ASGI application that asks all of this before it passes a request on.
+
+    Args:
+        app: The application behind it.
+        access: Who may ask.
+        upload_bytes: Of the body of a search.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access, upload_bytes: int) -> None:
+        self.app = app
+        self.access = access
+        self.upload_bytes = upload_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # there are no web sockets here
+            return
+        send = _with_headers(send, scope["path"])
+        refused = self._refusal(scope, Headers(scope=scope))
+        if refused is not None:
+            await _answer(send, *refused)
+            return
+        most = self.upload_bytes + FORM_BYTES if scope["path"] == "/api/search" else FORM_BYTES
+        await self.app(scope, _counted(receive, most), send)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
+        """Status, sentence and headers of a refusal; None if the request may pass."""
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self.access.allows_host(hosts[0]):
+            return 421, "the Host header must name this server: start pfml serve with --name for further names", []
+        if scope["method"] not in SAFE_METHODS and not _is_same_origin(headers, hosts[0]):
+            return 403, "a change must come from the page of this server, got another origin", []
+        if scope["path"] not in OPEN_PATHS and not self.access.admits(headers):
+            if scope["path"] == "/" and scope["method"] == "GET":
+                return 303, "log in first", [(b"location", b"/login")]
+            challenge = [(b"www-authenticate", b"Bearer")]
+            return 401, "a request must carry the token: Authorization: Bearer TOKEN, or log in at /login", challenge
+        length = headers.get("content-length", "0")
+        most = self.upload_bytes + FORM_BYTES if scope["path"] == "/api/search" else FORM_BYTES
+        if not length.isdecimal() or int(length) > most:
+            return 413, f"a body must have at most {most:,} bytes, got {length}", [(b"connection", b"close")]
+        return None
+
+
+def _is_same_origin(headers: Headers, host: str) -> bool:
+    """Whether a browser says that our own page asks; what is no browser says nothing."""
+    origin = headers.get("origin")
+    if origin is not None:
+        scheme, _, netloc = origin.partition("://")
+        return scheme in ("http", "https") and netloc.lower() == host.lower()
+    return headers.get("sec-fetch-site", "none") in ("same-origin", "none")
+
+
+def _counted(receive: Receive, most: int) -> Receive:
+    seen = 0
+
+    async def counted() -> Message:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > most:
+            raise HTTPException(413, f"a body must have at most {most:,} bytes, got more")
+        return message
+
+    return counted
+
+
+def _with_headers(send: Send, path: str) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers[name] = value
+            # a picture by its id never changes; everything else may
+            headers.setdefault("cache-control", "no-cache" if path.startswith("/page/") else "no-store")
+        await send(message)
+
+    return sending
+
+
+async def _answer(send: Send, status: int, error: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    body = json.dumps({"error": error}).encode()
+    plain = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": [*plain, *headers]})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, without the port; "" if it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # half an IPv6 address
+        return ""
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return None

@@ -1,0 +1,118 @@
+// Requests, and the small tools that every view uses. Text from the server only ever becomes textContent.
+
+let underWay = 0;
+
+async function request(path, options = {}) {
+  const progress = document.getElementById("progress");
+  underWay += 1;
+  if (progress && !options.quiet) progress.hidden = false;
+  try {
+    const response = await fetch(path, options);
+    if (response.status === 401) {
+      location.assign("/login");
+      throw new Error("Log in first.");
+    }
+    if (response.status === 204) return null;
+    const answer = await response.json();
+    if (!response.ok) throw new Error(answer.error ?? `The server answered ${response.status}.`);
+    return answer;
+  } catch (error) {
+    if (error instanceof TypeError) throw new Error("The server does not answer: is pfml serve still running?");
+    throw error;
+  } finally {
+    underWay -= 1;
+    if (progress && underWay === 0) progress.hidden = true;
+  }
+}
+
+function query(values) {
+  const parameters = new URLSearchParams();
+  for (const [name, value] of Object.entries(values)) {
+    for (const one of Array.isArray(value) ? value : [value]) {
+      if (one !== null && one !== undefined && one !== "") parameters.append(name, one);
+    }
+  }
+  return parameters.toString();
+}
+
+export const api = {
+  status: () => request("/api/status"),
+  classes: () => request("/api/classes"),
+  images: (values) => request(`/api/images?${query(values)}`),
+  search: (values, options) => request(`/api/search?${query(values)}`, options),
+  why: (values) => request(`/api/why?${query(values)}`),
+  map: () => request("/api/map", { quiet: true }),
+  potential: (className) => request(`/api/map/potential?${query({ class_name: className })}`),
+  audit: () => request("/api/audit"),
+  suspect: (key) => request(`/api/audit/${encodeURIComponent(key)}`),
+  withdraw: (key) => request(`/api/audit/${encodeURIComponent(key)}`, { method: "DELETE" }),
+  decide: (key, decision, label = "") =>
+    request(`/api/audit/${encodeURIComponent(key)}`, {
+      method: "PUT",
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify({ decision, label }),
+    }),
+  upload(file, k, classNames, options) {
+    const form = new FormData();
+    form.append("file", file, "upload");
+    form.append("k", k);
+    for (const name of classNames) form.append("class_name", name);
+    return request("/api/search", { method: "POST", body: form, ...options });
+  },
+};
+
+export const pictureOf = (id, size = "thumbnail") => `/api/images/${id}/picture?size=${size}`;
+
+// An element with properties, listeners (on...), attributes (the rest) and children; strings become text.
+export function element(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (name === "class") made.className = value;
+    else made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+// The picture of an indexed image; where its file is gone, a grey field that says so.
+export function picture(id, text, size = "thumbnail") {
+  const image = element("img", { src: pictureOf(id, size), alt: text, loading: "lazy", decoding: "async" });
+  image.addEventListener("error", () => {
+    const gone = element("span", { class: "gone", role: "img", "aria-label": `${text}: no picture` }, "no picture");
+    image.replaceWith(gone);
+  });
+  return image;
+}
+
+export function toast(message, kind = "error") {
+  const place = document.getElementById("toasts");
+  const made = element("div", { class: `toast ${kind}` }, element("span", {}, message));
+  made.append(element("button", { "aria-label": "Dismiss", onclick: () => made.remove() }, "✕"));
+  place.append(made);
+  while (place.children.length > 3) place.firstChild.remove();
+  setTimeout(() => made.remove(), kind === "error" ? 8000 : 3000);
+}
+
+// Runs what may fail; a failure becomes a toast, except that of a request which a newer one replaced.
+export async function attempt(task) {
+  try {
+    return await task();
+  } catch (error) {
+    if (error.name !== "AbortError") toast(error.message);
+    return null;
+  }
+}
+
+export const readable = (className) => className || "no class";
+export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
+export const signed = (value, digits = 1) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(digits)}`;
+
+// A colour for each class, far from those of its neighbours in the list.
+export function classColour(label, alpha = 1) {
+  if (label < 0) return `rgba(128, 128, 128, ${alpha})`;
+  const hue = (label * 137.508 + 210) % 360;
+  const light = [52, 42, 62][label % 3];
+  return `hsla(${hue}, 62%, ${light}%, ${alpha})`;
+}

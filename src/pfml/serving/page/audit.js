@@ -1,0 +1,172 @@
+// The audit queue: one suspect at a time, with its neighbours; decisions are saved at once.
+
+import { api, attempt, element, percent, picture, readable, toast } from "/page/api.js";
+
+const byId = (id) => document.getElementById(id);
+const WORDS = { accept: "relabelled as suggested", reject: "kept as given", relabel: "relabelled", drop: "left out" };
+
+export function startAudit({ status, searchByImage }) {
+  let queue = null;
+  let here = 0;
+
+  const suspect = () => queue.suspects[here];
+  const decided = () => queue.suspects.filter((one) => one.decision).length;
+
+  function showCount() {
+    const left = queue ? queue.suspects.length - decided() : status.suspects;
+    byId("audit-count").hidden = !left;
+    byId("audit-count").textContent = left;
+  }
+
+  function showList() {
+    byId("audit-list").replaceChildren(
+      ...queue.suspects.map((one, k) =>
+        element(
+          "li",
+          {},
+          element(
+            "button",
+            { class: `queued ${one.decision?.decision ?? ""}`, "aria-current": k === here ? "true" : null, onclick: () => go(k) },
+            one.image === null ? element("span", { class: "mini gone" }, "?") : picture(one.image, ""),
+            element("span", { class: "queued-words" }, element("span", {}, one.given), element("span", { class: "quiet" }, `→ ${one.suggested}`)),
+            element("span", { class: "mark", "aria-label": one.decision?.decision ?? "open" }, { accept: "✓", reject: "✕", relabel: "✎", drop: "⊘" }[one.decision?.decision] ?? ""),
+          ),
+        ),
+      ),
+    );
+    byId("audit-meter").style.width = `${(100 * decided()) / queue.suspects.length}%`;
+    byId("audit-progress").textContent = `${decided()} of ${queue.suspects.length} decided`;
+    const current = byId("audit-list").querySelector("[aria-current]");
+    const list = byId("audit-list");
+    if (current) {
+      list.scrollTop = current.offsetTop - list.offsetTop - list.clientHeight / 2;
+      list.scrollLeft = current.offsetLeft - list.offsetLeft - list.clientWidth / 4; // on a narrow page it is a row
+    }
+    showCount();
+  }
+
+  function showDecision(one) {
+    const words = one.decision ? WORDS[one.decision.decision] : "not yet";
+    const label = ["accept", "relabel"].includes(one.decision?.decision) ? `: ${one.decision.label}` : "";
+    byId("suspect-decision").textContent = words + label;
+    byId("audit-undo").disabled = !one.decision;
+  }
+
+  function neighbourCard(one, given, suggested) {
+    const kind = one.class_name === suggested ? "is-suggested" : one.class_name === given ? "is-given" : "";
+    return element(
+      "li",
+      { class: `card ${kind}` },
+      element(
+        "button",
+        { class: "card-main", title: one.name, "aria-label": `Search by ${one.name}`, onclick: () => searchByImage(one) },
+        picture(one.id, one.name),
+        element("span", { class: "card-class" }, readable(one.class_name)),
+      ),
+      element("div", { class: "card-facts" }, element("span", { class: "distance" }, one.distance.toFixed(3))),
+    );
+  }
+
+  async function showSuspect() {
+    const one = suspect();
+    byId("suspect-title").textContent = `Is this ${one.given}, or ${one.suggested}?`;
+    byId("suspect-name").textContent = one.name;
+    byId("suspect-given").textContent = one.given;
+    byId("suspect-suggested").textContent = one.suggested;
+    byId("suspect-confidence").textContent = percent(one.confidence, 0) + (one.listed ? "" : " (not listed by the audit)");
+    byId("suspect-picture").replaceChildren(
+      one.image === null ? element("span", { class: "gone" }, "not in the index") : picture(one.image, one.name, "large"),
+    );
+    byId("suspect-evidence").textContent = one.image === null ? `The audit found: ${one.evidence}. Index the training images to see them.` : "";
+    showDecision(one);
+    const whole = await attempt(() => api.suspect(one.key));
+    if (!whole || suspect() !== one) return;
+    byId("suspect-neighbours").replaceChildren(...whole.neighbours.map((near) => neighbourCard(near, one.given, one.suggested)));
+  }
+
+  function go(position) {
+    here = Math.max(0, Math.min(queue.suspects.length - 1, position));
+    showList();
+    showSuspect();
+  }
+
+  function next() {
+    const later = queue.suspects.findIndex((one, k) => k > here && !one.decision);
+    const any = queue.suspects.findIndex((one) => !one.decision);
+    if (later < 0 && any < 0) toast("All suspects are decided.", "good");
+    go(later >= 0 ? later : any >= 0 ? any : here);
+  }
+
+  async function decide(decision, label) {
+    const one = suspect();
+    const answer = await attempt(() => api.decide(one.key, decision, label));
+    if (!answer) return;
+    one.decision = answer;
+    if (suspect() === one) next();
+    else showList();
+  }
+
+  async function undo() {
+    const one = suspect();
+    if (!one.decision) return;
+    const done = await attempt(async () => {
+      await api.withdraw(one.key);
+      return true;
+    });
+    if (!done) return;
+    one.decision = null;
+    showList();
+    showDecision(one);
+  }
+
+  function onKey(event) {
+    if (byId("view-audit").hidden || !queue?.suspects.length || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.matches("input, select, textarea") || document.querySelector("dialog[open]")) return;
+    const actions = {
+      a: () => decide("accept"),
+      r: () => decide("reject"),
+      d: () => decide("drop"),
+      u: undo,
+      j: () => go(here + 1),
+      k: () => go(here - 1),
+      l: () => byId("relabel-class").focus(),
+    };
+    const action = actions[event.key.toLowerCase()];
+    if (!action) return;
+    event.preventDefault();
+    action();
+  }
+
+  async function load() {
+    queue = await attempt(() => api.audit());
+    if (!queue) return;
+    const some = queue.suspects.length > 0;
+    byId("audit-body").hidden = !some;
+    byId("audit-empty").hidden = some;
+    byId("audit-empty").textContent = queue.available
+      ? "The audit lists no suspects."
+      : "No audit yet: pfml audit RUN ranks the training images by how wrong their labels look. Then load this page again.";
+    showCount();
+    if (!some) return;
+    byId("trained-names").replaceChildren(...queue.class_names.map((name) => element("option", { value: name })));
+    const first = queue.suspects.findIndex((one) => !one.decision);
+    go(first < 0 ? 0 : first);
+  }
+
+  byId("audit-accept").addEventListener("click", () => decide("accept"));
+  byId("audit-reject").addEventListener("click", () => decide("reject"));
+  byId("audit-drop").addEventListener("click", () => decide("drop"));
+  byId("audit-undo").addEventListener("click", undo);
+  byId("relabel").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const label = byId("relabel-class").value;
+    byId("relabel-class").value = "";
+    byId("relabel-class").blur();
+    decide("relabel", label);
+  });
+  byId("relabel-class").addEventListener("keydown", (event) => event.key === "Escape" && event.target.blur());
+  document.addEventListener("keydown", onKey);
+  showCount();
+
+  return { shown: (first) => first && load() };
+}

@@ -1,0 +1,308 @@
+// The map of the embedding: points and stars on a canvas, the potential of a class under them.
+
+import { api, attempt, classColour, element, pictureOf, readable } from "/page/api.js";
+
+const byId = (id) => document.getElementById(id);
+const SMALLEST = 0.8;
+const LARGEST = 60;
+const NEAR = 14; // pixels
+
+export function startMap({ classes, searchByImage }) {
+  const canvas = byId("map-canvas");
+  const pen = canvas.getContext("2d");
+  const tip = byId("map-tip");
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const view = { x: 0.5, y: 0.5, zoom: 1 };
+  let data = null;
+  let field = null; // the potential as a small picture
+  let chosen = -1;
+  let hovered = -1;
+  let drawing = 0;
+
+  const side = () => Math.min(canvas.clientWidth, canvas.clientHeight);
+  const toScreen = (x, y) => [
+    (x - view.x) * side() * view.zoom + canvas.clientWidth / 2,
+    (view.y - y) * side() * view.zoom + canvas.clientHeight / 2,
+  ];
+  const toPlane = (left, top) => [
+    (left - canvas.clientWidth / 2) / (side() * view.zoom) + view.x,
+    view.y - (top - canvas.clientHeight / 2) / (side() * view.zoom),
+  ];
+
+  function star(left, top, radius) {
+    pen.beginPath();
+    for (let k = 0; k < 10; k += 1) {
+      const size = k % 2 ? radius * 0.45 : radius;
+      const angle = (k * Math.PI) / 5 - Math.PI / 2;
+      pen.lineTo(left + size * Math.cos(angle), top + size * Math.sin(angle));
+    }
+    pen.closePath();
+  }
+
+  function drawField() {
+    if (!field) return;
+    const [left, top] = toScreen(field.low, field.high);
+    const size = side() * view.zoom * (field.high - field.low);
+    pen.imageSmoothingEnabled = true;
+    pen.imageSmoothingQuality = "high";
+    pen.drawImage(field.picture, left, top, size, size);
+  }
+
+  function drawPoints(paper) {
+    const radius = Math.min(7, 2.6 + 1.2 * Math.log2(Math.max(1, view.zoom))) * (data.ids.length > 2500 ? 0.8 : 1.15);
+    const order = chosen < 0 ? [null] : [false, true]; // the chosen class last, over the others
+    for (const pass of order) {
+      for (let k = 0; k < data.ids.length; k += 1) {
+        const label = data.labels[k];
+        if (pass !== null && (label === chosen) !== pass) continue;
+        const [left, top] = toScreen(data.x[k], data.y[k]);
+        if (left < -9 || top < -9 || left > canvas.clientWidth + 9 || top > canvas.clientHeight + 9) continue;
+        pen.globalAlpha = pass === false ? 0.45 : 0.9;
+        pen.fillStyle = classColour(label);
+        pen.beginPath();
+        pen.arc(left, top, pass ? radius * 1.35 : radius, 0, 2 * Math.PI);
+        pen.fill();
+        if (pass) {
+          pen.strokeStyle = paper;
+          pen.lineWidth = 1.2;
+          pen.stroke();
+        }
+      }
+    }
+    pen.globalAlpha = 1;
+  }
+
+  function drawProxies(ink, paper) {
+    if (!byId("map-proxies").checked) return;
+    const radius = Math.min(13, 6 + Math.log2(Math.max(1, view.zoom)));
+    for (let k = 0; k < data.proxy_x.length; k += 1) {
+      const label = data.proxy_labels[k];
+      const [left, top] = toScreen(data.proxy_x[k], data.proxy_y[k]);
+      pen.globalAlpha = chosen < 0 || label === chosen ? 1 : 0.35;
+      star(left, top, label === chosen ? radius * 1.5 : radius);
+      pen.fillStyle = classColour(label);
+      pen.fill();
+      pen.strokeStyle = label === chosen ? ink : paper;
+      pen.lineWidth = 1.2;
+      pen.stroke();
+    }
+    pen.globalAlpha = 1;
+  }
+
+  function draw() {
+    drawing = 0;
+    const density = devicePixelRatio || 1;
+    const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+    if (!width || !height) return;
+    if (canvas.width !== Math.round(width * density) || canvas.height !== Math.round(height * density)) {
+      canvas.width = Math.round(width * density);
+      canvas.height = Math.round(height * density);
+    }
+    const styles = getComputedStyle(document.documentElement);
+    const [ink, paper] = [styles.getPropertyValue("--ink").trim(), styles.getPropertyValue("--card").trim()];
+    pen.setTransform(density, 0, 0, density, 0, 0);
+    pen.clearRect(0, 0, width, height);
+    if (!data) return;
+    drawField();
+    drawPoints(paper);
+    drawProxies(ink, paper);
+    if (hovered >= 0) {
+      const [left, top] = toScreen(data.x[hovered], data.y[hovered]);
+      pen.strokeStyle = ink;
+      pen.lineWidth = 2;
+      pen.beginPath();
+      pen.arc(left, top, 9, 0, 2 * Math.PI);
+      pen.stroke();
+    }
+    canvas.dataset.drawn = String(data.ids.length);
+  }
+
+  const redraw = () => (drawing ||= requestAnimationFrame(draw));
+
+  function nearest(left, top, within) {
+    let best = -1;
+    let least = within * within;
+    for (let k = 0; data && k < data.ids.length; k += 1) {
+      const [x, y] = toScreen(data.x[k], data.y[k]);
+      const distance = (x - left) ** 2 + (y - top) ** 2;
+      if (distance < least) [best, least] = [k, distance];
+    }
+    return best;
+  }
+
+  function hover(point) {
+    if (point === hovered) return;
+    hovered = point;
+    tip.hidden = point < 0;
+    canvas.classList.toggle("pointing", point >= 0);
+    if (point >= 0) {
+      const [left, top] = toScreen(data.x[point], data.y[point]);
+      const name = data.labels[point] < 0 ? "" : data.class_names[data.labels[point]];
+      tip.querySelector("img").src = pictureOf(data.ids[point]);
+      tip.querySelector("p").textContent = readable(name);
+      tip.style.left = `${Math.min(Math.max(left + 14, 4), canvas.clientWidth - 148)}px`;
+      tip.style.top = `${top > canvas.clientHeight - 190 ? Math.max(4, top - 178) : top + 14}px`;
+    }
+    redraw();
+  }
+
+  function searchBy(point) {
+    const label = data.labels[point];
+    const name = label < 0 ? "" : data.class_names[label];
+    searchByImage({ id: data.ids[point], name: `image ${data.ids[point]}`, class_name: name });
+  }
+
+  function zoomAt(left, top, factor) {
+    const [x, y] = toPlane(left, top);
+    view.zoom = Math.min(LARGEST, Math.max(SMALLEST, view.zoom * factor));
+    const [newX, newY] = toPlane(left, top);
+    view.x += x - newX;
+    view.y += y - newY;
+    hover(-1);
+    redraw();
+  }
+
+  const zoomCentre = (factor) => zoomAt(canvas.clientWidth / 2, canvas.clientHeight / 2, factor);
+
+  // The whole map in the frame, whatever the shapes of both.
+  function reset() {
+    Object.assign(view, { x: 0.5, y: 0.5, zoom: 1 });
+    const [x, y] = data ? [[...data.x, ...data.proxy_x], [...data.y, ...data.proxy_y]] : [[], []];
+    if (x.length > 1 && side()) {
+      const range = (values) => values.reduce(([low, high], one) => [Math.min(low, one), Math.max(high, one)], [1, 0]);
+      const [[left, right], [bottom, top]] = [range(x), range(y)];
+      const fits = [canvas.clientWidth / side() / (right - left + 0.05), canvas.clientHeight / side() / (top - bottom + 0.05)];
+      Object.assign(view, { x: (left + right) / 2, y: (top + bottom) / 2, zoom: Math.min(2.5, ...fits) });
+    }
+    hover(-1);
+    redraw();
+  }
+
+  function listenToPointers() {
+    const pointers = new Map();
+    let moved = 0;
+    const place = (event) => [event.offsetX, event.offsetY];
+    canvas.addEventListener("pointerdown", (event) => {
+      canvas.setPointerCapture(event.pointerId);
+      pointers.set(event.pointerId, place(event));
+      if (pointers.size === 1) moved = 0;
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      const before = pointers.get(event.pointerId);
+      const [left, top] = place(event);
+      if (!before) return hover(nearest(left, top, NEAR));
+      const others = [...pointers].filter(([id]) => id !== event.pointerId);
+      moved += Math.abs(left - before[0]) + Math.abs(top - before[1]);
+      if (others.length === 1) {
+        const [, [x, y]] = others[0];
+        const size = (a) => Math.hypot(a[0] - x, a[1] - y) || 1;
+        zoomAt((left + x) / 2, (top + y) / 2, size([left, top]) / size(before));
+      } else if (moved > 3) {
+        view.x -= (left - before[0]) / (side() * view.zoom);
+        view.y += (top - before[1]) / (side() * view.zoom);
+        hover(-1);
+        redraw();
+      }
+      pointers.set(event.pointerId, [left, top]);
+    });
+    const up = (event) => {
+      const alone = pointers.size === 1;
+      pointers.delete(event.pointerId);
+      if (event.type !== "pointerup" || !alone || moved > 3) return;
+      const point = nearest(...place(event), event.pointerType === "touch" ? 22 : NEAR);
+      if (point >= 0) searchBy(point);
+    };
+    canvas.addEventListener("pointerup", up);
+    canvas.addEventListener("pointercancel", up);
+    canvas.addEventListener("pointerleave", () => hover(-1));
+    canvas.addEventListener(
+      "wheel",
+      (event) => {
+        event.preventDefault();
+        zoomAt(event.offsetX, event.offsetY, Math.exp(-Math.max(-120, Math.min(120, event.deltaY)) * 0.0022));
+      },
+      { passive: false },
+    );
+  }
+
+  function onKey(event) {
+    const step = 0.12 / view.zoom;
+    const moves = { ArrowLeft: [-step, 0], ArrowRight: [step, 0], ArrowUp: [0, step], ArrowDown: [0, -step] };
+    if (moves[event.key]) {
+      view.x += moves[event.key][0];
+      view.y += moves[event.key][1];
+    } else if (event.key === "+" || event.key === "=") zoomCentre(1.4);
+    else if (event.key === "-") zoomCentre(1 / 1.4);
+    else if (event.key === "0") reset();
+    else if (event.key === "Enter" && hovered >= 0) return searchBy(hovered);
+    else return;
+    event.preventDefault();
+    hover(-1);
+    hover(nearest(canvas.clientWidth / 2, canvas.clientHeight / 2, 400));
+    redraw();
+  }
+
+  async function showPotential() {
+    const name = byId("map-class").value;
+    chosen = data && name ? data.class_names.indexOf(name) : -1;
+    field = null;
+    byId("map-legend").hidden = !name;
+    byId("map-explanation").textContent = "";
+    redraw();
+    if (!name) return delete canvas.dataset.potential;
+    const answer = await attempt(() => api.potential(name));
+    if (!answer || byId("map-class").value !== name) return;
+    field = { picture: pictureOfField(answer), low: answer.low, high: answer.high };
+    byId("map-explanation").textContent = answer.explanation;
+    canvas.dataset.potential = name;
+    redraw();
+  }
+
+  function pictureOfField(answer) {
+    const made = element("canvas", { width: answer.side, height: answer.side });
+    const inside = made.getContext("2d");
+    const pixels = inside.createImageData(answer.side, answer.side);
+    const colours = dark.matches ? [[96, 150, 255], [255, 110, 110]] : [[38, 92, 220], [214, 48, 49]];
+    answer.values.forEach((value, k) => {
+      const colour = colours[value < 0 ? 0 : 1];
+      pixels.data.set([...colour, Math.round(150 * Math.abs(value))], 4 * k);
+    });
+    inside.putImageData(pixels, 0, 0);
+    return made;
+  }
+
+  function empty(message) {
+    byId("map-empty").hidden = !message;
+    byId("map-empty").textContent = message;
+  }
+
+  async function load() {
+    const answer = await attempt(() => api.map());
+    if (!answer) return empty("The map could not be made; the message says why.");
+    if (answer.state === "computing") {
+      empty("Making the map … this happens once.");
+      setTimeout(load, 1200);
+      return;
+    }
+    data = answer;
+    empty(data.ids.length ? "" : "The index is empty: pfml index RUN FOLDER adds images.");
+    const sample = data.ids.length < data.images ? `${data.ids.length.toLocaleString("en")} of ` : "";
+    const method = { tsne: "t-SNE", pca: "PCA" }[data.method] ?? data.method;
+    byId("map-note").textContent = `${method} of ${sample}${data.images.toLocaleString("en")} images, ${data.proxy_x.length} proxies`;
+    reset();
+  }
+
+  byId("map-class").append(...classes.map((one) => element("option", { value: one.name }, one.name)));
+  byId("map-class").addEventListener("change", showPotential);
+  byId("map-proxies").addEventListener("change", redraw);
+  byId("map-in").addEventListener("click", () => zoomCentre(1.5));
+  byId("map-out").addEventListener("click", () => zoomCentre(1 / 1.5));
+  byId("map-reset").addEventListener("click", reset);
+  canvas.addEventListener("keydown", onKey);
+  canvas.addEventListener("blur", () => hover(-1));
+  listenToPointers();
+  new ResizeObserver(redraw).observe(canvas);
+  dark.addEventListener("change", showPotential);
+
+  return { shown: (first) => (first ? load() : redraw()) };
+}

@@ -1,0 +1,50 @@
+"""The server: an application at an address, until it is interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import uvicorn
+
+from pfml.serving.app import create_app
+from pfml.serving.guard import Access
+from pfml.serving.service import Service
+
+__all__ = ["address_of", "serve"]
+
+#: Seconds that requests have to end when the server does.
+PATIENCE = 5
+#: Connections at a time.
+CONNECTIONS = 512
+
+
+def address_of(host: str, port: int) -> str:
+    """Where a browser finds the page."""
+    reachable = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
+    return f"http://{f'[{reachable}]' if ':' in reachable else reachable}:{port}/"
+
+
+def serve(service: Service, access: Access, port: int) -> None:
+    """Answer requests until SIGINT or SIGTERM; requests under way are then answered, new ones are not taken."""
+    family = socket.AF_INET6 if ":" in access.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((access.host, port))
+        except OSError as error:
+            raise OSError(f"port {port} of {access.host} must be free, got: {error.strerror}; choose --port") from None
+        print(f"pfml serve: {address_of(access.host, listening.getsockname()[1])}  (Ctrl-C ends it)", flush=True)
+        config = uvicorn.Config(
+            create_app(service, access),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # a header of the request says nothing about who asks
+            ws="none",
+            limit_concurrency=CONNECTIONS,
+            timeout_graceful_shutdown=PATIENCE,
+        )
+        # uvicorn hands the signal on once all is closed: for a server it is no interruption, but the usual end
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listening])

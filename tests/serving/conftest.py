@@ -1,0 +1,80 @@
+"""A tiny trained run with an index, a threshold and an audit, made once."""
+
+import csv
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+
+from pfml.audit import audit_run, write_suspects
+from pfml.models import EmbedderConfig, load_embedder
+from pfml.search import ImageIndex, ModelIdentity, Rate, Threshold, list_images, update_index
+from pfml.training import DataConfig, LossConfig, RunConfig, run
+from small_data import small_config
+
+#: One name is there to be escaped.
+COLOURS = {
+    "blue": (20, 40, 220),
+    "green": (30, 200, 40),
+    "red & <b>bold</b>": (220, 30, 30),
+    "grey": (128, 128, 128),
+}
+IMAGES = 12
+
+
+def write_pictures(folder):
+    """Three classes to train on and one unseen, as a table with splits; two blue pictures are called green."""
+    random = torch.Generator().manual_seed(0)
+    rows = []
+    for name, colour in COLOURS.items():
+        for number in range(IMAGES):
+            shift = torch.randint(-25, 26, (3, 24, 24), generator=random)
+            level = (torch.tensor(colour)[:, None, None] + shift).clamp(0, 255).byte()
+            file = f"{name[:4].strip()}-{number}.png"
+            Image.fromarray(level.permute(1, 2, 0).contiguous().numpy()).save(folder / file)
+            label = "green" if name == "blue" and number < 2 else name
+            rows.append((file, label, "test" if name == "grey" else "train"))
+    with open(folder / "table.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("path", "label", "split"), *rows])
+    return folder / "table.csv"
+
+
+@pytest.fixture(scope="session")
+def made_run(tmp_path_factory):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("serving")
+    table = write_pictures(folder)
+    small = small_config()
+    config = RunConfig(
+        epochs=2,
+        warm_up_epochs=0,
+        batch_norm="train",
+        batch=replace(small.batch, size=12, samples_per_class=4),
+        optimizer=small.optimizer,
+        loss=LossConfig("pfml", {"proxies_per_class": 2}),
+        device="cpu",
+        data=DataConfig(str(table)),
+        model=EmbedderConfig("convnet", embedding_dim=8, pooling="avg+max"),
+    )
+    run(config, folder / "run")
+    embedder = load_embedder(folder / "run")
+    model = ModelIdentity.of(embedder)
+    index = ImageIndex.create(folder / "run" / "index", model, embedder.embedding_dim)
+    update_index(index, embedder, list_images(table))
+    found, _ = audit_run(folder / "run", device="cpu")
+    write_suspects(folder / "run" / "audit" / "suspects.csv", found.suspects(found.ranked(5)), found.listed(0.5))
+    rate = Rate(1, 100, 0.0, 0.05)
+    numbers = {"false_accepts": rate, "false_rejects": rate, "wrong_classes": rate}
+    Threshold(0.05, 0.01, model, "made up", **numbers, chosen_on=(9, 3), measured_on=(9, 3)).save(folder / "run")
+    torch.set_num_threads(threads)
+    return folder / "run"
+
+
+@pytest.fixture
+def small_run(made_run, tmp_path):
+    """A copy that a test may change; the pictures stay where they are."""
+    return shutil.copytree(made_run, tmp_path / "run")

@@ -1,0 +1,430 @@
+"""The API: search, why, map, audit."""
+
+import asyncio
+import csv
+import io
+import math
+import threading
+import time
+
+import httpx
+import pytest
+import torch
+from PIL import Image
+
+pytest.importorskip("fastapi", reason="pfml serve needs the extra serve")
+
+from api_client import BASE, application, ask, got, picture_bytes, service_of, upload
+
+from pfml.audit import audit_run, read_decisions
+from pfml.energy import class_potential
+from pfml.search import ImageIndex
+from pfml.serving import Limits, create_app
+from pfml.serving.gallery import Gallery
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+BOLD = "red & <b>bold</b>"
+
+
+@pytest.fixture(scope="module")
+def app(made_run):
+    return application(made_run)
+
+
+@pytest.fixture(scope="module")
+def gallery(made_run):
+    return Gallery.open(made_run, device="cpu")
+
+
+def file_of(gallery, image):
+    with open(gallery.index.entry(image).path, "rb") as file:
+        return file.read()
+
+
+def image_of(gallery, class_name):
+    return next(entry.id for entry in gallery.index.entries() if entry.class_name == class_name)
+
+
+def test_the_status_says_what_is_served(app):
+    status = got(app, "/api/status")
+    assert (status["run"], status["images"], status["classes"], status["proxies"]) == ("run", 48, 4, 6)
+    assert status["threshold"]["distance"] == 0.05
+    assert status["law_is_of_run"]
+    assert status["suspects"] == 5
+
+
+def test_classes_say_whether_they_were_trained_on(app):
+    classes = {one["name"]: (one["images"], one["trained"]) for one in got(app, "/api/classes")}
+    assert classes == {"blue": (10, True), "green": (14, True), BOLD: (12, True), "grey": (12, False)}
+
+
+def test_images_come_in_pages_and_by_class(app):
+    first, second = (got(app, "/api/images", limit=30, offset=offset) for offset in (0, 30))
+    assert first["total"] == 48
+    assert len({one["id"] for one in first["images"] + second["images"]}) == 48
+    only = got(app, "/api/images", class_name=BOLD)
+    assert {one["class_name"] for one in only["images"]} == {BOLD}
+    assert only["total"] == 12
+
+
+def test_names_do_not_tell_where_the_folder_lies(app, made_run):
+    text = ask(app, "GET", "/api/images").text + ask(app, "GET", "/api/audit").text
+    assert str(made_run.parent) not in text
+
+
+def test_an_upload_finds_itself_first_and_the_order_of_the_index(app, gallery):
+    answer = upload(app, file_of(gallery, 30), k=7).json()
+    assert len(answer["hits"]) == 7
+    assert answer["hits"][0]["id"] == 30
+    assert answer["hits"][0]["distance"] < 1e-5
+    vector = gallery.embedder.encode([gallery.index.entry(30).path])
+    [expected] = gallery.index.search(vector, 7, model=gallery.model)
+    assert [hit["id"] for hit in answer["hits"]] == [hit.id for hit in expected]
+
+
+def test_an_upload_can_be_searched_by_again_without_sending_it(app, gallery):
+    name = upload(app, file_of(gallery, 30)).json()["query"]["upload"]
+    again = got(app, "/api/search", upload=name, k=3)
+    assert again["hits"][0]["id"] == 30
+    assert ask(app, "GET", "/api/search", params={"upload": "other"}).status_code == 404
+
+
+def test_an_indexed_image_finds_others_but_not_itself(app, gallery):
+    answer = got(app, "/api/search", id=3, k=5)
+    assert answer["query"]["image"]["id"] == 3
+    assert 3 not in [hit["id"] for hit in answer["hits"]]
+    [expected] = gallery.index.search(gallery.index.vectors([3]), 6, model=gallery.model)
+    assert [hit["id"] for hit in answer["hits"]] == [hit.id for hit in expected if hit.id != 3]
+
+
+def test_a_search_is_of_the_asked_classes_only(app, gallery):
+    answer = got(app, "/api/search", id=image_of(gallery, "blue"), k=48, class_name=[BOLD, "grey"])
+    assert {hit["class_name"] for hit in answer["hits"]} == {BOLD, "grey"}
+    assert len(answer["hits"]) == 24
+    sent = upload(app, picture_bytes(), k=48, class_name=["grey"]).json()
+    assert {hit["class_name"] for hit in sent["hits"]} == {"grey"}
+    assert ask(app, "GET", "/api/search", params={"id": 3, "class_name": "gray"}).status_code == 404
+
+
+def test_a_trained_class_without_images_finds_nothing(small_run):
+    ImageIndex.open(small_run / "index").remove(class_names=["green"])
+    app = application(small_run)
+    assert got(app, "/api/search", id=3, class_name="green")["hits"] == []
+    assert {one["name"]: one["images"] for one in got(app, "/api/classes")}["green"] == 0
+
+
+def test_what_is_far_is_unknown(app, gallery):
+    answer = got(app, "/api/search", id=3, k=47)
+    for hit in answer["hits"]:
+        assert hit["unknown"] == (hit["distance"] > 0.05)
+    assert answer["unknown"] is False
+    assert any(hit["unknown"] for hit in answer["hits"])
+    far = got(app, "/api/search", id=image_of(gallery, BOLD), k=5, class_name="blue")
+    assert far["unknown"] is True
+
+
+def test_without_a_threshold_nothing_is_said_about_unknown(small_run):
+    (small_run / "threshold.json").unlink()
+    answer = got(application(small_run), "/api/search", id=3)
+    assert answer["unknown"] is None
+    assert answer["hits"][0]["unknown"] is None
+
+
+@pytest.mark.parametrize("k", [0, 201, "many"])
+def test_k_has_bounds(app, k):
+    answer = ask(app, "GET", "/api/search", params={"id": 3, "k": k})
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith("k: ")
+
+
+def test_a_search_needs_one_query(app):
+    assert ask(app, "GET", "/api/search").status_code == 422
+    assert ask(app, "GET", "/api/search", params={"id": 1, "upload": "x"}).status_code == 422
+
+
+def test_pictures_are_jpegs_by_id(app):
+    answer = ask(app, "GET", "/api/images/3/picture")
+    assert answer.headers["content-type"] == "image/jpeg"
+    small, large = (
+        Image.open(io.BytesIO(ask(app, "GET", f"/api/images/3/picture?size={size}").content)).size
+        for size in ("thumbnail", "large")
+    )
+    assert small == large == (96, 96), "tiny images are enlarged by whole pixels"
+    for image in (48, -1, 10**30):
+        assert ask(app, "GET", f"/api/images/{image}/picture").status_code == 404
+    assert ask(app, "GET", "/api/images/..%2F..%2Fetc%2Fpasswd/picture").status_code in (404, 422)
+
+
+def test_a_file_that_is_gone_is_a_clear_404(small_run, tmp_path):
+    service = service_of(small_run)
+    path = tmp_path / "gone.png"
+    service.gallery.index.add(torch.eye(8)[:1], [path], ["blue"], model=service.gallery.model)
+    answer = ask(create_app(service), "GET", "/api/images/48/picture")
+    assert answer.status_code == 404
+    assert "gone" in answer.json()["error"]
+
+
+def test_the_terms_of_why_are_those_of_the_equations(app, gallery):
+    image = image_of(gallery, BOLD)
+    answer = got(app, "/api/why", id=image, top=100)
+    contents = gallery.contents()
+    others = contents.ids != image
+    points = torch.cat([contents.points[others], contents.proxies]).double()
+    labels = torch.cat([contents.labels[others], contents.proxy_labels])
+    label = contents.class_names.index(answer["class_name"])
+    here = gallery.index.vectors([image]).double()
+    expected = class_potential(here, label, points, labels, law=gallery.field.law)
+    assert answer["total"] + answer["constant"] == pytest.approx(float(expected), rel=1e-9)
+    listed = answer["attracting"] + answer["repelling"]
+    assert image not in [one["id"] for one in listed if one["kind"] == "image"]
+    assert {one["kind"] for one in listed} == {"image", "proxy"}
+    order = [(one["potential"], one["distance"]) for one in answer["attracting"]]
+    assert order == sorted(order), "strongest first, of equal ones the nearest"
+    nearest = answer["attracting"][0]
+    assert nearest["potential"] == pytest.approx(float(gallery.law.attraction(torch.tensor(nearest["distance"]))))
+
+
+@pytest.mark.parametrize("top", [1, 3, 100])
+def test_listed_and_other_terms_add_up_to_the_total(app, top):
+    answer = got(app, "/api/why", id=20, top=top)
+    groups = [answer["other_attracting"], answer["other_repelling"]]
+    listed = answer["attracting"] + answer["repelling"]
+    assert max(len(answer["attracting"]), len(answer["repelling"])) <= top
+    for key, total in (("potential", "total"), ("share", "total_share")):
+        assert math.fsum(one[key] for one in listed + groups) == pytest.approx(answer[total], rel=1e-9)
+    assert len(listed) + sum(group["count"] for group in groups) == 48 - 1 + 6
+    assert sum(abs(one["share"]) for one in listed + groups) == pytest.approx(1)
+    assert all(one["potential"] < 0 for one in answer["attracting"])
+    assert all(one["potential"] > 0 for one in answer["repelling"])
+
+
+def test_why_is_asked_of_any_class_and_of_uploads(app, gallery):
+    image = image_of(gallery, BOLD)
+    own, other = got(app, "/api/why", id=image), got(app, "/api/why", id=image, class_name="blue")
+    assert own["class_name"] == BOLD
+    assert {one["class_name"] for one in other["attracting"]} == {"blue"}
+    assert other["total"] > own["total"]
+    sent = upload(app, file_of(gallery, 40)).json()
+    answer = got(app, "/api/why", upload=sent["query"]["upload"])
+    assert answer["class_name"] == answer["classes"][0]["class_name"]
+    assert answer["attracting"][0]["potential"] <= answer["attracting"][-1]["potential"]
+
+
+def map_of(app):
+    for _ in range(100):
+        answer = got(app, "/api/map")
+        if answer["state"] == "ready":
+            return answer
+        time.sleep(0.1)
+    raise AssertionError("the map was never made")
+
+
+def test_the_map_places_all_images_and_proxies_and_is_kept(small_run):
+    answer = map_of(application(small_run))
+    assert answer["ids"] == list(range(48))
+    assert len(answer["proxy_x"]) == len(answer["proxy_labels"]) == 6
+    assert all(0 <= value <= 1 for value in answer["x"] + answer["y"] + answer["proxy_x"] + answer["proxy_y"])
+    assert answer["class_names"][answer["labels"][30]] == got(application(small_run), "/api/images/30")["class_name"]
+    kept = (small_run / "serve" / "map.json").stat()
+    assert map_of(application(small_run)) == answer
+    assert (small_run / "serve" / "map.json").stat().st_mtime_ns == kept.st_mtime_ns, "the map was made again"
+
+
+def test_a_damaged_map_is_made_again(small_run):
+    answer = map_of(application(small_run))
+    [file] = (small_run / "serve").glob("map-*.safetensors")
+    file.write_bytes(file.read_bytes()[:-8])
+    assert map_of(application(small_run)) == answer
+
+
+def test_a_large_index_is_mapped_by_a_sample(made_run, tmp_path):
+    service = service_of(made_run, map_points=10)
+    service.maps.folder = tmp_path
+    answer = map_of(create_app(service))
+    assert len(answer["ids"]) == len(answer["x"]) == 10
+    assert answer["images"] == 48
+
+
+def test_the_potential_attracts_where_the_class_is_and_repels_where_others_are(app):
+    answer, places = got(app, "/api/map/potential", class_name=BOLD) if map_of(app) else None, map_of(app)
+    values = torch.tensor(answer["values"]).reshape(answer["side"], answer["side"])
+    assert values.abs().max() <= 1
+    label = places["class_names"].index(BOLD)
+
+    def value_at(x, y):
+        step = (answer["high"] - answer["low"]) / answer["side"]
+        return float(values[int((answer["high"] - y) / step), int((x - answer["low"]) / step)])
+
+    def mean(same):
+        chosen = [k for k, one in enumerate(places["labels"]) if (one == label) == same]
+        return sum(value_at(places["x"][k], places["y"][k]) for k in chosen) / len(chosen)
+
+    assert mean(True) < 0 < mean(False)
+    assert "picture" in answer["explanation"]
+
+
+def test_what_pfml_index_adds_is_taken_up(small_run, monkeypatch):
+    monkeypatch.setattr("pfml.serving.gallery.LOOK_EVERY", 0.0)
+    app = application(small_run)
+    assert got(app, "/api/status")["images"] == 48
+    index = ImageIndex.open(small_run / "index")
+    index.add(torch.eye(8)[:1], ["new.png"], ["new class"], model=index.model)
+    assert got(app, "/api/status")["images"] == 49
+    assert "new class" in [one["name"] for one in got(app, "/api/classes")]
+    assert got(app, "/api/search", id=48, k=1)["hits"]
+
+
+def decisions(run):
+    with open(run / "audit" / "decisions.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_suspects_come_with_neighbours(app):
+    answer = got(app, "/api/audit")
+    assert answer["available"]
+    assert answer["class_names"] == ["blue", "green", BOLD]
+    first = answer["suspects"][0]
+    assert (first["given"], first["suggested"]) == ("green", "blue")
+    whole = got(app, f"/api/audit/{first['key']}")
+    assert len(whole["neighbours"]) == 8
+    assert whole["image"] not in [one["id"] for one in whole["neighbours"]]
+
+
+def test_decisions_are_saved_as_the_audit_reads_them(small_run):
+    app = application(small_run)
+    keys = [one["key"] for one in got(app, "/api/audit")["suspects"]]
+    bodies = [{"decision": "accept"}, {"decision": "reject"}, {"decision": "drop"}]
+    bodies.append({"decision": "relabel", "label": BOLD})
+    for key, body in zip(keys, bodies, strict=False):
+        assert ask(app, "PUT", f"/api/audit/{key}", json=body).status_code == 200
+    rows = decisions(small_run)
+    assert [(row["decision"], row["label"]) for row in rows] == [
+        *[("accept", "blue"), ("reject", "green"), ("drop", ""), ("relabel", BOLD)]
+    ]
+    found, _ = audit_run(small_run, device="cpu")
+    names = found.images.class_names
+    read = read_decisions(small_run / "audit" / "decisions.csv", found)
+    assert [None if label is None else names[label] for label in read.values()] == ["blue", "green", None, BOLD]
+    assert got(app, "/api/audit")["decided"] == 4
+    assert got(application(small_run), "/api/audit")["suspects"][3]["decision"] == {
+        "decision": "relabel",
+        "label": BOLD,
+    }
+
+
+def test_a_decision_can_be_changed_and_taken_back(small_run):
+    app = application(small_run)
+    key = got(app, "/api/audit")["suspects"][0]["key"]
+    for decision in ("accept", "reject"):
+        ask(app, "PUT", f"/api/audit/{key}", json={"decision": decision})
+    assert [row["decision"] for row in decisions(small_run)] == ["reject"]
+    assert ask(app, "DELETE", f"/api/audit/{key}").status_code == 204
+    assert decisions(small_run) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [({"decision": "maybe"}, 422), ({"decision": "relabel"}, 404), ({"decision": "relabel", "label": "grey"}, 409)],
+)
+def test_bad_decisions_are_refused_and_nothing_is_written(small_run, body, status):
+    app = application(small_run)
+    key = got(app, "/api/audit")["suspects"][0]["key"]
+    answer = ask(app, "PUT", f"/api/audit/{key}", json=body)
+    assert (answer.status_code, list(answer.json())) == (status, ["error"])
+    assert ask(app, "PUT", "/api/audit/none", json={"decision": "accept"}).status_code == 404
+    assert not (small_run / "audit" / "decisions.csv").exists()
+
+
+def test_without_an_audit_the_queue_is_empty(small_run):
+    (small_run / "audit" / "suspects.csv").unlink()
+    answer = got(application(small_run), "/api/audit")
+    assert (answer["available"], answer["suspects"]) == (False, [])
+
+
+def test_images_that_wait_are_embedded_together(made_run):
+    service, sizes = service_of(made_run), []
+    forward = service.embedding.function
+
+    def watched(crops):
+        sizes.append(len(crops))
+        time.sleep(0.05)
+        return forward(crops)
+
+    service.embedding.function = watched
+
+    async def embeddings():
+        sent = [service.embedded(picture_bytes((k, 40, 220))) for k in range(0, 240, 10)]
+        return await asyncio.gather(*sent)
+
+    together = torch.stack(asyncio.run(embeddings()))
+    assert sum(sizes) == 24
+    assert 1 < max(sizes) <= 16
+    alone = service.gallery.embedder.encode([Image.new("RGB", (24, 24), (k, 40, 220)) for k in range(0, 240, 10)])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
+
+
+def test_a_failure_of_the_network_is_told_to_all_and_ends_nothing(made_run):
+    service = service_of(made_run)
+    forward, service.embedding.function = service.embedding.function, lambda crops: crops[len(crops)]
+    with pytest.raises(IndexError):
+        asyncio.run(service.embedded(picture_bytes()))
+    service.embedding.function = forward
+    assert asyncio.run(service.embedded(picture_bytes())).shape == (8,)
+
+
+def test_fifty_searches_at_a_time_are_all_answered_rightly(app, gallery):
+    files = {image: file_of(gallery, image) for image in range(0, 48, 4)}
+    chosen = [list(files)[k % len(files)] for k in range(50)]
+
+    async def searches():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=BASE) as client:
+            sent = [client.post("/api/search", files={"file": ("x", files[image])}) for image in chosen]
+            return await asyncio.gather(*sent)
+
+    answers = asyncio.run(searches())
+    assert [answer.status_code for answer in answers] == [200] * 50
+    assert [answer.json()["hits"][0]["id"] for answer in answers] == chosen
+
+
+def test_beyond_its_bound_the_server_says_busy_and_goes_on_answering(made_run, monkeypatch):
+    service = service_of(made_run, limits=Limits(waiting=2))
+    app, go = create_app(service), threading.Event()
+    cropped = service.cropped
+
+    def slow(content):
+        go.wait(20)
+        return cropped(content)
+
+    monkeypatch.setattr(service, "cropped", slow)
+
+    async def searches():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=BASE) as client:
+            sent = [
+                asyncio.ensure_future(client.post("/api/search", files={"file": ("x", picture_bytes())}))
+                for _ in range(6)
+            ]
+            done, _ = await asyncio.wait(sent, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+            meanwhile = await client.get("/api/status")  # the loop is not blocked
+            go.set()
+            return [task.result() for task in done], meanwhile, await asyncio.gather(*sent)
+
+    done, meanwhile, answers = asyncio.run(searches())
+    assert all(answer.status_code == 503 for answer in done)
+    assert meanwhile.status_code == 200
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 503, 503, 503, 503]
+    busy = next(answer for answer in answers if answer.status_code == 503)
+    assert busy.headers["retry-after"] == "1"
+    assert "busy" in busy.json()["error"]
+    assert upload(app, picture_bytes()).status_code == 200, "places are free again"
+
+
+def test_the_api_describes_itself_with_types_and_without_the_network(app):
+    answer = got(app, "/api/openapi.json")
+    assert {"/api/search", "/api/why", "/api/map", "/api/audit/{key}"} <= set(answer["paths"])
+    found = answer["paths"]["/api/search"]["post"]["responses"]
+    assert found["200"]["content"]["application/json"]["schema"]["$ref"].endswith("SearchAnswer")
+    assert found["413"]["content"]["application/json"]["schema"]["$ref"].endswith("ErrorAnswer")
+    for path in ("/", "/api/docs", "/login", "/page/api.js", "/page/docs.js", "/page/style.css"):
+        text = ask(app, "GET", path, follow_redirects=True).text
+        assert "http://" not in text.replace("http://www.w3.org", "")
+        assert "https://" not in text

@@ -1,0 +1,302 @@
+"""The page in a browser, over a server that was started as a user starts it; screenshots in out/screenshots/."""
+
+import csv
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+pytest.importorskip("fastapi", reason="pfml serve needs the extra serve")
+playwright = pytest.importorskip("playwright.sync_api", reason="the page is tested through the package playwright")
+
+expect = playwright.expect
+CHROMIUM = next((path for name in ("chromium", "chromium-browser") if (path := shutil.which(name))), None)
+SHOTS = Path(__file__).parents[2] / "out" / "screenshots"
+TOKEN = "a token for the page tests"
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+
+class Server:
+    """`pfml serve` in a process of its own."""
+
+    def __init__(self, run, *options):
+        command = [sys.executable, "-m", "pfml.cli", "serve", str(run), "--port", "0", "--map", "pca", *options]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+        self.said = self.process.stdout.readline()
+        port = re.search(r":(\d+)/", self.said)
+        assert port, self.said + self.process.stdout.read()
+        self.address = f"http://127.0.0.1:{port[1]}/"
+
+    def end(self):
+        """Interrupt it; its exit status, the seconds that it took, and all that it said."""
+        began = time.monotonic()
+        self.process.send_signal(signal.SIGINT)
+        rest, _ = self.process.communicate(timeout=20)
+        return self.process.returncode, time.monotonic() - began, self.said + rest
+
+
+@pytest.fixture(scope="module")
+def browser():
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def served_run(made_run, tmp_path_factory):
+    return shutil.copytree(made_run, tmp_path_factory.mktemp("page") / "run")
+
+
+@pytest.fixture(scope="module")
+def server(served_run):
+    server = Server(served_run)
+    yield server
+    if server.process.poll() is None:
+        server.end()
+
+
+@pytest.fixture
+def page(browser, server):
+    """The page at 1280 pixels; errors of its scripts, and any request to elsewhere, fail the test."""
+    context = browser.new_context(viewport={"width": 1280, "height": 860})
+    page = context.new_page()
+    wrong = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    page.on(
+        "request",
+        lambda request: None if request.url.startswith((server.address, "blob:")) else wrong.append(request.url),
+    )
+    page.wrong = wrong
+    page.goto(server.address)
+    page.wait_for_selector("body[data-ready]")
+    yield page
+    context.close()
+    assert wrong == []
+
+
+@pytest.fixture
+def blue(tmp_path):
+    Image.new("RGB", (40, 30), (20, 40, 220)).save(tmp_path / "my blue.png")
+    return tmp_path / "my blue.png"
+
+
+def shot(page, name):
+    page.wait_for_load_state("networkidle")
+    page.screenshot(path=SHOTS / f"{name}.png")
+
+
+def first_share(text):
+    """The first signed percentage in a text of the page, which has true minus signs."""
+    return float(re.search(r"([+-][\d.]+) %", text.replace("\N{MINUS SIGN}", "-"))[1])
+
+
+def test_an_upload_becomes_a_grid(page, blue):
+    expect(page.locator("#grid .card")).to_have_count(48)
+    page.set_input_files("#file", blue)
+    page.wait_for_selector("#grid .distance")
+    assert page.locator("#grid .card").count() == 24
+    assert page.locator("#query-name").inner_text() == "my blue.png"
+    distances = [float(text) for text in page.locator("#grid .distance").all_inner_texts()]
+    assert distances == sorted(distances)
+    shot(page, "search-by-upload")
+    page.locator("#k").fill("48")
+    expect(page.locator("#grid .card")).to_have_count(48)
+    assert page.locator(".badge.unknown").count() > 0
+    page.locator("#class-filter").fill("blue")
+    expect(page.locator("#grid .card")).to_have_count(10)
+    assert set(page.locator("#grid .card-class").all_inner_texts()) == {"blue"}
+    page.locator(".chip").click()
+    expect(page.locator("#grid .card")).to_have_count(48)
+
+
+def test_an_image_is_dropped_or_pasted(page, blue):
+    script = """([kind, bytes]) => {
+        const file = new File([new Uint8Array(bytes)], `${kind}.png`, { type: "image/png" });
+        const data = new DataTransfer();
+        data.items.add(file);
+        const event = kind === "drop"
+            ? new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true })
+            : new ClipboardEvent("paste", { clipboardData: data, bubbles: true });
+        document.body.dispatchEvent(event);
+    }"""
+    for kind in ("drop", "paste"):
+        page.evaluate(script, [kind, list(blue.read_bytes())])
+        expect(page.locator("#query-name")).to_have_text(f"{kind}.png")
+        page.wait_for_selector("#grid:not([aria-busy]) .distance")
+        page.click("#query-clear")
+        expect(page.locator("#grid .card")).to_have_count(48)
+
+
+def test_a_click_searches_and_names_stay_text(page):
+    page.locator(".card", has_text="<b>bold</b>").first.locator(".card-main").click()
+    page.wait_for_selector("#grid .distance")
+    assert "red & <b>bold</b>" in page.locator("#query-name").inner_text()
+    assert page.locator("#grid b").count() == 0
+    page.locator("#grid .card-main").first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#grid:not([aria-busy]) .distance")
+
+
+def test_why_lists_what_attracts_and_repels(page):
+    page.locator(".card .link").first.click()
+    page.wait_for_selector("#why[open] .sources img")
+    shares = page.locator("#why h3 .share").all_inner_texts()
+    total = page.locator(".why-total").inner_text()
+    assert sum(map(first_share, shares)) == pytest.approx(first_share(total), abs=0.15)
+    shot(page, "why")
+    page.keyboard.press("Escape")
+    assert not page.locator("#why").is_visible()
+
+
+def test_an_error_is_a_toast(page, tmp_path):
+    (tmp_path / "bad.png").write_text("no image")
+    page.set_input_files("#file", tmp_path / "bad.png")
+    page.wait_for_selector(".toast")
+    assert "another kind" in page.locator(".toast").inner_text()
+    expect(page.locator("#grid .card")).to_have_count(48)
+    page.wrong.clear()  # the browser reports the status 415
+
+
+def test_the_map_draws_hovers_and_searches(page):
+    page.click("#tab-map")
+    page.wait_for_selector("#map-canvas[data-drawn='48']")
+    page.select_option("#map-class", "blue")
+    page.wait_for_selector("#map-canvas[data-potential='blue']")
+    assert "picture" in page.locator("#map-explanation").inner_text()
+    colours = page.evaluate(
+        """() => { const canvas = document.getElementById("map-canvas");
+        const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+        const seen = new Set();
+        for (let k = 0; k < data.length; k += 40) seen.add(data[k] >> 4 << 8 | data[k + 2] >> 4);
+        return seen.size; }"""
+    )
+    assert colours > 20
+    canvas = page.locator("#map-canvas")
+    canvas.focus()
+    page.keyboard.press("+")
+    page.wait_for_selector("#map-tip:not([hidden]) img")
+    assert page.locator("#map-tip p").inner_text()
+    expect(page.locator("#map-tip img")).to_have_js_property("complete", True)
+    shot(page, "map")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("0")
+    page.mouse.move(640, 400)
+    page.mouse.wheel(0, -400)
+    page.mouse.down()
+    page.mouse.move(700, 430, steps=4)
+    page.mouse.up()
+    assert page.locator("#view-map").is_visible(), "a drag is no click"
+    canvas.focus()
+    page.keyboard.press("0")
+    page.wait_for_selector("#map-tip:not([hidden])")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#grid .distance")
+    assert page.locator("#view-search").is_visible()
+
+
+def test_hovering_a_point_shows_its_picture_and_a_click_searches_by_it(page):
+    page.click("#tab-map")
+    page.wait_for_selector("#map-canvas[data-drawn='48']")
+    page.focus("#map-canvas")
+    page.keyboard.press("0")  # marks the point in the middle, so that we know where one is
+    tip = page.locator("#map-tip")
+    expect(tip).to_be_visible()
+    marked, box = tip.bounding_box(), page.locator("#map-canvas").bounding_box()
+    page.mouse.move(box["x"] + 20, box["y"] + 20)
+    page.mouse.move(640, 30)
+    expect(tip).to_be_hidden()
+    x, y = marked["x"] - 14, marked["y"] - 14
+    page.mouse.move(x, y)
+    expect(tip).to_be_visible()
+    assert "/api/images/" in page.locator("#map-tip img").get_attribute("src")
+    page.mouse.click(x, y)
+    page.wait_for_selector("#view-search:not([hidden]) #grid .distance")
+
+
+def test_audit_decisions_are_saved_to_the_table(page, served_run):
+    def decided():
+        with open(served_run / "audit" / "decisions.csv", newline="") as file:
+            return [(row["decision"], row["label"]) for row in csv.DictReader(file)]
+
+    assert page.locator("#audit-count").inner_text() == "5"
+    page.click("#tab-audit")
+    page.wait_for_selector("#suspect-neighbours .card img")
+    shot(page, "audit")
+    page.keyboard.press("a")
+    expect(page.locator("#audit-progress")).to_have_text("1 of 5 decided")
+    assert decided() == [("accept", "blue")]
+    page.click("#audit-reject")
+    expect(page.locator("#audit-progress")).to_have_text("2 of 5 decided")
+    page.keyboard.press("l")
+    page.keyboard.type("red & <b>bold</b>")
+    page.keyboard.press("Enter")
+    expect(page.locator("#audit-progress")).to_have_text("3 of 5 decided")
+    assert decided() == [("accept", "blue"), ("reject", "green"), ("relabel", "red & <b>bold</b>")]
+    page.keyboard.press("k")
+    page.keyboard.press("u")
+    expect(page.locator("#audit-progress")).to_have_text("2 of 5 decided")
+    assert decided() == [("accept", "blue"), ("reject", "green")]
+    assert page.locator("#audit-count").inner_text() == "3"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_narrow_page_does_not_scroll_sideways(browser, server, scheme):
+    context = browser.new_context(viewport={"width": 400, "height": 800}, color_scheme=scheme)
+    page = context.new_page()
+    for view, ready in (("search", "#grid .card"), ("map", "#map-canvas[data-drawn]"), ("audit", "#audit-list li")):
+        page.goto(f"{server.address}#{view}")
+        page.reload()
+        page.wait_for_selector(ready)
+        shot(page, f"{view}-400-{scheme}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    assert (
+        page.evaluate("getComputedStyle(document.body).backgroundColor")
+        == {
+            "light": "rgb(245, 246, 249)",
+            "dark": "rgb(17, 20, 27)",
+        }[scheme]
+    )
+    context.close()
+
+
+def test_the_documentation_of_the_api_needs_no_network(page, server):
+    page.goto(server.address + "api/docs")
+    page.wait_for_selector("details.operation")
+    assert "/api/why" in page.locator("#operations").inner_text()
+    page.locator("summary").nth(5).click()
+    shot(page, "api")
+
+
+def test_the_login_lets_in_and_the_server_ends_when_it_is_told_to(browser, served_run):
+    server = Server(served_run, "--token", TOKEN, "--host", "0.0.0.0")
+    context = browser.new_context(viewport={"width": 700, "height": 600})
+    page = context.new_page()
+    try:
+        page.goto(server.address)
+        shot(page, "login")
+        page.fill("#token", "wrong")
+        page.click("button")
+        expect(page.locator(".wrong")).to_be_visible()
+        page.fill("#token", TOKEN)
+        page.click("button")
+        page.wait_for_selector("#grid .card img")
+    finally:
+        context.close()
+        status, seconds, said = server.end()
+    assert status == 0, said
+    assert seconds < 8
+    assert TOKEN not in said
+    assert "Traceback" not in said
