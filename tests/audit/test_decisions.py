@@ -111,6 +111,14 @@ def test_decisions_go_before_the_policy(judged, tmp_path):
     assert len(others) == len(judged.listed()) - 1
 
 
+def test_accept_takes_the_label_that_the_person_saw(judged, tmp_path):
+    first = int(judged.listed()[0])
+    seen = next(c for c in range(6) if c not in (judged.images.labels[first], judged.scores.suggested[first]))
+    table = tmp_path / "decisions.csv"
+    table.write_text(f"path,decision,label\n{judged.images.name_of(first)},accept,{judged.images.class_names[seen]}\n")
+    assert corrections_of(judged, policy="keep", decisions=table).labels == {first: seen}
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
