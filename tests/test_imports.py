@@ -24,6 +24,7 @@ LAYERS = [
     "backends",
     "energy",
     "losses",
+    "distributed",
     "labels",
     "data",
     "models",

@@ -30,7 +30,7 @@ from torch import Tensor
 from pfml.field import Interaction
 from pfml.superposition import Field, PairWeights, source_weights
 
-__all__ = ["Group", "chunks", "sweep"]
+__all__ = ["Counts", "Group", "chunks", "sweep", "sweep_block"]
 
 OWN, OTHER = 0, 1  # rows of `Group.sums` and `Group.slopes`
 
@@ -118,6 +118,22 @@ class Group:
         )
         made.prepare()
         return made
+
+    def part(self, rows: slice) -> Group:
+        """Consecutive charges of this group: what is added up for them is added up here."""
+        assert self.copied_rows is None
+        return Group(
+            points=self.points[rows],
+            labels=self.labels[rows],
+            inverse_norms=None if self.inverse_norms is None else self.inverse_norms[rows],
+            centre=self.centre,
+            squared_norms=self.squared_norms[rows],
+            sums=self.sums[:, rows],
+            slopes=self.slopes[:, rows],
+            gradient=None if self.gradient is None else self.gradient[rows],
+            prepared=None if self.prepared is None else self.prepared[rows],
+            largest_square=self.largest_square,
+        )
 
     def add_copies(self, copies: Group) -> None:
         """Add what was summed for copies of some of these charges."""
@@ -215,13 +231,21 @@ def sweep(samples: Group, proxies: Group, anchors: Group, field: Field, weights:
             [Counts(of.proxies_on_proxies, 0 if sampled else of.proxies_on_proxies) for of in of_sources],
         ),
     ):
-        if not any(own + other):
-            continue
-        if (left is right or left.copied_rows is not None) and bool((right.labels[1:] > right.labels[:-1]).all()):
-            own = Counts(0.0, 0.0)  # one charge per class has no mates
-        for tile, may_share_class in _tiles(left, right):
-            if any(other) or (any(own) and may_share_class):
-                _superpose(tile, field, own, other, may_share_class)
+        sweep_block(left, right, field, own, other)
+
+
+def sweep_block(left: Group, right: Group, field: Field, own: Counts, other: Counts) -> None:
+    """Add the field of every pair of a charge of `left` and one of `right`; each pair once if they are one group.
+
+    Both groups need the same centre. Energies are added to the sums of both, forces to the gradients if both have one.
+    """
+    if not any(own + other):
+        return
+    if (left is right or left.copied_rows is not None) and bool((right.labels[1:] > right.labels[:-1]).all()):
+        own = Counts(0.0, 0.0)  # one charge per class has no mates
+    for tile, may_share_class in _tiles(left, right):
+        if any(other) or (any(own) and may_share_class):
+            _superpose(tile, field, own, other, may_share_class)
 
 
 def _tiles(left: Group, right: Group) -> Iterator[tuple[Tile, bool]]:

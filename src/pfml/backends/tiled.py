@@ -10,14 +10,14 @@ from pfml.backends.sweep import Group, chunks, sweep
 from pfml.sphere import inverse_norms
 from pfml.superposition import Anchors, Charges, Field, PairWeights
 
-__all__ = ["pair_sums", "tiled_energy"]
+__all__ = ["centred_groups", "group_of", "pair_sums", "tiled_energy"]
 
 
 def _superpose(
     samples: Charges, proxies: Charges, field: Field, weights: PairWeights, slopes: Tensor | None, with_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sums and gradients of one sweep; see `operator.Superpose`."""
-    groups = sample_group, proxy_group = _groups(samples, proxies, gradients=with_gradient)
+    groups = sample_group, proxy_group = centred_groups(samples, proxies, gradients=with_gradient)
     if slopes is not None:
         sample_group.slopes, proxy_group.slopes = slopes.split([len(samples.points), len(proxies.points)], dim=1)
     if proxies.anchors is None:
@@ -37,27 +37,30 @@ tiled_energy = _operator.energy
 pair_sums = _operator.sums
 
 
-def _groups(*charges: Charges, gradients: bool) -> tuple[Group, Group]:
+def centred_groups(samples: Charges, proxies: Charges, *, gradients: bool) -> tuple[Group, Group]:
     """Samples and proxies, ready for a sweep; both centred at the mean of a few of them."""
-    made = []
-    for points, labels, on_sphere, _ in charges:
-        group = Group(
-            points=points,
-            labels=labels,
-            inverse_norms=_inverse_norms(points) if on_sphere else None,
-            centre=points.new_zeros(points.shape[1], dtype=torch.float64),
-            squared_norms=points.new_zeros(len(points), dtype=torch.float64),
-            sums=points.new_zeros(2, len(points), dtype=torch.float64),
-            slopes=points.new_ones(2, len(points)),
-            gradient=torch.zeros_like(points) if gradients else None,
-        )
-        made.append(group)
+    made = group_of(samples, gradient=gradients), group_of(proxies, gradient=gradients)
     few = torch.cat([group.exact(slice(0, 512)) for group in made])
     for group in made:
         if len(few):
             group.centre = few.mean(dim=0)
         group.prepare()
-    return made[0], made[1]
+    return made
+
+
+def group_of(charges: Charges, *, gradient: bool) -> Group:
+    """Charges with room for what a sweep adds up for them; set a centre and call `prepare` before a sweep."""
+    points = charges.points
+    return Group(
+        points=points,
+        labels=charges.labels,
+        inverse_norms=_inverse_norms(points) if charges.on_sphere else None,
+        centre=points.new_zeros(points.shape[1], dtype=torch.float64),
+        squared_norms=points.new_zeros(len(points), dtype=torch.float64),
+        sums=points.new_zeros(2, len(points), dtype=torch.float64),
+        slopes=points.new_ones(2, len(points)),
+        gradient=torch.zeros_like(points) if gradient else None,
+    )
 
 
 def _distinct_rows(anchors: Anchors) -> Tensor:

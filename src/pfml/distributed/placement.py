@@ -1,0 +1,70 @@
+"""Where a part of the proxies starts: at the same places as in a single process with the same seed.
+
+Every rank goes through the whole draw, chunk by chunk or class by class, and keeps what is its own. So the start does
+not depend on the number of ranks, and no rank ever holds all proxies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Generator, Tensor
+
+from pfml.losses.proxies import PROXY_INITS
+
+__all__ = ["normal_rows", "sample_rows"]
+
+#: Numbers that are drawn at once.
+CHUNK_NUMBERS = 2**22
+#: torch draws normal numbers in blocks of this size: chunks of whole blocks give the numbers of one large draw.
+BLOCK = 16
+
+
+def normal_rows(total: int, dim: int, rows: slice, generator: Generator | None = None) -> Tensor:
+    """Rows `rows` of torch.randn(total, dim), without the others in memory; the generator moves on as if with them."""
+    kept = torch.empty(rows.stop - rows.start, dim)
+    for start, stop in _chunks(total, dim):
+        drawn = torch.randn(stop - start, dim, generator=generator)
+        _keep(kept, rows, start, drawn)
+    return kept
+
+
+def _chunks(total: int, dim: int) -> Iterator[tuple[int, int]]:
+    size = BLOCK * max(CHUNK_NUMBERS // (BLOCK * dim), 1)
+    starts = list(range(0, max(total, 1), size))
+    if len(starts) > 1 and (total - starts[-1]) * dim < BLOCK:
+        starts.pop()  # torch draws fewer numbers than a block in another way
+    return zip(starts, [*starts[1:], total], strict=True)
+
+
+def sample_rows(
+    init: str, points: Tensor, labels: Tensor, sizes: tuple[int, int], rows: slice, generator: Generator | None
+) -> Tensor:
+    """Rows `rows` of the (C * M, D) proxies that `PROXY_INITS[init]` places among the samples of each class.
+
+    Args:
+        init: A key of `PROXY_INITS`.
+        points: (n, D), samples of every class.
+        labels: (n,), int64.
+        sizes: C and M.
+        rows: Which proxies to keep.
+        generator: One in the same state on every rank.
+    """
+    num_classes, per_class = sizes
+    order = torch.argsort(labels, stable=True)
+    by_class = order.split(torch.bincount(labels, minlength=num_classes).tolist())
+    missing = [c for c, members in enumerate(by_class) if not len(members)]
+    if missing:
+        raise ValueError(f"proxy_init={init!r} needs samples of every class, got none of {missing[:10]}")
+    kept = points.new_empty(rows.stop - rows.start, points.shape[1])
+    for c, members in enumerate(by_class):
+        _keep(kept, rows, c * per_class, PROXY_INITS[init](points[members], per_class, generator=generator))
+    return kept
+
+
+def _keep(kept: Tensor, rows: slice, start: int, drawn: Tensor) -> None:
+    """Copy into `kept`, the rows `rows` of a whole, what `drawn`, its rows from `start` on, has of them."""
+    first, last = max(start, rows.start), min(start + len(drawn), rows.stop)
+    if first < last:
+        kept[first - rows.start : last - rows.start] = drawn[first - start : last - start]

@@ -1,0 +1,81 @@
+"""Checks of a part of a sharded loss: its batch, its proxies, its stored state, and that it fits the other parts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pfml.distributed.peers import Peers
+from pfml.losses.checks import check_batch, deferred_checks
+from pfml.losses.potential_field import MAY_DIFFER
+
+if TYPE_CHECKING:
+    from pfml.distributed.sharded_loss import ShardedPotentialFieldLoss
+
+__all__ = ["check_shard", "checked_batch", "extra_state", "extra_state_of", "require_equal"]
+
+
+def checked_batch(loss: ShardedPotentialFieldLoss, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, torch.dtype]:
+    """`labels` as int64 on the proxies' device, and the type to compute in, after all checks of values and shapes."""
+    no_proxies = loss.proxies.new_empty(loss.num_classes, 0, loss.embedding_dim)
+    # A check that waits for a later look would let this rank go on where others stop: it is looked at here.
+    with deferred_checks() as checks:
+        labels = check_batch(embeddings, labels, no_proxies)
+    for check in checks:
+        if check.is_worth_a_look.item():
+            check.explain()
+    if not torch.isfinite(loss.proxies.detach().sum(dtype=torch.float64)):
+        bad = ~torch.isfinite(loss.proxies.detach()).all(dim=1)
+        classes = loss.proxy_labels[bad].unique().tolist()
+        shown = ", ".join(map(str, classes[:10])) + (", ..." if len(classes) > 10 else "")
+        raise ValueError(f"proxies must be finite, got NaN or Inf in {len(classes)} classes: {shown}")
+    return labels, torch.promote_types(torch.promote_types(embeddings.dtype, loss.proxies.dtype), torch.float32)
+
+
+def require_equal(peers: Peers, settings: dict[str, Any]) -> int:
+    """A digest of the settings; all ranks raise the same error unless it is the same everywhere."""
+    text = json.dumps(settings, sort_keys=True)
+    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
+    if len({number for (number,) in peers.records([digest])}) > 1:
+        by_rank = [json.loads(text) for text in peers.texts(text)]
+        names = [name for name in by_rank[0] if any(other.get(name) != by_rank[0][name] for other in by_rank)]
+        differing = "; ".join(f"{name}: {[other.get(name) for other in by_rank]} by rank" for name in names)
+        raise ValueError(f"a sharded loss must have the same hyper-parameters on all ranks, got {differing}")
+    return digest
+
+
+def extra_state(**state: Any) -> Tensor:
+    """JSON in a byte tensor, so that a state_dict holds tensors only."""
+    return torch.frombuffer(bytearray(json.dumps(state, sort_keys=True).encode()), dtype=torch.uint8)
+
+
+def extra_state_of(state_dict: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """What `extra_state` stored, or an error that says that it is missing or broken."""
+    try:
+        stored = json.loads(bytes(state_dict[prefix + "_extra_state"].cpu().numpy().tobytes()))
+        return {"hyperparameters": stored["hyperparameters"], "proxies_ready": stored["proxies_ready"], **stored}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ValueError("the stored hyper-parameters of the potential field loss are missing or broken") from None
+
+
+def check_shard(loss: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Refuse a state_dict of a different loss, or of another part, before anything of it is loaded."""
+    stored = extra_state_of(state_dict, prefix)
+    theirs, mine = stored["hyperparameters"], loss.hyperparameters()
+    differing = [
+        f"{name}: stored {theirs.get(name)!r}, here {mine.get(name)!r}"
+        for name in sorted((theirs.keys() | mine.keys()) - MAY_DIFFER)
+        if theirs.get(name) != mine.get(name)
+    ]
+    if differing:
+        raise ValueError("the stored loss has other hyper-parameters: " + "; ".join(differing))
+    here = {"rank": loss.peers.rank, "world": loss.peers.world}
+    if stored.get("shard") != here:
+        raise ValueError(
+            f"the stored part of the loss must be of rank {here['rank']} of {here['world']}, "
+            f"got {stored.get('shard')}: cut it from a whole state with pfml.distributed.shard_state"
+        )

@@ -1,0 +1,60 @@
+"""The model of a step's cost, against what steps report, and the plan of who meets whom."""
+
+import pytest
+import torch
+from cases import step_costs
+from test_sharded_loss import LOG, WIDE
+
+from pfml.distributed import ShardedProblem, step_cost
+from pfml.distributed.meetings import meetings, num_pairs, part_sizes, part_slice
+from pfml.field import PowerLaw
+from pfml.superposition import Field
+
+
+@pytest.mark.parametrize("world", range(1, 10))
+@pytest.mark.parametrize("total", [0, 1, 2, 7, 30])
+def test_every_pair_is_computed_once(world, total):
+    sizes = part_sizes(total, world)
+    met = torch.zeros(total, total, dtype=torch.int64)
+    for host in range(world):
+        mine = part_slice(sizes, host)
+        met[mine, mine] += torch.ones(sizes[host], sizes[host], dtype=torch.int64).triu(1)
+        for meeting in meetings(sizes, host):
+            guest = part_slice(sizes, meeting.guest)
+            met[mine, guest][meeting.host_rows, meeting.guest_rows] += 1
+    assert torch.equal(met + met.T, 1 - torch.eye(total, dtype=torch.int64))
+    assert sum(num_pairs(sizes, host) for host in range(world)) == total * (total - 1) // 2
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 7, 8, 64])
+def test_ranks_share_the_pairs_evenly(world):
+    sizes = part_sizes(6400, world)
+    pairs = [num_pairs(sizes, host) for host in range(world)]
+    assert max(pairs) <= 1.02 * sum(pairs) / world
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        LOG,
+        {"normalization": "anchor", "alpha": 16.0},
+        {"proxy_space": "free", "normalize_embeddings": False},
+        {**LOG, "proxy_attraction": False, "proxy_repulsion": False},
+        {**WIDE, "sample_sample": False},
+    ],
+    ids=str,
+)
+def test_pairs_bytes_and_memory_are_exactly_those_of_the_model(world, options, size):
+    steps = [("uneven", torch.float32, True), ("empty", torch.float64, True), ("even", torch.float32, False)]
+    for of_rank in world.run(step_costs, size, options, steps):
+        for reported, modelled in of_rank:
+            assert reported == modelled
+
+
+def test_what_is_sent_is_received():
+    for normalization in ("none", "log", "anchor"):
+        problem = ShardedProblem((7, 0, 3, 9, 2), 1000, 3, 16, Field(PowerLaw(), normalization))
+        costs = [step_cost(problem, rank) for rank in range(problem.world)]
+        assert sum(cost.bytes_sent for cost in costs) == sum(cost.bytes_received for cost in costs) > 0
