@@ -16,7 +16,15 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["BUSY", "OthersClock", "available_bytes", "environment", "peak_extra_bytes", "wait_until_quiet"]
+__all__ = [
+    "BUSY",
+    "OthersClock",
+    "available_bytes",
+    "environment",
+    "peak_extra_bytes",
+    "resident_bytes",
+    "wait_until_quiet",
+]
 
 #: With more cores than this busy elsewhere, times are not to be trusted: threads that wait for one another at every
 #: operation lose far more than their share of the cores.
@@ -43,6 +51,11 @@ def environment() -> dict[str, str]:
 def available_bytes() -> int:
     """Memory that a new process could use."""
     return _kib(Path("/proc/meminfo"), "MemAvailable") * 1024
+
+
+def resident_bytes() -> int:
+    """Memory of this process."""
+    return _kib(Path("/proc/self/status"), "VmRSS") * 1024
 
 
 def peak_extra_bytes(step: Callable[[], object]) -> tuple[float, int]:

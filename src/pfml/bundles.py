@@ -3,7 +3,7 @@
 A bundle `name` is a manifest `name.json`, which holds plain values and a checksum of itself, and a safetensors file
 that the manifest names with its sha256. The tensors lie in a file of a fresh name that is complete before the manifest
 is renamed into place. So whatever interrupts a save leaves the bundle that was there before, and at most one file that
-the next save removes.
+the next save removes before it begins.
 """
 
 from __future__ import annotations
@@ -16,11 +16,20 @@ from uuid import uuid4
 
 from torch import Tensor
 
-from pfml.files import DamagedFileError, load_tensors, refuse_non_finite, save_tensors, write_atomically
+from pfml.files import (
+    DamagedFileError,
+    load_tensors,
+    refuse_non_finite,
+    remove_partials,
+    save_tensors,
+    write_atomically,
+)
 
 __all__ = ["read_bundle", "write_bundle"]
 
 FORMAT_VERSION = 1
+#: How often a reader begins anew when a writer has replaced what it was about to read.
+ATTEMPTS = 100
 
 
 def write_bundle(folder: Path, name: str, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:
@@ -31,6 +40,7 @@ def write_bundle(folder: Path, name: str, tensors: dict[str, Tensor], content: d
     """
     refuse_non_finite(tensors, f"what is to be saved as {folder / name}")
     folder.mkdir(parents=True, exist_ok=True)
+    _remove_left_over(folder, name, _named_file(folder / f"{name}.json"))
     file = folder / f"{name}-{uuid4().hex[:8]}.safetensors"
     sha256 = save_tensors(file, tensors)
     manifest = {
@@ -40,18 +50,33 @@ def write_bundle(folder: Path, name: str, tensors: dict[str, Tensor], content: d
     }
     sealed = {**manifest, "manifest_sha256": _digest(manifest)}
     write_atomically(folder / f"{name}.json", (json.dumps(sealed, indent=2) + "\n").encode())
-    for stale in [*folder.glob(f"{name}-????????.safetensors"), *folder.glob(".*.partial")]:
-        if stale != file:
-            stale.unlink(missing_ok=True)
+    _remove_left_over(folder, name, file.name)
 
 
 def read_bundle(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Content and tensors of the bundle `name`; a damaged one is refused by the name of its file."""
+    """Content and tensors of the bundle `name`; a damaged one is refused by the name of its file.
+
+    A save that replaces the bundle meanwhile does no harm: what is read is one whole state.
+    """
     path = folder / f"{name}.json"
+    for _ in range(ATTEMPTS):
+        before = path.read_bytes()
+        try:
+            return _read_once(folder, path)
+        except (OSError, RuntimeError, DamagedFileError):
+            # a file that vanishes while it is being read has many errors; torch's own is a RuntimeError
+            if path.read_bytes() == before:
+                raise
+    raise OSError(f"{path} was replaced {ATTEMPTS} times while it was being read: try again later")
+
+
+def _read_once(folder: Path, path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     manifest = read_manifest(path)
     described = manifest.pop("tensors", None)
     try:
         file, sha256, expected = folder / Path(described["file"]).name, described["sha256"], described["bytes"]
+        if not isinstance(sha256, str) or not isinstance(expected, int):
+            raise TypeError
     except (KeyError, TypeError):
         raise DamagedFileError(f"{path} must name its tensors, got {described!r}") from None
     if not file.is_file():
@@ -81,6 +106,25 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{path} does not match its own checksum: it was damaged or changed after it was written"
         )
     return manifest
+
+
+def _named_file(path: Path) -> str | None:
+    """The file of tensors that a manifest names; None if there is no manifest that can be read."""
+    try:
+        return str(read_manifest(path)["tensors"]["file"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _remove_left_over(folder: Path, name: str, kept: str | None) -> None:
+    """Remove what interrupted saves have left: all tensors but those of the present bundle, and partial files.
+
+    Tensors stay where no manifest says which of them count: a person may still want to rescue them.
+    """
+    remove_partials(folder, f"{name}[.-]*")
+    for stale in folder.glob(f"{name}-????????.safetensors") if kept is not None else ():
+        if stale.name != kept:
+            stale.unlink(missing_ok=True)
 
 
 def _digest(manifest: dict[str, Any]) -> str:

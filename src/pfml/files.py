@@ -114,11 +114,12 @@ def named_errors(path: Path, what: str, *errors: type[Exception]) -> Iterator[No
         what: What it must be, in words.
         errors: Which errors; those of text and of CSV tables if none are given.
     """
+    caught = errors or (UnicodeDecodeError, csv.Error)
     try:
         yield
     except DamagedFileError:
         raise
-    except errors or (UnicodeDecodeError, csv.Error) as error:
+    except caught as error:
         said = str(error).split("\n")[0][:200] or type(error).__name__
         raise DamagedFileError(f"{path} must be {what}, got one that cannot be read: {said}") from None
 

@@ -363,7 +363,7 @@ def test_19_gradcheck_in_float64_passes_and_second_order_works_or_says_that_it_d
         assert expected in str(error)
 
 
-# 20, every backend against the dense reference, is tests/backends/test_backends.py
+# 20, every backend against the dense reference, is test_agreement.py
 
 
 def rotation(dim, device):

@@ -16,7 +16,7 @@ from pfml.data.resampling import PixelBuffer
 
 __all__ = ["PixelCache"]
 
-VERSION = 1
+VERSION = 2
 PIECE = 2**26
 
 
@@ -45,8 +45,8 @@ class PixelCache:
     def mismatch(self) -> str | None:
         """Why the cache cannot be used, or None; compares all but the pixels, which `load` does."""
         try:
-            manifest = json.loads(self._manifest.read_text())
-        except (OSError, ValueError) as error:
+            manifest = self._sealed()
+        except (OSError, ValueError, RecursionError) as error:
             return f"its manifest cannot be read ({error})"
         expected = self._identity()
         for name, value in expected.items():
@@ -61,11 +61,11 @@ class PixelCache:
 
     def sizes(self) -> Tensor:
         """Heights and widths (N, 2)."""
-        return torch.tensor(json.loads(self._manifest.read_text())["sizes"], dtype=torch.int64).reshape(-1, 2)
+        return torch.tensor(self._sealed()["sizes"], dtype=torch.int64).reshape(-1, 2)
 
     def load(self) -> PixelBuffer | None:
         """The pixels in memory, or None if they are not those that were stored."""
-        manifest = json.loads(self._manifest.read_text())
+        manifest = self._sealed()
         data, digest = torch.empty(manifest["bytes"], dtype=torch.uint8), hashlib.sha256()
         with self._data.open("rb") as stream:
             for piece in data.split(PIECE):
@@ -99,7 +99,7 @@ class PixelCache:
                 "sha256": digest.hexdigest(),
             }
             with (temporary / self._manifest.name).open("w") as text:
-                json.dump(manifest, text)
+                json.dump({**manifest, "manifest_sha256": _digest(manifest)}, text)
                 _to_disk(text)
             shutil.rmtree(self.folder, ignore_errors=True)
             try:
@@ -109,6 +109,13 @@ class PixelCache:
                     raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+    def _sealed(self) -> dict[str, Any]:
+        """The manifest; a ValueError unless it is what was stored."""
+        manifest = json.loads(self._manifest.read_bytes())
+        if not isinstance(manifest, dict) or manifest.pop("manifest_sha256", None) != _digest(manifest):
+            raise ValueError("it does not match its own checksum")
+        return manifest
 
     def _identity(self) -> dict[str, Any]:
         """What must be as it was when the pixels were stored."""
@@ -130,6 +137,11 @@ def _state(path: str) -> list[int] | None:
     except OSError:
         return None
     return [state.st_size, state.st_mtime_ns]
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    """The SHA-256 of the manifest's values, however they are laid out."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _to_disk(stream: Any) -> None:

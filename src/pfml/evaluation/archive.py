@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from pfml.files import write_atomically
+from pfml.files import named_errors, write_atomically
 
 __all__ = ["read_embeddings", "write_embeddings"]
 
@@ -38,5 +38,13 @@ def read_embeddings(path: str | Path) -> tuple[list[str], Tensor]:
     import numpy
     import torch
 
-    with numpy.load(path, allow_pickle=False) as archive:
-        return archive["paths"].tolist(), torch.from_numpy(archive["embeddings"])
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} must be a NumPy archive of embeddings, but there is no such file")
+    # NumPy raises whatever it stumbles over, down to the errors of zlib
+    with named_errors(path, "a NumPy archive of paths and embeddings", Exception):
+        with numpy.load(path, allow_pickle=False) as archive:
+            names, points = archive["paths"], archive["embeddings"]
+        if names.ndim != 1 or points.ndim != 2 or len(names) != len(points):
+            raise ValueError(f"arrays of shapes {names.shape} and {points.shape}")
+        return [str(name) for name in names], torch.from_numpy(points)

@@ -6,6 +6,7 @@ more than the manifest says and the caller allows, whatever the archive claims a
 
 from __future__ import annotations
 
+import glob
 import os
 import stat
 import zipfile
@@ -15,7 +16,7 @@ from typing import IO
 from uuid import uuid4
 
 from pfml.export.manifest import LARGEST_MANIFEST, MANIFEST, MOST_FILES, parse_manifest, require_safe_name
-from pfml.files import DamagedFileError
+from pfml.files import DamagedFileError, remove_partials
 
 __all__ = ["LARGEST", "extract_archive", "write_archive"]
 
@@ -28,6 +29,7 @@ METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 def write_archive(folder: Path, path: Path) -> None:
     """Put all files of `folder` into the archive `path`, which is whole or absent; equal files give equal bytes."""
+    remove_partials(path.parent, f"{glob.escape(path.name)}.*")  # left by a kill
     temporary = path.with_name(f".{path.name}.{uuid4().hex[:12]}.partial")
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     try:

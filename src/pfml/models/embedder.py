@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pfml.bundles import read_bundle, write_bundle
 from pfml.data.preprocessing import Preprocessing
-from pfml.files import DamagedFileError, write_atomically
+from pfml.files import DamagedFileError, remove_partials, write_atomically
 from pfml.models.backbone import Backbone
 from pfml.models.backbones import create_backbone, default_weights
 from pfml.models.card import model_card
@@ -164,6 +164,7 @@ class Embedder(nn.Module):
             "preprocessing": self.preprocessing.to_dict(),
             "trained_on": None if trained_on is None else asdict(trained_on),
         }
+        remove_partials(Path(folder), "README.md.*")  # left by a kill
         write_bundle(Path(folder), "model", self.state_dict(), description)
         write_atomically(Path(folder) / "README.md", model_card(description).encode())
 

@@ -145,8 +145,9 @@ def _load_pickle_free(path: Path) -> object:
             f"{path} must hold tensors only, but it holds Python objects that could run code when loaded, and is "
             f"refused; convert it to .safetensors where you trust it ({str(error).splitlines()[0][:200]})"
         ) from None
-    except (RuntimeError, EOFError) as error:
-        raise ValueError(f"{path} must be a whole PyTorch file, got one that cannot be read: {error}") from None
+    except Exception as error:  # whatever torch stumbles over in a file that is none of its own
+        said = str(error).split("\n")[0][:200] or type(error).__name__
+        raise ValueError(f"{path} must be a whole PyTorch file, got one that cannot be read: {said}") from None
 
 
 def _plain_state(content: object, path: Path) -> dict[str, Tensor]:

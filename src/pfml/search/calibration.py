@@ -132,7 +132,9 @@ def _halves(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """Which images belong to either half of the classes, drawn at random."""
     classes = labels.unique()
     if len(classes) < FEWEST_CLASSES:
-        raise ValueError(f"there must be at least {FEWEST_CLASSES} classes, two to choose and two to measure on, got {len(classes)}")
+        raise ValueError(
+            f"there must be at least {FEWEST_CLASSES} classes, two to choose and two to measure on, got {len(classes)}"
+        )
     order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))
     first = torch.isin(labels, classes[order[: len(classes) // 2]])
     return first.nonzero()[:, 0], (~first).nonzero()[:, 0]

@@ -136,6 +136,11 @@ class SegmentFile:
     bytes: int
     entries: int
 
+    def __post_init__(self) -> None:
+        for name, kind in (("file", str), ("sha256", str), ("bytes", int), ("entries", int)):
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"{name} of a segment must be {kind.__name__}, got {getattr(self, name)!r}")
+
 
 def write_segment(folder: Path, segment: Segment) -> SegmentFile:
     """Write a segment to a file of a fresh name; it belongs to the index when a manifest names it."""

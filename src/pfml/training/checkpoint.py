@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pfml.bundles import read_bundle, write_bundle
+from pfml.files import DamagedFileError
 
 __all__ = [
     "CheckpointWriter",
@@ -84,6 +85,8 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if not has_checkpoint(folder):
         raise FileNotFoundError(f"{folder} must hold a checkpoint (last.json), but there is none")
     content, tensors = read_bundle(folder, "last")
+    if not isinstance(content.get("state"), dict):
+        raise DamagedFileError(f"{folder / 'last.json'} must hold the state of a run, got {content.get('state')!r}")
     return tensors, content["state"]
 
 

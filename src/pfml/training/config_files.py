@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["plain", "read_config", "shipped_config", "shipped_configs", "write_config"]
 
+#: levels of names within names that a configuration may have; it needs five
+DEEPEST = 32
+
 
 def plain(config: Any) -> dict[str, Any]:
     """A configuration as nested dicts, lists and numbers, as JSON would give it back."""
@@ -42,15 +45,30 @@ def read_config(path: Path) -> RunConfig:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(RunConfig, "run")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = _plain_yaml(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise TypeError(f"it holds {type(content).__name__}, not names and values")
         if not {"data", "model"} <= content.keys():
             raise TypeError("it does not say its data and model; runs that were started from Python do not")
         values = parser.parse_object({"run": content})
-    except (yaml.YAMLError, ArgumentError, TypeError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ArgumentError, TypeError, ValueError, KeyError) as error:
         raise ValueError(f"{path} must be a configuration: {error}") from None
     return parser.instantiate(values).run
+
+
+def _plain_yaml(text: str) -> Any:
+    """What YAML says; aliases and deep nesting, by which a small file takes all memory, are YAMLErrors."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.events.AliasEvent):
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1} has the alias *{event.anchor}: write its value out")
+        depth += isinstance(event, yaml.events.CollectionStartEvent)
+        depth -= isinstance(event, yaml.events.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1} is nested more than {DEEPEST} deep")
+    return yaml.safe_load(text)
 
 
 def shipped_configs() -> dict[str, Path]:

@@ -11,6 +11,7 @@ from pfml.data.image_set import ImageSet, RetrievalData
 from pfml.data.readers.layout import locate
 from pfml.data.readers.published import with_count_remarks
 from pfml.data.splits import zero_shot
+from pfml.files import named_errors
 
 __all__ = ["read_cars"]
 
@@ -60,7 +61,8 @@ def _load(file: Path, *variables: str) -> dict[str, Any]:
     import numpy
     from scipy.io import loadmat
 
-    content = loadmat(file, squeeze_me=True)
+    with named_errors(file, "a whole MATLAB file", Exception):  # scipy raises whatever it stumbles over
+        content = loadmat(file, squeeze_me=True)
     for variable in variables:
         if variable not in content:
             found = ", ".join(key for key in content if not key.startswith("__"))

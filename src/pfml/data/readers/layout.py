@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pfml.data.readers.published import PUBLISHED
+from pfml.files import named_errors
 
 __all__ = ["locate", "rows"]
 
@@ -60,7 +61,8 @@ def rows(file: Path, columns: Sequence[str], *, header_lines: int = 0) -> Iterat
     The first column, or the last if it is called "path", may hold blanks: file names do.
     """
     blanks_in_last = columns[-1] == "path"
-    text = file.read_text(encoding="utf-8-sig")
+    with named_errors(file, "text in UTF-8"):
+        text = file.read_text(encoding="utf-8-sig")
     for number, line in enumerate(text.splitlines(), 1):
         if number <= header_lines or not line.strip():
             continue

@@ -1,0 +1,35 @@
+"""Training for long does not grow: neither memory nor tensors nor files."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+from pfml.training import BatchConfig
+from pfml.training.config_files import shipped_config
+from small_data import letters
+from soak import growth_per_step, soak
+
+
+def assert_no_growth(samples, steps):
+    """In the second half: the same tensors, files and threads, and less than 0.5 KiB of memory per step."""
+    assert samples[-1].step >= steps
+    for field in ("tensors", "tensor_bytes", "files", "threads"):
+        late = {getattr(one, field) for one in samples[len(samples) // 2 :]}
+        assert len(late) == 1, f"{field}: {late}"
+    assert growth_per_step(samples, "objects") < 0.5
+    assert growth_per_step(samples, "resident") < 512
+
+
+@pytest.mark.slow
+def test_2000_steps_on_glyphs_do_not_grow(tmp_path):
+    assert_no_growth(soak(2000, 50, tmp_path / "run"), 2000)
+
+
+def test_20_steps_hold_as_many_tensors_at_the_end_as_in_the_middle(tmp_path, monkeypatch):
+    """The quick version: counts only, since memory settles over hundreds of steps."""
+    monkeypatch.setattr(sys.modules["pfml.training.run"], "load_data", lambda name, root: letters())
+    config = replace(shipped_config("glyphs"), batch=BatchConfig(32, 4))
+    samples = soak(20, 2, tmp_path / "run", config)
+    late = samples[len(samples) // 2 :]
+    assert len({(one.tensors, one.tensor_bytes, one.files, one.threads) for one in late}) == 1

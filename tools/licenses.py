@@ -1,0 +1,67 @@
+"""Licences of what pfml depends on: python tools/licenses.py > docs/LICENSES.md.
+
+Reads pyproject.toml for the direct dependencies, of the package and of each extra, and the metadata of the installed
+distributions for their licences. A dependency that is not installed is an error, so that no line is missing.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.metadata import PackageNotFoundError, metadata
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[1] / "pyproject.toml"
+#: extras that put others together, or serve development only
+LEFT_OUT = ("all", "dev")
+HEAD = """# Licences of the dependencies
+
+pfml itself is MIT ([LICENSE](../LICENSE)). These packages are installed beside it, not shipped with it. What each says
+about itself, made by `python tools/licenses.py > docs/LICENSES.md`:
+
+| package | version | needed by | licence |
+|---|---|---|---|
+"""
+
+
+def dependencies() -> dict[str, str]:
+    """Distribution -> "pfml" or the extra that needs it."""
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]
+    groups = {"pfml": project["dependencies"], **project["optional-dependencies"]}
+    found: dict[str, str] = {}
+    for group, requirements in groups.items():
+        if group in LEFT_OUT:
+            continue
+        for requirement in requirements:
+            name = re.match(r"[A-Za-z0-9._-]+", requirement)
+            assert name, requirement
+            found.setdefault(name[0], "pfml" if group == "pfml" else f"extra `{group}`")
+    return found
+
+
+def licence(name: str) -> str:
+    """What a distribution says: its SPDX expression, else its classifiers, else the first line of its licence."""
+    described = metadata(name)
+    if described.get("License-Expression"):
+        return str(described["License-Expression"])
+    classified = [line for line in described.get_all("Classifier") or [] if line.startswith("License ::")]
+    if classified:
+        return ", ".join(line.split(" :: ")[-1] for line in classified)
+    stated = str(described.get("License") or "").strip()
+    return " ".join(stated.splitlines()[0].split()) if stated not in ("", "UNKNOWN") else "not stated in its metadata"
+
+
+def main() -> None:
+    """Print the page."""
+    lines = []
+    in_order = sorted(dependencies().items(), key=lambda item: (item[1] != "pfml", item[1], item[0].lower()))
+    for name, needed_by in in_order:
+        try:
+            lines.append(f"| {name} | {metadata(name)['Version']} | {needed_by} | {licence(name)} |")
+        except PackageNotFoundError:
+            raise SystemExit(f"{name} must be installed to tell its licence: pip install -e '.[all]'") from None
+    print(HEAD + "\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
