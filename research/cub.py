@@ -97,7 +97,8 @@ def work(number: int, tasks: list[tuple[str, int, float]], options: argparse.Nam
                 opened = (data.train.fingerprint(), data.test.fingerprint())
             line |= run(name, config, data, sources)
         except Exception as error:
-            line |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+            said = f"{type(error).__name__}: {error}".replace(f"{options.cache}", "cache")
+            line |= {"status": "failed", "error": said}
             traceback.print_exc()
         line["finished"] = now()
         with open(store, "a", encoding="utf-8") as file:
