@@ -86,6 +86,18 @@ def test_without_out_runs_get_free_folders(tmp_path, monkeypatch):
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["glyphs-pfml-1", "glyphs-pfml-2"]
 
 
+def test_a_configuration_that_would_take_all_memory_is_refused_before_it_is_read(tmp_path, capsys):
+    lines = [
+        "a0: &a0 [x, x, x, x, x, x, x, x]",
+        *(f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 8)}]" for k in range(1, 12)),
+    ]
+    (tmp_path / "bomb.yaml").write_text("\n".join(lines))
+    with pytest.raises(SystemExit) as end:
+        main(["train", f"--config={tmp_path / 'bomb.yaml'}", "--loss.name=pfml"])
+    assert end.value.code == 2
+    assert "bomb.yaml must be a configuration: line 2 has the alias *a0" in capsys.readouterr().err
+
+
 def test_the_configuration_can_be_printed(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--config=glyphs", "--epochs=3", "--print_config"])

@@ -102,8 +102,10 @@ def _loss_name(config_file: str) -> str | None:
     """The loss that a configuration names; None if it cannot be read, which the parser will say."""
     import yaml
 
+    from pfml.training.config_files import plain_yaml
+
     try:
-        return yaml.safe_load(Path(config_file).read_text(encoding="utf-8"))["loss"]["name"]
+        return plain_yaml(Path(config_file).read_text(encoding="utf-8"))["loss"]["name"]
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
         return None
 
@@ -113,9 +115,25 @@ def _config_file(name: str) -> str:
 
     shipped = shipped_configs()
     if Path(name).exists():
+        _refuse_hostile_yaml(name)
         return name
     if name not in shipped:
         hint = did_you_mean(name, shipped) or f"; the package has {', '.join(shipped)}"
         sys.stderr.write(f"pfml: error: {name!r} is neither a file nor a configuration of the package{hint}\n")
         sys.exit(2)
     return str(shipped[name])
+
+
+def _refuse_hostile_yaml(config_file: str) -> None:
+    """End the program at a file that would take all memory; what else is wrong with it, the parser says."""
+    import yaml
+
+    from pfml.training.config_files import plain_yaml
+
+    try:
+        plain_yaml(Path(config_file).read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        sys.stderr.write(f"pfml: error: {config_file} must be a configuration: {error}\n")
+        sys.exit(2)
+    except (OSError, UnicodeDecodeError):
+        return

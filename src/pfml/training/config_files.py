@@ -15,7 +15,7 @@ from pfml.words import did_you_mean
 if TYPE_CHECKING:
     from pfml.training.run import RunConfig
 
-__all__ = ["plain", "read_config", "shipped_config", "shipped_configs", "write_config"]
+__all__ = ["plain", "plain_yaml", "read_config", "shipped_config", "shipped_configs", "write_config"]
 
 #: levels of names within names that a configuration may have; it needs five
 DEEPEST = 32
@@ -45,7 +45,7 @@ def read_config(path: Path) -> RunConfig:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(RunConfig, "run")
     try:
-        content = _plain_yaml(path.read_text(encoding="utf-8"))
+        content = plain_yaml(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise TypeError(f"it holds {type(content).__name__}, not names and values")
         if not {"data", "model"} <= content.keys():
@@ -56,7 +56,7 @@ def read_config(path: Path) -> RunConfig:
     return parser.instantiate(values).run
 
 
-def _plain_yaml(text: str) -> Any:
+def plain_yaml(text: str) -> Any:
     """What YAML says; aliases and deep nesting, by which a small file takes all memory, are YAMLErrors."""
     import yaml
 
