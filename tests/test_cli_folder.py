@@ -86,12 +86,14 @@ def test_suggestions_give_way_to_what_is_given(tmp_path, capsys):
     assert "--schedule.name cosine" in printed
 
 
+@pytest.mark.slow
 def test_another_loss_gets_no_options_of_the_suggested_one(tmp_path):
     draw_classes(tmp_path / "photos", 6)
     main(["train", f"--data={tmp_path / 'photos'}", f"--out={tmp_path / 'run'}", *FAST, "--loss.name=proxy-anchor"])
     assert "delta" not in (tmp_path / "run" / "config.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_classes_that_neither_train_nor_test_choose_the_epoch(tmp_path):
     draw_classes(tmp_path / "photos", 16)
     main(["train", f"--data={tmp_path / 'photos'}", f"--out={tmp_path / 'run'}", *FAST])
@@ -100,6 +102,7 @@ def test_classes_that_neither_train_nor_test_choose_the_epoch(tmp_path):
     assert results["last"]["test"]["num_queries"] == 24
 
 
+@pytest.mark.slow
 def test_a_table_works_like_a_folder(tmp_path):
     draw_classes(tmp_path / "photos", 6)
     files = sorted((tmp_path / "photos").rglob("*.png"))

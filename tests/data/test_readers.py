@@ -437,6 +437,7 @@ def test_files_that_are_listed_twice_are_told(tmp_path):
         ([("path", "class"), ("1.png", "a")], "must have the column label in its first line, got path, class"),
         ([("file;label",)], "must have the column path in its first line, got file;label"),
         ([], "must have the column path in its first line, got none"),
+        ([("path", "label")], "t.csv must list at least 2 classes, one to train on and one unseen, got 0"),
         ([("path", "label"), ("1.png", "a"), ("2.png", " ")], "line 3 must have a label, got an empty cell"),
         ([("path", "label"), ("", "a")], "line 2 must have a path, got an empty cell"),
         ([("path", "label", "split"), ("1.png", "a", "")], "line 2 must have a split, got an empty cell"),

@@ -31,6 +31,15 @@ def test_search_finds_what_comparing_one_by_one_finds(tmp_path, backend):
     assert index.backend == backend
 
 
+def test_faiss_is_searched_though_another_library_has_changed_it(tmp_path):
+    pytest.importorskip("faiss")
+    import faiss.contrib.torch_utils  # as pytorch-metric-learning does  # noqa: F401
+
+    index, exact = (small_index(tmp_path / name, entries=40, backend=name) for name in ("faiss", "exact"))
+    found = [one.search(unit_vectors(3, seed=1), 5, model=MODEL, class_names=["class 1"]) for one in (index, exact)]
+    assert [[hit.id for hit in hits] for hits in found[0]] == [[hit.id for hit in hits] for hits in found[1]]
+
+
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
 @pytest.mark.parametrize("classes", [["class 1"], ["class 0", "class 2", "class 3"]])
 def test_a_filter_searches_these_classes_only_and_never_what_was_removed(tmp_path, backend, classes):

@@ -73,7 +73,9 @@ class FaissSearcher:
         if not bool(allowed.all()):
             bits = numpy.packbits(allowed.numpy(), bitorder="little")
             options = self.faiss.SearchParameters(sel=self.faiss.IDSelectorBitmap(bits))
-        similarities, rows = self.flat.search(queries.contiguous().numpy(), k, params=options)
+        # faiss.contrib.torch_utils, which others may import, puts its own `search` in place of this one
+        search = getattr(self.flat, "search_numpy", self.flat.search)
+        similarities, rows = search(queries.contiguous().numpy(), k, params=options)
         return torch.from_numpy(similarities), torch.from_numpy(rows)
 
 

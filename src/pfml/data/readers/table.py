@@ -36,7 +36,10 @@ def read_table(root: Path) -> RetrievalData:
     remarks = _repetitions(parts)
     if set(parts) <= {""}:
         everything = parts.get("", [])
-        return zero_shot(_image_set(everything, _classes(everything)), "csv", remarks=remarks)
+        classes = _classes(everything)
+        if len(classes) < 2:
+            raise ValueError(f"{file} must list at least 2 classes, one to train on and one unseen, got {len(classes)}")
+        return zero_shot(_image_set(everything, classes), "csv", remarks=remarks)
     return _divided(file, parts, remarks)
 
 
