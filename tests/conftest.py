@@ -12,15 +12,7 @@ def _seed():
     torch.manual_seed(0)
 
 
-#: Whose tests share something that takes long to make: one process of several runs all of them.
-TOGETHER = ("distributed", "serving", "audit", "test_demo.py", "test_run_page.py", "test_cli_folder.py")
-
-
 def pytest_collection_modifyitems(items):
-    for item in items:
-        group = next((name for name in TOGETHER if name in item.path.parts), None)
-        if group is not None:
-            item.add_marker(pytest.mark.xdist_group(group))
     if torch.cuda.is_available():
         return
     for item in items:
