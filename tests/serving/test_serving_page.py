@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -36,6 +37,11 @@ class Server:
         port = re.search(r":(\d+)/", self.said)
         assert port, self.said + self.process.stdout.read()
         self.address = f"http://127.0.0.1:{port[1]}/"
+        for _ in range(200):  # it says its address a moment before it listens
+            with socket.socket() as caller:
+                if caller.connect_ex(("127.0.0.1", int(port[1]))) == 0:
+                    return
+            time.sleep(0.1)
 
     def end(self):
         """Interrupt it; its exit status, the seconds that it took, and all that it said."""
