@@ -40,7 +40,7 @@ OPTIONS = {
 }
 
 
-def check(world, size, options, spread=0.4, deal="uneven", sizes=()):
+def assert_as_one_process(world, size, options, spread=0.4, deal="uneven", sizes=()):
     answers = world.run(errors_in_both_types, size, options, spread, deal, sizes)
     for by_type in answers:
         for (value, of_samples, of_proxies, *_), tolerance in zip(by_type, TOLERANCES, strict=True):
@@ -52,20 +52,20 @@ def check(world, size, options, spread=0.4, deal="uneven", sizes=()):
 @pytest.mark.parametrize("size", WORLDS)
 @pytest.mark.parametrize("law", LAWS)
 def test_value_and_gradients_are_those_of_one_process(world, law, size):
-    check(world, size, LAWS[law])
+    assert_as_one_process(world, size, LAWS[law])
 
 
 @pytest.mark.parametrize("normalization", ["none", "log", "anchor"])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_acts_as_in_one_process(world, option, normalization):
     law = {"none": WIDE, "log": LOG, "anchor": LAWS["anchor"]}[normalization]
-    check(world, 3, {**law, **OPTIONS[option]})
+    assert_as_one_process(world, 3, {**law, **OPTIONS[option]})
 
 
 @pytest.mark.parametrize("deal", ["even", "uneven", "empty", "one for all"])
 @pytest.mark.parametrize("law", ["wide repulsion", "log", "anchor"])
 def test_any_deal_of_the_batch_gives_the_same(world, law, deal):
-    check(world, 4, LAWS[law], deal=deal)
+    assert_as_one_process(world, 4, LAWS[law], deal=deal)
 
 
 @pytest.mark.parametrize("law", ["wide repulsion", "log", "anchor"])
@@ -75,13 +75,13 @@ def test_any_deal_of_the_batch_gives_the_same(world, law, deal):
     ids="C{0[0]} M{0[1]} B{0[2]}".format,
 )
 def test_fewer_charges_than_ranks_and_none_at_all(world, law, sizes):
-    check(world, 4, LAWS[law], sizes=sizes)
+    assert_as_one_process(world, 4, LAWS[law], sizes=sizes)
 
 
 @pytest.mark.parametrize("law", ["pfml", "log"])
 @pytest.mark.parametrize("spread", [1.0, 0.05, 0.0])
 def test_scattered_crowded_and_coincident_charges(world, law, spread):
-    check(world, 3, LAWS[law], spread=spread)
+    assert_as_one_process(world, 3, LAWS[law], spread=spread)
 
 
 def test_equal_steps_give_equal_bits_and_gradients_keep_their_type(world):

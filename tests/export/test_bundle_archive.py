@@ -34,7 +34,7 @@ def archive_of(path, entries, manifest=None):
     return path
 
 
-def refused(tmp_path, entries, manifest, match, **options):
+def assert_refused(tmp_path, entries, manifest, match, **options):
     path = archive_of(tmp_path / "evil.zip", entries, manifest)
     target = tmp_path / "deep" / "target"
     target.mkdir(parents=True)
@@ -74,12 +74,12 @@ def test_an_honest_archive_is_unpacked(tmp_path):
     ],
 )
 def test_names_that_lead_elsewhere_are_refused_by_name(name, tmp_path):
-    refused(tmp_path, [(name, CONTENT)], sealed({name: CONTENT}), "names of files in .* must be letters")
+    assert_refused(tmp_path, [(name, CONTENT)], sealed({name: CONTENT}), "names of files in .* must be letters")
     assert not (tmp_path / "evil.txt").exists()
 
 
 def test_a_name_that_only_the_manifest_has_is_refused(tmp_path):
-    refused(tmp_path, [], sealed({"../evil.txt": CONTENT}), r"must be letters.*'\.\./evil\.txt'")
+    assert_refused(tmp_path, [], sealed({"../evil.txt": CONTENT}), r"must be letters.*'\.\./evil\.txt'")
 
 
 def test_a_zero_byte_does_not_hide_the_rest_of_a_name(tmp_path):
@@ -95,37 +95,45 @@ def test_links_and_devices_are_refused_by_name(kind, tmp_path):
     entry = zipfile.ZipInfo("link")
     entry.create_system = 3
     entry.external_attr = (kind | 0o777) << 16
-    refused(tmp_path, [(entry, b"/etc/passwd")], sealed({"link": b"/etc/passwd"}), "link must be a plain file, got a")
+    assert_refused(
+        tmp_path, [(entry, b"/etc/passwd")], sealed({"link": b"/etc/passwd"}), "link must be a plain file, got a"
+    )
 
 
 def test_a_file_twice_is_refused_by_name(tmp_path):
     with pytest.warns(UserWarning, match="Duplicate"):
-        refused(tmp_path, [("a", CONTENT), ("a", b"other")], sealed({"a": CONTENT}), "a must be in the archive once")
+        assert_refused(
+            tmp_path, [("a", CONTENT), ("a", b"other")], sealed({"a": CONTENT}), "a must be in the archive once"
+        )
 
 
 def test_names_that_some_systems_take_for_one_are_refused(tmp_path):
     files = {"a": CONTENT, "A": b"other"}
-    refused(tmp_path, files.items(), sealed(files), "differ by more than capital letters")
+    assert_refused(tmp_path, files.items(), sealed(files), "differ by more than capital letters")
 
 
 def test_an_entry_that_is_not_listed_and_one_that_is_missing_are_refused_by_name(tmp_path):
-    refused(tmp_path, [("a", CONTENT), ("extra", b"")], sealed({"a": CONTENT}), "extra is not listed")
+    assert_refused(tmp_path, [("a", CONTENT), ("extra", b"")], sealed({"a": CONTENT}), "extra is not listed")
 
 
 def test_an_entry_that_is_missing_is_refused_by_name(tmp_path):
-    refused(tmp_path, [("a", CONTENT)], sealed({"a": CONTENT, "b": b""}), "b is listed in bundle.json, but is not in")
+    assert_refused(
+        tmp_path, [("a", CONTENT)], sealed({"a": CONTENT, "b": b""}), "b is listed in bundle.json, but is not in"
+    )
 
 
 def test_more_than_the_limit_is_refused_before_anything_is_unpacked(tmp_path):
     data = bytes(10_000)
-    refused(tmp_path, [("a", data)], sealed({"a": data}), "must unpack to at most 9,000 bytes, got", max_bytes=9_000)
+    assert_refused(
+        tmp_path, [("a", data)], sealed({"a": data}), "must unpack to at most 9,000 bytes, got", max_bytes=9_000
+    )
     assert not list((tmp_path / "deep" / "target").iterdir())
 
 
 def test_a_bomb_is_stopped_at_the_size_that_the_manifest_gives(tmp_path):
     bomb = zipfile.ZipInfo("a")
     bomb.compress_type = zipfile.ZIP_DEFLATED
-    refused(tmp_path, [(bomb, bytes(50_000_000))], sealed({"a": bytes(100)}), "a must have 100 bytes, got more")
+    assert_refused(tmp_path, [(bomb, bytes(50_000_000))], sealed({"a": bytes(100)}), "a must have 100 bytes, got more")
     assert sum(file.stat().st_size for file in (tmp_path / "deep").rglob("*") if file.is_file()) < 10_000
 
 
@@ -142,14 +150,14 @@ def test_a_header_that_lies_about_its_size_is_refused(tmp_path):
 
 def test_a_huge_manifest_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("pfml.export.archive.LARGEST_MANIFEST", 1000)
-    refused(tmp_path, [], b" " * 1001, "bundle.json must have at most 1,000 bytes, got more")
+    assert_refused(tmp_path, [], b" " * 1001, "bundle.json must have at most 1,000 bytes, got more")
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
 def test_other_compressions_are_refused_by_name(method, tmp_path):
     entry = zipfile.ZipInfo("a")
     entry.compress_type = method
-    refused(tmp_path, [(entry, CONTENT)], sealed({"a": CONTENT}), "a must be stored or deflated")
+    assert_refused(tmp_path, [(entry, CONTENT)], sealed({"a": CONTENT}), "a must be stored or deflated")
 
 
 @pytest.mark.parametrize(
@@ -157,11 +165,11 @@ def test_other_compressions_are_refused_by_name(method, tmp_path):
     [{"bytes": -1, "sha256": "0" * 64}, {"bytes": True, "sha256": "0" * 64}, {"bytes": 1, "sha256": "x"}, [], None],
 )
 def test_a_manifest_that_does_not_give_size_and_checksum_is_refused(listed, tmp_path):
-    refused(tmp_path, [("a", CONTENT)], sealed({}, files={"a": listed}), "must give size and sha256 of a")
+    assert_refused(tmp_path, [("a", CONTENT)], sealed({}, files={"a": listed}), "must give size and sha256 of a")
 
 
 def test_what_is_no_archive_or_has_no_manifest_is_refused(tmp_path):
-    refused(tmp_path, [("a", CONTENT)], None, "bundle.json at its top, but there is none")
+    assert_refused(tmp_path, [("a", CONTENT)], None, "bundle.json at its top, but there is none")
     (tmp_path / "text.zip").write_text("no archive")
     with pytest.raises(DamagedFileError, match=r"must be a whole \.zip archive"):
         load_bundle(tmp_path / "text.zip")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pfml.report.aggregate import FilledRow, FilledTable
-from pfml.report.theme import Theme, new_figure, style_axes
+from pfml.report.theme import Theme, add_legend, new_figure, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,18 +49,7 @@ def draw_ablation(tables: Sequence[FilledTable], theme: Theme, *, width: int = 9
                 colour, marker = styles[_name(section, row)]
                 _draw_row(axes, places, row, _name(section, row), colour=colour, marker=marker, paper=theme.paper)
     figure.axes[0].set_ylabel("R@1 in %", fontsize=9)
-    handles = {
-        label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside upper left",
-        ncols=4,
-        fontsize=8.5,
-        frameon=False,
-        labelcolor=theme.ink,
-    )
+    add_legend(figure, theme, columns=4)
     return figure
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pfml.report.aggregate import FilledTable, Summary
-from pfml.report.theme import Theme, new_figure, style_axes
+from pfml.report.theme import Theme, add_legend, new_figure, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,16 +82,5 @@ def draw_noise(curves: Sequence[NoiseCurve], theme: Theme, *, width: int = 460) 
         axes.set_xlabel(f"wrong training labels in %: {panel}", fontsize=9)
         axes.set_ylabel("R@1 in %", fontsize=9)
         axes.set_ylim(bottom=0)
-    handles = {
-        label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside upper left",
-        ncols=3,
-        fontsize=8.5,
-        frameon=False,
-        labelcolor=theme.ink,
-    )
+    add_legend(figure, theme, columns=3)
     return figure

@@ -104,6 +104,22 @@ def style_axes(axes: Axes, theme: Theme) -> None:
         text.set_color(theme.ink)
 
 
+def add_legend(figure: Figure, theme: Theme, *, columns: int) -> None:
+    """One legend above all axes, each name once."""
+    handles = {
+        label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside upper left",
+        ncols=columns,
+        fontsize=8.5,
+        frameon=False,
+        labelcolor=theme.ink,
+    )
+
+
 def png_of_figure(figure: Figure) -> bytes:
     """A matplotlib figure as a small PNG."""
     from PIL import Image

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from fastapi import FastAPI, Form, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, Response
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
@@ -25,6 +25,8 @@ __all__ = ["create_app"]
 
 PAGE = Path(__file__).parent / "page"
 DESCRIPTION = "Search by image, the map of an embedding, why an image is where it is, and the audit of labels."
+
+WRONG_TOKEN = '<p class="wrong" role="alert">This is not the token that the server was started with.</p>'
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,10 @@ def create_app(service: Service, access: Access | None = None) -> Guard:
     return Guard(app, access, service.limits.upload_bytes)
 
 
+def _login_page() -> str:
+    return (PAGE / "login.html").read_text(encoding="utf-8")
+
+
 def _add_page(app: FastAPI) -> None:
     app.mount("/page", StaticFiles(directory=PAGE), name="page")
 
@@ -76,7 +82,7 @@ def _add_page(app: FastAPI) -> None:
     @app.get("/login", include_in_schema=False)
     async def login_form(request: Request) -> Response:
         access: Access = request.app.state.access
-        return RedirectResponse("/", 303) if access.admits(request.headers) else FileResponse(PAGE / "login.html")
+        return RedirectResponse("/", 303) if access.admits(request.headers) else HTMLResponse(_login_page())
 
     @app.post("/login", include_in_schema=False)
     async def login(request: Request, token: Annotated[str, Form(max_length=1024)] = "") -> Response:
@@ -84,7 +90,7 @@ def _add_page(app: FastAPI) -> None:
         if access.token is None:
             return RedirectResponse("/", 303)
         if not access.is_token(token):
-            return FileResponse(PAGE / "login-failed.html", 401)
+            return HTMLResponse(_login_page().replace("<!-- wrong -->", WRONG_TOKEN), 401)
         answer = RedirectResponse("/", 303)
         is_secure = request.url.scheme == "https"
         answer.set_cookie(COOKIE, access.session(), httponly=True, samesite="strict", secure=is_secure, path="/")
