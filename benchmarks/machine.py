@@ -53,9 +53,9 @@ def available_bytes() -> int:
     return _kib(Path("/proc/meminfo"), "MemAvailable") * 1024
 
 
-def resident_bytes() -> int:
-    """Memory of this process."""
-    return _kib(Path("/proc/self/status"), "VmRSS") * 1024
+def resident_bytes(process: int | str = "self") -> int:
+    """Memory of this process, or of another by its id."""
+    return _kib(Path(f"/proc/{process}/status"), "VmRSS") * 1024
 
 
 def peak_extra_bytes(step: Callable[[], object]) -> tuple[float, int]:

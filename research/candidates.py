@@ -8,12 +8,16 @@ from pfml.experiments.tune import with_value
 from pfml.training.config_files import shipped_config
 from pfml.training.run import RunConfig
 
-__all__ = ["CANDIDATES", "candidate_config"]
+__all__ = ["CANDIDATES", "NOISY", "candidate_config"]
 
 PROXY_ANCHOR, FIELD = "cub-resnet50_he-proxy_anchor", "cub-resnet50_he-pfml"
 COSINE = {"schedule.name": "cosine"}
 #: What helped the baseline in the first round.
 PLUS = COSINE | {"optimizer.weight_decay": 1e-2, "augmentation.scale": (0.2, 1.0)}
+
+#: ... and in the second; batches of one size, so that one compiled network serves all.
+PLUS5 = PLUS | {"optimizer.lr": 5e-5, "batch.size": 100, "epochs": 10}
+HEAD = {"optimizer.head_lr": 5e-4}
 
 #: Eq. 6 without its pairs of proxies.
 NO_PROXY_PAIRS = {
@@ -38,6 +42,16 @@ def _anchor(alpha: float, delta: float, proxies: int = 5, **more: Any) -> dict[s
         **more,
     }  # fmt: skip
     return {"loss.name": "pfml", "loss.options": options}
+
+
+def _method(name: str, **options: Any) -> dict[str, Any]:
+    """Another method with its own defaults, in batches with mates."""
+    return {"loss.name": name, "loss.options": options, "batch.samples_per_class": 4}
+
+
+def _steep(alpha: float, delta: float, delta_rep: float, proxies: int = 5, **more: Any) -> dict[str, Any]:
+    """The logarithmic field in which pairs of samples count a fifth."""
+    return PLUS5 | _log(alpha, delta, delta_rep, proxies, **{"sample_sample": 0.2, **more})
 
 
 CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -106,7 +120,47 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "2 log 32, 1, 1.4": (FIELD, PLUS | _log(32, 1.0, 1.4)),
     "2 anchor 24, .7": (FIELD, PLUS | _anchor(24, 0.7)),
     "2 anchor 32, .7, M 1": (FIELD, PLUS | _anchor(32, 0.7, 1)),
+    # third round, noise too: steeper, farther out, and samples that are not trusted
+    "3 pa": (PROXY_ANCHOR, PLUS5),
+    "3 pa, head 5e-4": (PROXY_ANCHOR, PLUS5 | HEAD),
+    "3 pa, 20 epochs": (PROXY_ANCHOR, PLUS5 | {"epochs": 20}),
+    "3 multi-similarity": (PROXY_ANCHOR, PLUS5 | _method("multi-similarity")),
+    "3 proxy-nca++": (PROXY_ANCHOR, PLUS5 | _method("proxy-nca++")),
+    "3 soft-triple": (PROXY_ANCHOR, PLUS5 | _method("soft-triple")),
+    "3 hist": (PROXY_ANCHOR, PLUS5 | _method("hist")),
+    "3 log 24, 1, 1.3": (FIELD, _steep(24, 1.0, 1.3)),
+    "3 log 32, 1, 1.3": (FIELD, _steep(32, 1.0, 1.3)),
+    "3 log 48, 1, 1.3": (FIELD, _steep(48, 1.0, 1.3)),
+    "3 log 32, 1.1, 1.4": (FIELD, _steep(32, 1.1, 1.4)),
+    "3 log 24, 1.2, 1.4": (FIELD, _steep(24, 1.2, 1.4)),
+    "3 log 32, 1.2, 1.4": (FIELD, _steep(32, 1.2, 1.4)),
+    "3 log 48, 1.2, 1.5": (FIELD, _steep(48, 1.2, 1.5)),
+    "3 log 32, 1.2, 2": (FIELD, _steep(32, 1.2, 2.0)),
+    "3 log 32, 1.3, 1.6": (FIELD, _steep(32, 1.3, 1.6)),
+    "3 log 48, 1.3, 1.6": (FIELD, _steep(48, 1.3, 1.6)),
+    "3 log 56, 1.34, 2": (FIELD, _steep(56, 1.34, 2.0)),
+    "3 log 32, 1.2, 1.4, samples 0": (FIELD, _steep(32, 1.2, 1.4, sample_sample=0.0)),
+    "3 log 32, 1.2, 1.4, samples 1": (FIELD, _steep(32, 1.2, 1.4, sample_sample=1.0)),
+    "3 log 32, 1.2, 1.4, M 1": (FIELD, _steep(32, 1.2, 1.4, 1)),
+    "3 log 32, 1.2, 1.4, head 5e-4": (FIELD, _steep(32, 1.2, 1.4) | HEAD),
+    "3 log 32, 1.2, 1.4, 20 epochs": (FIELD, _steep(32, 1.2, 1.4) | {"epochs": 20}),
+    "3 log 32, 1.2, 1.4, trust .3": (FIELD, _steep(32, 1.2, 1.4, trust=0.3)),
+    "3 log 32, 1.2, 1.4, trust .03": (FIELD, _steep(32, 1.2, 1.4, trust=0.03)),
+    "3 log 24, 1, 1.3, trust .1": (FIELD, _steep(24, 1.0, 1.3, trust=0.1)),
+    "3 anchor 32, 1.2, samples .2": (FIELD, PLUS5 | _anchor(32, 1.2, sample_sample=0.2)),
+    "3 anchor 32, .8, samples .2": (FIELD, PLUS5 | _anchor(32, 0.8, sample_sample=0.2)),
+    "3 no proxy pairs": (FIELD, PLUS5 | {"schedule.name": "step"}),
 }
+
+#: Of the third round, those that are also tried with wrong labels.
+NOISY = tuple(
+    f"3 {name}"
+    for name in (
+        "pa", "multi-similarity", "log 24, 1, 1.3", "log 32, 1.2, 1.4", "log 48, 1.3, 1.6",
+        "log 32, 1.2, 1.4, trust .3", "log 32, 1.2, 1.4, trust .03", "log 24, 1, 1.3, trust .1",
+        "anchor 32, 1.2, samples .2", "no proxy pairs",
+    )
+)  # fmt: skip
 
 
 def candidate_config(name: str) -> RunConfig:

@@ -14,22 +14,25 @@ import json
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing as multiprocessing
-from candidates import CANDIDATES, candidate_config
+from candidates import CANDIDATES, NOISY, candidate_config
+from torch import Tensor
 
 from pfml.data import RetrievalData
 from pfml.data.sources import ImageSource
 from pfml.experiments.record import device_name, now, versions
-from pfml.models import Embedder
+from pfml.models import Embedder, EmbedderConfig
 from pfml.training import Monitor
 from pfml.training.config_files import plain
-from pfml.training.environment import resolve_device, seeded
-from pfml.training.loop import Training
+from pfml.training.environment import compiled, resolve_device, seeded
+from pfml.training.interrupts import StopWish
+from pfml.training.loop import Training, on_device
 from pfml.training.run import DataConfig, RunConfig, open_sources, prepare_data
 from pfml.training.run_folder import RunFolder
 
@@ -40,16 +43,57 @@ class Quick(Training):
     """A run that leaves results and nothing to go on from."""
 
     def save(self) -> None:
-        """Nothing: a run takes a minute."""
+        """Nothing: a run takes seconds."""
         self.catch_up()
 
 
-def run(name: str, config: RunConfig, data: RetrievalData, sources: dict[str, ImageSource]) -> dict[str, Any]:
+class Workbench:
+    """One network after the other in the same memory, so that what is compiled for the first serves them all."""
+
+    def __init__(self, device: torch.device, compiling: bool) -> None:
+        self.device, self.compiling = device, compiling
+        self.embedders: dict[EmbedderConfig, Embedder] = {}
+        self.networks: dict[tuple[EmbedderConfig, int], Callable[[Tensor], Tensor]] = {}
+
+    def embedder(self, config: EmbedderConfig) -> Embedder:
+        """A new network with random head, as the current seed has it."""
+        fresh = Embedder(config)
+        if not self.compiling:
+            return fresh
+        kept = self.embedders.setdefault(config, on_device(fresh, self.device))
+        if kept is not fresh:
+            kept.load_state_dict(fresh.state_dict())
+            kept.trained_on = None
+        return kept
+
+    def network(self, embedder: Embedder, config: RunConfig) -> Callable[[Tensor], Tensor]:
+        """The embedder compiled for the batches of `config`."""
+        key = config.model, config.batch.size
+        if key not in self.networks:
+            self.networks[key] = compiled(embedder, self.device)
+        return self.networks[key]
+
+
+class QuickCompiled(Quick):
+    """The same with a network that is compiled already; the warm-up, whose trunk has no backward pass, is not."""
+
+    prepared: Callable[[Tensor], Tensor]
+
+    def train_epoch(self, wish: StopWish) -> None:
+        warming_up = self.epoch < self.config.warm_up_epochs
+        self.network = self.embedder if warming_up else self.prepared
+        super().train_epoch(wish)
+
+
+def run(config: RunConfig, data: RetrievalData, sources: dict[str, ImageSource], bench: Workbench) -> dict[str, Any]:
     """Every evaluation of a candidate, and what it took."""
+    start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, seeded(config.seed):
-        embedder = Embedder(config.model)
-        training = Quick(embedder, data, sources, config, RunFolder(Path(folder)), Monitor())
-        start = time.perf_counter()
+        embedder = bench.embedder(config.model)
+        kind = QuickCompiled if bench.compiling else Quick
+        training = kind(embedder, data, sources, replace(config, compile=False), RunFolder(Path(folder)), Monitor())
+        if isinstance(training, QuickCompiled):
+            training.prepared = bench.network(embedder, config)
         results = training.run()
         return {
             "seconds": time.perf_counter() - start,
@@ -70,7 +114,9 @@ def data_of(config: DataConfig, stage: str) -> RetrievalData:
 def work(number: int, tasks: list[tuple[str, int, float]], options: argparse.Namespace) -> None:
     """The tasks of one process, one after the other."""
     torch.set_num_threads(1)
-    store, sources, opened = Path(options.out), {}, None
+    sources: dict[str, ImageSource] = {}
+    store, opened = Path(options.out), None
+    bench = Workbench(resolve_device(options.device), options.compile)
     for name, seed, noise in tasks:
         config = candidate_config(name)
         config = replace(
@@ -95,7 +141,7 @@ def work(number: int, tasks: list[tuple[str, int, float]], options: argparse.Nam
                 if not sources:
                     sources = open_sources(clean, resolve_device(options.device), config.storage, Monitor())
                 opened = (data.train.fingerprint(), data.test.fingerprint())
-            line |= run(name, config, data, sources)
+            line |= run(config, data, sources, bench)
         except Exception as error:
             said = f"{type(error).__name__}: {error}".replace(f"{options.cache}", "cache")
             line |= {"status": "failed", "error": said}
@@ -137,6 +183,7 @@ def main() -> None:
     parser.add_argument("--names", nargs="+", default=["all"], help="candidates, or beginnings of their names")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--noise", type=float, nargs="+", default=[0.0])
+    parser.add_argument("--few-noisy", action="store_true", help="wrong labels only for those in NOISY")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--evaluate-every", type=int, default=3)
     parser.add_argument("--root", type=Path, required=True)
@@ -145,13 +192,20 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--compile", action="store_true", help="compile one network for all runs of a process")
     parser.add_argument("--out", default="results/cub.jsonl")
     parser.add_argument("--commit", default="unknown")
     options = parser.parse_args()
     names = [
         name for name in CANDIDATES if "all" in options.names or any(name.startswith(each) for each in options.names)
     ]
-    tasks = [(name, seed, noise) for name in names for seed in options.seeds for noise in options.noise]
+    tasks = [
+        (name, seed, noise)
+        for name in names
+        for seed in options.seeds
+        for noise in options.noise
+        if not (options.few_noisy and noise) or name in NOISY
+    ]
     Path(options.out).parent.mkdir(parents=True, exist_ok=True)
     shares = [tasks[k :: options.jobs] for k in range(options.jobs)]
     if options.jobs == 1:

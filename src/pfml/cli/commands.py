@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pfml.cli.audit import add_audit_arguments, audit
-from pfml.cli.evaluate import add_embed_arguments, embed, evaluate
+from pfml.cli.embed import add_embed_arguments, embed
+from pfml.cli.evaluate import evaluate
 from pfml.cli.experiments import (
     add_experiment_arguments,
     add_methods_arguments,

@@ -1,14 +1,10 @@
-"""`pfml evaluate` and `pfml embed`: what a trained embedder is good for."""
+"""`pfml evaluate`: what a trained embedder is good for."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pfml.cli.console import create_console, print_line, print_scores
-
-if TYPE_CHECKING:
-    from pfml.cli.parser import Parser
 
 
 def evaluate(run: Path, data: str | None = None, root: Path | None = None, nmi: bool = False) -> None:
@@ -50,38 +46,3 @@ def evaluate(run: Path, data: str | None = None, root: Path | None = None, nmi: 
     metrics = metrics_of(embedder, images, nmi=nmi, track=ProgressMonitor(console).track)
     title = f"{images.name}: {len(images.test):,} images of {images.test.num_classes:,} unseen classes"
     print_scores(console, title, {str(run): metrics.as_dict()})
-
-
-def embed(run: Path, images: list[Path], out: Path = Path("embeddings.npz"), batch_size: int = 128) -> None:
-    """Embed images: write their paths and unit vectors to a NumPy archive.
-
-    Args:
-        run: Folder of a run, or of a saved embedder.
-        images: Image files, or folders whose images are all taken.
-        out: The archive, with the arrays `paths` and `embeddings`.
-        batch_size: Images that pass through the network at a time.
-    """
-    from pfml.data import ImageSet
-    from pfml.data.readers.folder import image_files
-    from pfml.evaluation import embed as embeddings_of
-    from pfml.evaluation import write_embeddings
-    from pfml.evaluation.archive import refuse_ending
-    from pfml.models import load_embedder
-    from pfml.training.environment import resolve_device
-    from pfml.training.monitor import ProgressMonitor
-
-    console = create_console()
-    refuse_ending(out)
-    files = image_files(images)
-    embedder = load_embedder(run).to(resolve_device("auto"))
-    track = ProgressMonitor(console).track
-    points = embeddings_of(embedder, ImageSet.unlabelled(files), batch_size=batch_size, track=track)
-    write_embeddings(out, files, points)
-    print_line(console, f"{out}: {len(files):,} images in {points.shape[1]} dimensions")
-
-
-def add_embed_arguments(parser: Parser) -> None:
-    """Add the arguments of `embed`, of which the images are several."""
-    parser.add_argument("run", type=Path, help="Folder of a run, or of a saved embedder.")
-    parser.add_argument("images", type=Path, nargs="+", help="Image files, or folders with images in them.")
-    parser.add_function_arguments(embed, skip={"run", "images"})

@@ -24,6 +24,7 @@ def index(
     run: Path,
     images: Path | None = None,
     out: Path | None = None,
+    embeddings: Path | None = None,
     remove: list[Path] | None = None,
     remove_class: list[str] | None = None,
     compact: bool = False,
@@ -32,6 +33,7 @@ def index(
     workers: int = 2,
 ) -> None:
     """Embed the images of a folder or CSV into an index that pfml search searches; again to bring it up to date."""
+    from pfml.evaluation import open_embeddings
     from pfml.models import load_embedder
     from pfml.search import ImageIndex, ModelIdentity, list_images, update_index
     from pfml.training.environment import resolve_device
@@ -41,10 +43,13 @@ def index(
     place = out or run / "index"
     if images is None and not (remove or remove_class or compact):
         raise ValueError("pfml index needs images to add, or --remove, --remove-class or --compact")
+    if images is None and embeddings is not None:
+        raise ValueError("--embeddings needs the images too: the folder or CSV that tells their classes")
     if images is not None:
         listing = list_images(images)
         for remark in listing.remarks:
             print_line(console, remark)
+        stored = None if embeddings is None else open_embeddings(embeddings)
         embedder = load_embedder(run).to(resolve_device("auto"))
         if not (place / "index.json").is_file():
             ImageIndex.create(place, ModelIdentity.of(embedder), embedder.embedding_dim)
@@ -53,6 +58,7 @@ def index(
             found,
             embedder,
             listing,
+            embeddings=stored,
             segment_images=segment_images,
             batch_size=batch_size,
             workers=workers,
@@ -61,6 +67,9 @@ def index(
         for failure in update.failures:
             print_line(console, f"left out: {failure}")
         print_line(console, f"{listing.source}: {update}")
+        if stored is not None:
+            embedded = update.added + update.replaced - update.taken
+            print_line(console, f"{update.taken:,} vectors taken from {embeddings}, {embedded:,} images embedded")
     else:
         found = ImageIndex.open(place)
     _remove(console, found, remove or [], remove_class or [])
@@ -75,6 +84,11 @@ def add_index_arguments(parser: Parser) -> None:
     add("run", type=Path, help="Folder of a run, or of a saved embedder.")
     add("images", type=Path, nargs="?", help="A folder, best with a folder per class in it, or a CSV: path, label.")
     add("--out", type=Path, help="Folder of the index; by default `index` in the run.")
+    add(
+        "--embeddings",
+        type=Path,
+        help="Folder that pfml embed wrote: images that are in it, and have not changed since, are not embedded again.",
+    )
     add("--remove", type=Path, nargs="+", help="Images to remove, or folders whose images are all removed.")
     add("--remove_class", "--remove-class", nargs="+", help="Classes to remove.")
     add("--compact", action="store_true", help="Write the index anew, without what was removed, in few files.")

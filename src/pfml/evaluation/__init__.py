@@ -3,6 +3,7 @@
 from pfml.evaluation.alignment import Alignment, proxy_alignment
 from pfml.evaluation.archive import read_embeddings, write_embeddings
 from pfml.evaluation.clustering import kmeans, normalized_mutual_information
+from pfml.evaluation.collection import EmbeddedImages, open_embeddings
 from pfml.evaluation.evaluate import embed, evaluate
 from pfml.evaluation.neighbours import nearest
 from pfml.evaluation.ranks import QueryScores, query_scores
@@ -10,6 +11,7 @@ from pfml.evaluation.retrieval import RetrievalMetrics, retrieval_metrics
 
 __all__ = [
     "Alignment",
+    "EmbeddedImages",
     "QueryScores",
     "RetrievalMetrics",
     "embed",
@@ -17,6 +19,7 @@ __all__ = [
     "kmeans",
     "nearest",
     "normalized_mutual_information",
+    "open_embeddings",
     "proxy_alignment",
     "query_scores",
     "read_embeddings",

@@ -1,4 +1,4 @@
-"""Embeddings as a file that other programs read."""
+"""Embeddings as a file that other programs read, and the way back, also from a folder of parts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from pfml.evaluation.collection import open_embeddings
 from pfml.files import named_errors, write_atomically
 
 __all__ = ["read_embeddings", "write_embeddings"]
@@ -30,15 +31,25 @@ def write_embeddings(path: str | Path, names: Sequence[str | Path], embeddings: 
 def refuse_ending(path: Path) -> None:
     """Raise ValueError unless the name is that of a NumPy archive."""
     if path.suffix != ".npz":
-        raise ValueError(f"embeddings are written to a NumPy archive, so that the name must end in .npz, got {path}")
+        raise ValueError(
+            f"embeddings are written to a NumPy archive, so that the name must end in .npz, or to a folder in parts, "
+            f"so that it must have no ending or end in /, got {path}"
+        )
 
 
 def read_embeddings(path: str | Path) -> tuple[list[str], Tensor]:
-    """Names and embeddings that `write_embeddings` wrote."""
+    """Names and embeddings (N, D) of an archive or of a folder, all in memory.
+
+    An archive is what `write_embeddings` wrote. A folder is an embedded collection: its images come in the order of
+    folders and names, in the type that is stored. `open_embeddings` reads one that is larger than memory.
+    """
     import numpy
     import torch
 
     path = Path(path)
+    if path.is_dir():
+        collection = open_embeddings(path)
+        return collection.paths, collection.vectors(collection.paths)
     if not path.is_file():
         raise FileNotFoundError(f"{path} must be a NumPy archive of embeddings, but there is no such file")
     # NumPy raises whatever it stumbles over, down to the errors of zlib

@@ -18,6 +18,7 @@ from pfml.losses.checks import check_batch
 from pfml.losses.diagnostics import FieldDiagnostics, diagnose
 from pfml.losses.draw import draw_anchors
 from pfml.losses.proxies import PROXY_INITS, normal_proxies
+from pfml.losses.trust import fit, trusted
 from pfml.sphere import unit
 from pfml.superposition import Charges, Field, PairWeights
 
@@ -68,6 +69,9 @@ class PotentialFieldLoss(nn.Module):
             torch's generator of their device, stand for all where proxies act on proxies. Energy and gradients are
             right on average. All proxies of the batch's classes are always there, and in Eq. 6 whatever samples have
             to do with is exact; in "log" the energies of samples are. In evaluation mode everything is exact again.
+        trust: 0 (Eq. 6: every label is right), or for labels that may be wrong: in training mode a sample at which its
+            own class is less than `trust` times as strong as another class neither acts nor is acted upon
+            (see `pfml.losses.trust`); `trusted` tells which ones.
 
     Example:
         >>> loss = PotentialFieldLoss(num_classes=100, embedding_dim=512)
@@ -99,6 +103,7 @@ class PotentialFieldLoss(nn.Module):
         normalize_embeddings: bool = True,
         backend: str = "auto",
         proxy_sample: int | None = None,
+        trust: float = 0.0,
     ) -> None:
         super().__init__()
         for name, value, least in (
@@ -130,6 +135,7 @@ class PotentialFieldLoss(nn.Module):
             raise TypeError(f"normalize_embeddings must be True or False, got {normalize_embeddings!r}")
         resolve_backend(backend, 0)
         _check_proxy_sample(proxy_sample, proxies_per_class, bool(proxy_attraction or proxy_repulsion), normalization)
+        _check_trust(trust, num_classes, proxies_per_class)
 
         self.num_classes = num_classes
         self.embedding_dim = embedding_dim
@@ -147,6 +153,9 @@ class PotentialFieldLoss(nn.Module):
         self.normalize_embeddings = normalize_embeddings
         self.backend = backend
         self.proxy_sample = proxy_sample
+        self.trust = float(trust)
+        if trust and not self.field.law.decays:
+            raise ValueError(f"trust needs an attraction that decays; {type(self.field.law).__name__} has none")
 
         self.proxies = nn.Parameter(torch.empty(num_classes, proxies_per_class, embedding_dim))
         labels = torch.arange(num_classes).repeat_interleave(proxies_per_class)
@@ -176,6 +185,9 @@ class PotentialFieldLoss(nn.Module):
         if self.proxy_space == "projected" and self.training and torch.is_grad_enabled():
             self._project_proxies()
         samples, proxies = self._charges(embeddings, labels)
+        if self.training and self.trust:
+            keep = trusted(fit(samples, proxies, self.num_classes, self.field.law), self.trust)
+            samples = samples._replace(points=samples.points[keep], labels=samples.labels[keep])
         if self.training and self.proxy_sample is not None and self.proxy_sample < len(proxies.points):
             drawn = draw_anchors(samples.labels, self.num_classes, self.proxies_per_class, self.proxy_sample)
             proxies = proxies._replace(anchors=drawn)
@@ -184,6 +196,14 @@ class PotentialFieldLoss(nn.Module):
             backend = resolve_backend(self.backend, num_points, samples.points, self.field)
             energy = BACKENDS[backend](samples, proxies, self.field, self.weights)
             return energy / REDUCTIONS[self.reduction](num_points)
+
+    @torch.no_grad()
+    def trusted(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Which samples of a batch fit their labels well enough to be trained with, (batch,) of bool."""
+        if not self.trust:
+            return torch.ones(len(embeddings), dtype=torch.bool, device=embeddings.device)
+        samples, proxies = self._charges(embeddings, labels)
+        return trusted(fit(samples, proxies, self.num_classes, self.field.law), self.trust)
 
     def backend_for(self, batch_size: int) -> str:
         """The backend that computes a batch of this size: what "auto" chooses, or the one asked for."""
@@ -285,6 +305,7 @@ class PotentialFieldLoss(nn.Module):
             **asdict(self.weights),
             "normalize_embeddings": self.normalize_embeddings,
             "proxy_sample": self.proxy_sample,
+            **({"trust": self.trust} if self.trust else {}),
         }
 
     def extra_repr(self) -> str:
@@ -343,6 +364,17 @@ def _check_proxy_sample(
     ):
         if fails:
             raise ValueError(f"proxy_sample needs {reason}")
+
+
+def _check_trust(trust: Any, num_classes: int, proxies_per_class: int) -> None:
+    if not isinstance(trust, int | float) or isinstance(trust, bool):
+        raise TypeError(f"trust must be a number, got {trust!r}")
+    if not 0 <= trust <= 1:
+        raise ValueError(f"trust must lie in [0, 1], got {trust}")
+    if trust and (proxies_per_class == 0 or num_classes < 2):
+        raise ValueError(
+            f"trust needs proxies of two classes or more, got {num_classes} classes with {proxies_per_class} proxies"
+        )
 
 
 def _extra_state(state: Any) -> dict[str, Any]:

@@ -12,19 +12,23 @@ Example:
     ('dog.jpg', 'dog', 0.632)
 
 With images, `ModelIdentity.of(embedder)` names the model, `update_index` embeds a folder or a CSV, and `calibrate`
-finds the threshold. The commands are `pfml index`, `pfml search` and `pfml calibrate`; docs/SEARCH.md tells the rest.
+finds the threshold. `embed_collection` embeds images that are too many for memory or for one machine. The commands are
+`pfml index`, `pfml search`, `pfml calibrate` and `pfml embed`; docs/SEARCH.md tells the rest.
 """
 
 from pfml.search.calibration import calibrate, calibrate_points
+from pfml.search.embedding import CollectionUpdate, embed_collection
 from pfml.search.identity import ModelIdentity, OtherModelError
 from pfml.search.index import ImageIndex
 from pfml.search.listing import Listing, list_images
 from pfml.search.lock import IndexLockedError
+from pfml.search.share import Share
 from pfml.search.state import Entry, Hit
 from pfml.search.threshold import Rate, Threshold
 from pfml.search.update import Update, update_index
 
 __all__ = [
+    "CollectionUpdate",
     "Entry",
     "Hit",
     "ImageIndex",
@@ -33,10 +37,12 @@ __all__ = [
     "ModelIdentity",
     "OtherModelError",
     "Rate",
+    "Share",
     "Threshold",
     "Update",
     "calibrate",
     "calibrate_points",
+    "embed_collection",
     "list_images",
     "update_index",
 ]

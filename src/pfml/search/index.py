@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pfml.evaluation.file_state import UNKNOWN_FILE, FileState, packed
 from pfml.evaluation.neighbours import directions
 from pfml.search.backends import backend_for
 from pfml.search.identity import ModelIdentity
-from pfml.search.segments import UNKNOWN_FILE, FileState, Segment, packed
+from pfml.search.segments import Segment
 from pfml.search.state import Entry, Hit, State
 from pfml.search.storage import GRACE_SECONDS, IndexFolder, Snapshot
 from pfml.words import did_you_mean

@@ -22,12 +22,16 @@ class IndexLockedError(OSError):
 class WriterLock:
     """The right to write in `folder`, for one thread of one process. A thread that has it may take it again.
 
+    Or, if it is shared, for all who share it, to the exclusion of who wants it alone (not on Windows, which has no such
+    locks: there, sharing is no lock at all).
+
     The operating system holds the lock (`flock`), so that a killed writer leaves nothing to clean up. Readers need no
     lock.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, shared: bool = False) -> None:
         self.path = folder / "lock"
+        self.shared = shared
         self._thread = threading.RLock()
         self._depth = 0
 
@@ -52,7 +56,7 @@ class WriterLock:
     def _take(self, file: IO[bytes]) -> None:
         """Lock the open file, which closing it ends."""
         try:
-            _lock(file)
+            _lock(file, self.shared)
         except OSError:
             file.seek(0)
             holder = file.read(20).decode(errors="replace").strip() or "unknown"
@@ -65,9 +69,11 @@ class WriterLock:
         file.flush()
 
 
-def _lock(file: IO[bytes]) -> None:
+def _lock(file: IO[bytes], shared: bool) -> None:
     """Lock an open file or raise OSError."""
     if os.name == "nt":
+        if shared:
+            return
         import msvcrt
 
         file.seek(LOCKED_BYTE)
@@ -75,4 +81,4 @@ def _lock(file: IO[bytes]) -> None:
         return
     import fcntl
 
-    fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(file.fileno(), (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

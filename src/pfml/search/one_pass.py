@@ -3,16 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pfml.data.decoding import ImageError, in_threads, read_rgb
+from pfml.data.decoding import ImageError, Track, in_threads, read_rgb, read_size
 from pfml.data.resampling import resample
 from pfml.data.transfer import send
 from pfml.data.windows import Windows
+from pfml.evaluation.evaluate import embed
+from pfml.evaluation.file_state import FileState
+from pfml.models.embedder import Embedder
 
-__all__ = ["OnePass"]
+__all__ = ["EmbeddedFiles", "OnePass", "embed_files"]
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedFiles:
+    """Images that could be read, and those that could not.
+
+    Args:
+        paths: The former, in the order in which they were given.
+        files: The state of each file before it was read.
+        vectors: (n, D) on the CPU.
+        failures: The latter.
+    """
+
+    paths: tuple[str, ...]
+    files: tuple[FileState, ...]
+    vectors: Tensor
+    failures: tuple[ImageError, ...]
+
+
+def embed_files(
+    embedder: Embedder, paths: Sequence[str], *, batch_size: int, workers: int, track: Track | None = None
+) -> EmbeddedFiles:
+    """The embeddings of image files, of which no more than a few batches are in memory at a time.
+
+    Args:
+        embedder: On the device where it is to compute.
+        paths: The files; those that cannot be read are noted.
+        batch_size: Images that pass through the network at a time.
+        workers: Threads that read files.
+        track: Shows the progress, as track(iterable, description, total).
+    """
+    failures: list[ImageError] = []
+    opened: list[tuple[str, FileState, tuple[int, int]]] = []
+    for path, looked in zip(paths, in_threads(_look, paths, workers), strict=True):
+        if isinstance(looked, ImageError):
+            failures.append(looked)
+        else:
+            opened.append((path, *looked))
+    sizes = torch.tensor([size for *_, size in opened], dtype=torch.int64).reshape(-1, 2)
+    place = next(embedder.parameters()).device
+    images = OnePass([path for path, *_ in opened], sizes, device=place, workers=workers)
+    points = embed(embedder, images, batch_size=batch_size, track=track).cpu()
+    failures += [images.failures[k] for k in sorted(images.failures)]
+    good = [k for k in range(len(opened)) if k not in images.failures]
+    return EmbeddedFiles(
+        tuple(opened[k][0] for k in good), tuple(opened[k][1] for k in good), points[good], tuple(failures)
+    )
 
 
 class OnePass:
@@ -54,3 +105,13 @@ class OnePass:
         except ImageError as error:
             self.failures[index] = error
             return torch.zeros(3, height, width, dtype=torch.uint8)
+
+
+def _look(path: str) -> tuple[FileState, tuple[int, int]] | ImageError:
+    """The state of a file and the size of its image, by its header."""
+    try:
+        return FileState.of(path), read_size(path)
+    except ImageError as error:
+        return error
+    except OSError as error:
+        return ImageError(path, "does not exist" if isinstance(error, FileNotFoundError) else str(error))

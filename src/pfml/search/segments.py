@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,44 +12,10 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from pfml.files import DamagedFileError, load_tensors, refuse_non_finite, save_tensors, sha256_of
+from pfml.evaluation.file_state import FileState, unpacked
+from pfml.files import DamagedFileError, load_tensors, refuse_non_finite, save_tensors
 
-__all__ = ["UNKNOWN_FILE", "FileState", "Segment", "SegmentFile", "packed", "read_segment", "write_segment"]
-
-
-@dataclass(frozen=True)
-class FileState:
-    """By what one tells that a file has changed.
-
-    Args:
-        size: In bytes; -1 for what is no file.
-        modified: Time of the last change, in nanoseconds.
-        sha256: Of the content.
-    """
-
-    size: int
-    modified: int
-    sha256: str
-
-    @classmethod
-    def of(cls, path: str | Path) -> FileState:
-        """The state of a file that exists."""
-        found = os.stat(path)  # before the content is read: a change after this will be seen by the next look
-        return cls(found.st_size, found.st_mtime_ns, sha256_of(Path(path)))
-
-    def is_of(self, path: str | Path) -> bool:
-        """Whether the file still is what it was: by size and time, and by content where only the time is new."""
-        try:
-            found = os.stat(path)
-            if found.st_size != self.size:
-                return False
-            return found.st_mtime_ns == self.modified or sha256_of(Path(path)) == self.sha256
-        except OSError:
-            return False
-
-
-#: For vectors whose images are not files.
-UNKNOWN_FILE = FileState(-1, -1, "0" * 64)
+__all__ = ["Segment", "SegmentFile", "read_segment", "write_segment"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +58,7 @@ class Segment:
 
     def file(self, row: int) -> FileState:
         """The state of the file of a row."""
-        size, modified = self.states[row].tolist()
-        return FileState(size, modified, self.digests[row].numpy().tobytes().hex())
+        return unpacked(self.states, self.digests, row)
 
     def rows(self, chosen: Tensor) -> Segment:
         """The entries at `chosen`, in that order."""
@@ -118,13 +82,6 @@ class Segment:
             torch.cat([part.states for part in parts]),
             torch.cat([part.digests for part in parts]),
         )
-
-
-def packed(files: Sequence[FileState]) -> tuple[Tensor, Tensor]:
-    """`Segment.states` and `Segment.digests` of at least one file."""
-    states = torch.tensor([(file.size, file.modified) for file in files], dtype=torch.int64)
-    digests = bytearray().join(bytes.fromhex(file.sha256) for file in files)
-    return states, torch.frombuffer(digests, dtype=torch.uint8).reshape(-1, 32)
 
 
 @dataclass(frozen=True)

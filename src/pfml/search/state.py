@@ -10,8 +10,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from pfml.evaluation.file_state import FileState
 from pfml.search.backends import BACKENDS, Searcher, backend_for
-from pfml.search.segments import FileState, Segment
+from pfml.search.segments import Segment
 from pfml.search.storage import Snapshot
 
 __all__ = ["Entry", "Hit", "State", "distances_between"]

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from pfml.data.decoding import ImageError, Track, in_threads, read_size
-from pfml.evaluation.evaluate import embed
+from pfml.data.decoding import ImageError, Track, in_threads
+from pfml.evaluation.collection import EmbeddedImages
+from pfml.evaluation.file_state import FileState
 from pfml.models.embedder import Embedder
 from pfml.search.identity import ModelIdentity
 from pfml.search.index import ImageIndex
 from pfml.search.listing import Listing
-from pfml.search.one_pass import OnePass
-from pfml.search.segments import FileState
+from pfml.search.one_pass import embed_files
 from pfml.search.state import Entry
 
 __all__ = ["Update", "update_index"]
@@ -33,7 +32,8 @@ class Update:
         relabelled: Of another class than before; not embedded again.
         unchanged: Left as they were.
         removed: No longer listed, or gone from the disk.
-        failures: Files that cannot be read: they are not in the index.
+        failures: Files that cannot be read: they are left out.
+        taken: Of the added and replaced ones, those whose vectors came from an embedded collection.
     """
 
     added: int = 0
@@ -42,11 +42,11 @@ class Update:
     unchanged: int = 0
     removed: int = 0
     failures: list[ImageError] = field(default_factory=list)
+    taken: int = 0
 
     def __str__(self) -> str:
-        counts = {
-            name: value for name, value in vars(self).items() if name != "failures" and (value or name == "added")
-        }
+        names = ("added", "replaced", "relabelled", "unchanged", "removed")
+        counts = {name: getattr(self, name) for name in names if getattr(self, name) or name == "added"}
         done = ", ".join(f"{value:,} {name}" for name, value in counts.items())
         return f"{done}, {len(self.failures):,} unreadable" if self.failures else done
 
@@ -56,6 +56,7 @@ def update_index(
     embedder: Embedder,
     listing: Listing,
     *,
+    embeddings: EmbeddedImages | None = None,
     segment_images: int = 4096,
     batch_size: int = 64,
     workers: int = 2,
@@ -70,19 +71,24 @@ def update_index(
         index: Of this embedder.
         embedder: On the device where it is to compute.
         listing: See `list_images`.
+        embeddings: Vectors of this embedder (`pfml.evaluation.open_embeddings`), taken for images whose files have not
+            changed since; others are embedded.
         segment_images: Images that are embedded and written together.
         batch_size: Images that pass through the network at a time.
         workers: Threads that read files.
         track: Shows the progress, as track(iterable, description, total).
 
     Raises:
-        OtherModelError: If the index belongs to another model.
+        OtherModelError: If the index or the embeddings belong to another model.
         IndexLockedError: If another process is writing the index.
     """
     if segment_images < 1:
         raise ValueError(f"segment_images must be at least 1, got {segment_images}")
     model = ModelIdentity.of(embedder)
     index.model.require(model, f"the index {index.path}")
+    if embeddings is not None:
+        made_by = ModelIdentity(embeddings.settings.model_digest, embeddings.settings.model)
+        made_by.require(model, f"the embeddings {embeddings.folder}")
     update = Update()
     with index.writing():
         index.refresh()
@@ -98,7 +104,7 @@ def update_index(
                 label = f"embedding {first + 1:,} to {stop:,} of {len(pending):,}"
                 return items if track is None else track(items, label, total)
 
-            _add(index, embedder, model, listing.source, some, update, batch_size, workers, tracked)
+            _add(index, embedder, model, listing.source, some, embeddings, update, batch_size, workers, tracked)
     return update
 
 
@@ -162,44 +168,43 @@ def _add(
     model: ModelIdentity,
     source: str,
     some: Sequence[tuple[str, str]],
+    embeddings: EmbeddedImages | None,
     update: Update,
     batch_size: int,
     workers: int,
     track: Track,
 ) -> None:
-    """Embed images and write them as one segment; those that cannot be read are noted, and leave the index."""
-    opened: list[tuple[str, str, FileState, tuple[int, int]]] = []
-    for (path, name), looked in zip(some, in_threads(_look, [path for path, _ in some], workers), strict=True):
-        if isinstance(looked, ImageError):
-            update.failures.append(looked)
-        else:
-            opened.append((path, name, *looked))
-    sizes = torch.tensor([size for *_, size in opened], dtype=torch.int64).reshape(-1, 2)
-    place = next(embedder.parameters()).device
-    images = OnePass([path for path, *_ in opened], sizes, device=place, workers=workers)
-    points: Tensor = embed(embedder, images, batch_size=batch_size, track=track).cpu()
-    update.failures += [images.failures[k] for k in sorted(images.failures)]
-    good = [k for k in range(len(opened)) if k not in images.failures]
-    before = {path for path, _ in some if index.find(path) is not None}
+    """Write images as one segment, embedded unless `embeddings` has them; unreadable ones are noted, and leave it."""
+    paths = [path for path, _ in some]
+    stored = {} if embeddings is None else _stored(embeddings, paths, workers)
+    new = [path for path in paths if path not in stored]
+    found = embed_files(embedder, new, batch_size=batch_size, workers=workers, track=track)
+    update.failures += found.failures
+    update.taken += len(stored)
+    file_of = {**stored, **dict(zip(found.paths, found.files, strict=True))}
+    written = [(path, name) for path, name in some if path in file_of]
+    vectors = torch.empty(len(written), index.dimension)
+    is_stored = torch.tensor([path in stored for path, _ in written], dtype=torch.bool)
+    vectors[~is_stored] = found.vectors
+    if embeddings is not None:
+        vectors[is_stored] = embeddings.vectors([path for path, _ in written if path in stored]).float()
+    before = {path for path in paths if index.find(path) is not None}
     index.add(
-        points[good],
-        [opened[k][0] for k in good],
-        [opened[k][1] for k in good],
+        vectors,
+        [path for path, _ in written],
+        [name for _, name in written],
         model=model,
-        sources=[source] * len(good),
-        files=[opened[k][2] for k in good],
+        sources=[source] * len(written),
+        files=[file_of[path] for path, _ in written],
     )
-    written = {opened[k][0] for k in good}
-    index.remove(paths=sorted(before - written))
-    update.replaced += len(before & written)
-    update.added += len(written - before)
+    index.remove(paths=sorted(before - file_of.keys()))
+    update.replaced += len(before & file_of.keys())
+    update.added += len(file_of.keys() - before)
 
 
-def _look(path: str) -> tuple[FileState, tuple[int, int]] | ImageError:
-    """The state of a file and the size of its image, by its header."""
-    try:
-        return FileState.of(path), read_size(path)
-    except ImageError as error:
-        return error
-    except OSError as error:
-        return ImageError(path, "does not exist" if isinstance(error, FileNotFoundError) else str(error))
+def _stored(embeddings: EmbeddedImages, paths: Sequence[str], workers: int) -> dict[str, FileState]:
+    """Path -> state of its file, of those images that were embedded as they are now."""
+    known = [path for path in paths if path in embeddings]
+    files = [embeddings.file(path) for path in known]
+    same = in_threads(lambda pair: pair[0].is_of(pair[1]), zip(files, known, strict=True), workers)
+    return {path: file for path, file, is_same in zip(known, files, same, strict=True) if is_same}

@@ -8,6 +8,7 @@ import socket
 import uvicorn
 
 from pfml.serving.app import create_app
+from pfml.serving.connection import BoundedConnection
 from pfml.serving.guard import Access
 from pfml.serving.service import Service
 
@@ -41,6 +42,7 @@ def serve(service: Service, access: Access, port: int) -> None:
             access_log=False,
             server_header=False,
             proxy_headers=False,  # a header of the request says nothing about who asks
+            http=BoundedConnection,
             ws="none",
             limit_concurrency=CONNECTIONS,
             timeout_graceful_shutdown=PATIENCE,

@@ -129,7 +129,7 @@ class Service:
         """The embedding (D,) of an indexed image."""
         try:
             return self.gallery.index.vectors([image])[0]
-        except KeyError:
+        except (KeyError, OverflowError):  # numbers beyond 64 bits are no ids either
             raise UnknownNameError(f"the index has no image {image}") from None
 
     def class_named(self, name: str) -> str:

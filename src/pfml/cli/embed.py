@@ -1,0 +1,140 @@
+"""`pfml embed`: images as vectors, in one archive or, however many they are, in a folder of parts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pfml.cli.console import create_console, print_line
+
+if TYPE_CHECKING:
+    import torch
+
+    from pfml.cli.parser import Parser
+    from pfml.search import Share
+
+
+def embed(
+    run: Path,
+    images: list[Path],
+    out: str = "embeddings.npz",
+    shard: str | None = None,
+    dtype: str | None = None,
+    part_images: int | None = None,
+    batch_size: int = 128,
+    workers: int = 2,
+) -> None:
+    """Embed images: write their paths and unit vectors to a NumPy archive, or in parts to a folder of any size."""
+    from pfml.search import Share
+
+    share = Share.of_process() if shard is None else Share.parsed(shard)
+    if _is_folder(out):
+        _embed_to_folder(run, images, Path(out), share, dtype, part_images, batch_size, workers)
+        return
+    if not share.is_whole or dtype is not None or part_images is not None:
+        raise ValueError(
+            f"--shard, --dtype, --part-images and torchrun need a folder, not one archive, got --out {out}: "
+            f"leave the ending out"
+        )
+    _embed_to_archive(run, images, Path(out), batch_size, workers)
+
+
+def add_embed_arguments(parser: Parser) -> None:
+    """Add the arguments of `embed`, of which the images are several."""
+    add = parser.add_argument
+    add("run", type=Path, help="Folder of a run, or of a saved embedder.")
+    add("images", type=Path, nargs="+", help="Image files, or folders with images in them.")
+    add(
+        "--out",
+        default="embeddings.npz",
+        help="An archive, with the arrays `paths` and `embeddings`, of what fits into memory; or, without .npz, a "
+        "folder that is written in parts: again to go on after an interruption, or to bring it up to date.",
+    )
+    add(
+        "--shard",
+        help="With a folder: embed one of several shares, such as 2/8, beside others; `all` for the whole. By default "
+        "the whole, and under torchrun the share of this process.",
+    )
+    add("--dtype", help="With a folder: float32 or float16; by default what the folder has, float32 if it is new.")
+    add(
+        *("--part_images", "--part-images"),
+        type=int,
+        help="With a folder: images that are written together; by default what the folder has, 4096 if it is new.",
+    )
+    add("--batch_size", "--batch-size", type=int, default=128, help="Images in the network at a time.")
+    add("--workers", type=int, default=2, help="Threads that read files.")
+
+
+def _is_folder(out: str) -> bool:
+    return out.endswith(("/", os.sep)) or Path(out).is_dir() or not Path(out).suffix
+
+
+def _embed_to_archive(run: Path, images: list[Path], out: Path, batch_size: int, workers: int) -> None:
+    from pfml.data import ImageSet
+    from pfml.data.readers.folder import image_files
+    from pfml.data.sources import open_images
+    from pfml.evaluation import embed as embeddings_of
+    from pfml.evaluation import write_embeddings
+    from pfml.evaluation.archive import refuse_ending
+    from pfml.models import load_embedder
+    from pfml.training.environment import resolve_device
+    from pfml.training.monitor import ProgressMonitor
+
+    console = create_console()
+    refuse_ending(out)
+    files = image_files(images)
+    device = resolve_device("auto")
+    embedder = load_embedder(run).to(device)
+    track = ProgressMonitor(console).track
+    source = open_images(ImageSet.unlabelled(files), device=device, workers=workers, track=track)
+    points = embeddings_of(embedder, source, batch_size=batch_size, track=track)
+    write_embeddings(out, files, points)
+    print_line(console, f"{out}: {len(files):,} images in {points.shape[1]} dimensions")
+
+
+def _embed_to_folder(
+    run: Path,
+    images: list[Path],
+    out: Path,
+    share: Share,
+    dtype: str | None,
+    part_images: int | None,
+    batch_size: int,
+    workers: int,
+) -> None:
+    from pfml.models import load_embedder
+    from pfml.search import embed_collection
+    from pfml.training.monitor import ProgressMonitor
+
+    console = create_console()
+    embedder = load_embedder(run).to(_device())
+    update = embed_collection(
+        out,
+        embedder,
+        images,
+        dtype=dtype,
+        part_images=part_images,
+        share=share,
+        batch_size=batch_size,
+        workers=workers,
+        track=ProgressMonitor(console).track,
+    )
+    for damage in update.damaged:
+        print_line(console, f"embedded again: {damage}")
+    for failure in update.failures:
+        print_line(console, f"left out: {failure}")
+    which = "" if share.is_whole else f"share {share}, "
+    print_line(console, f"{out}: {which}{update}, {embedder.embedding_dim} dimensions")
+
+
+def _device() -> torch.device:
+    """The GPU that torchrun means for this process, or the one there is."""
+    import torch
+
+    from pfml.training.environment import resolve_device
+
+    local = os.environ.get("LOCAL_RANK", "")
+    if local.isdecimal() and torch.cuda.is_available():
+        return torch.device("cuda", int(local) % torch.cuda.device_count())
+    return resolve_device("auto")

@@ -1,0 +1,234 @@
+"""A collection of images embedded to a folder of parts: in bounded memory, in shares, and from where it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pfml.data.decoding import Track, in_threads
+from pfml.data.readers.folder import image_files
+from pfml.evaluation.collection import read_settings, write_settings
+from pfml.evaluation.parts import Part, PartSettings, part_names, read_part, remove_part, write_part
+from pfml.files import DamagedFileError, remove_partials
+from pfml.models.embedder import Embedder
+from pfml.search.identity import ModelIdentity
+from pfml.search.listing import plain_path
+from pfml.search.lock import WriterLock
+from pfml.search.one_pass import embed_files
+from pfml.search.share import WHOLE, Share
+from pfml.search.update import Update
+
+__all__ = ["PART_IMAGES", "CollectionUpdate", "embed_collection"]
+
+#: Images in a part, unless it is said otherwise.
+PART_IMAGES = 4096
+
+
+@dataclass
+class CollectionUpdate(Update):
+    """What `embed_collection` did, counted in images.
+
+    Args:
+        damaged: What is wrong with parts whose images were embedded again.
+    """
+
+    damaged: list[str] = field(default_factory=list)
+
+
+def embed_collection(
+    folder: str | Path,
+    embedder: Embedder,
+    places: Sequence[Path],
+    *,
+    dtype: str | None = None,
+    part_images: int | None = None,
+    share: Share = WHOLE,
+    batch_size: int = 64,
+    workers: int = 2,
+    track: Track | None = None,
+) -> CollectionUpdate:
+    """Embed images to `folder` (`pfml.evaluation.open_embeddings` reads it); what was done.
+
+    Every part is written before the next is read. The same call again, after a kill or when files have changed, embeds
+    what is missing: each finished part is first compared with its checksum, and each file with its state. An image that
+    no longer lies in `places`, and vectors that newer ones replace, are removed by the call for all images; several
+    shares may be at work at once, and only add.
+
+    Args:
+        folder: Made if it does not exist.
+        embedder: On the device where it is to compute.
+        places: Image files, or folders whose images are all taken. Images of other places stay.
+        dtype: "float32" or "float16"; None for what the folder has, float32 if it is new.
+        part_images: Images in a part; None for what the folder has, `PART_IMAGES` if it is new.
+        share: Which images to embed.
+        batch_size: Images that pass through the network at a time.
+        workers: Threads that read files.
+        track: Shows the progress, as track(iterable, description, total).
+
+    Raises:
+        OtherModelError: If the folder has embeddings of another model.
+        IndexLockedError: If another process is writing all images, or this one wants to while shares are written.
+    """
+    folder, update = Path(folder), CollectionUpdate()
+    folder.mkdir(parents=True, exist_ok=True)
+    with WriterLock(folder, shared=not share.is_whole).held():
+        settings = _settings(folder, embedder, dtype, part_images)
+        if share.is_whole:
+            _remove_left_over(folder)
+        comparison = _Comparison(folder, settings, list(map(plain_path, places)), share, update)
+        comparison.compare(workers, track)
+        pending = list(comparison.pending())
+        for number, (paths, revision) in enumerate(pending, 1):
+            label = f"embedding part {number:,} of {len(pending):,}"
+            shown = None if track is None else _labelled(track, label)
+            _add_part(folder, settings, embedder, paths, revision, comparison, batch_size, workers, shown)
+    return update
+
+
+def _settings(folder: Path, embedder: Embedder, dtype: str | None, part_images: int | None) -> PartSettings:
+    """The settings of the folder, which must be those that are asked for; written if the folder is new."""
+    model = ModelIdentity.of(embedder)
+    if not (folder / "embeddings.json").is_file():
+        fresh = PartSettings(
+            model.description, model.digest, embedder.embedding_dim, dtype or "float32", part_images or PART_IMAGES
+        )
+        write_settings(folder, fresh)
+    found = read_settings(folder)
+    ModelIdentity(found.model_digest, found.model).require(model, f"the embeddings {folder}")
+    for name, asked in (("dtype", dtype), ("part_images", part_images)):
+        if asked is not None and asked != getattr(found, name):
+            raise ValueError(
+                f"{name} of the embeddings {folder} must stay {getattr(found, name)}, got {asked}: "
+                f"leave it out, or choose another folder"
+            )
+    return found
+
+
+class _Comparison:
+    """Listed images beside what the folder has of them."""
+
+    def __init__(
+        self, folder: Path, settings: PartSettings, places: list[Path], share: Share, update: CollectionUpdate
+    ) -> None:
+        self.folder, self.settings, self.share, self.update = folder, settings, share, update
+        self.folders = [place for place in places if place.is_dir()]
+        # path -> whether a part mentions it; in the order of the listing
+        self.listed = {path: False for path in map(str, image_files(places)) if share.holds(path)}
+        self.again: dict[str, int] = {}  # path -> revision of the part that mentions it, but has no vector of it now
+        self.failed: set[str] = set()  # of these, such as could not be read before
+
+    def compare(self, workers: int, track: Track | None) -> None:
+        """Look at every part, newest first; remove damaged ones and, if all images are asked for, what is no more."""
+        names = part_names(self.folder)
+        for name in names if track is None else track(names, "comparing files", len(names)):
+            try:
+                part = read_part(self.folder, name, self.settings)
+                if any(self.share.holds(path) for path in part.mentioned()):
+                    part.check(self.folder)
+            except DamagedFileError as error:
+                self.update.damaged.append(str(error))
+                remove_part(self.folder, name)
+                continue
+            self._compare(part, workers)
+
+    def pending(self) -> Iterator[tuple[list[str], int]]:
+        """Paths to embed together, and their revision: first those of which no part knows."""
+        size = self.settings.part_images
+        new = [path for path, mentioned in self.listed.items() if not mentioned]
+        for first in range(0, len(new), size):
+            yield new[first : first + size], 0
+        again = [path for path in self.listed if path in self.again]
+        for first in range(0, len(again), size):
+            some = again[first : first + size]
+            yield some, 1 + max(self.again[path] for path in some)
+
+    def _compare(self, part: Part, workers: int) -> None:
+        looked = [row for row, path in enumerate(part.paths) if self.listed.get(path) is False]
+        pairs = ((part.files[row], part.paths[row]) for row in looked)
+        same = dict(zip(looked, in_threads(lambda pair: pair[0].is_of(pair[1]), pairs, workers), strict=True))
+        kept: list[int] = []
+        for row, path in enumerate(part.paths):
+            if path not in self.listed:
+                if self._is_gone(path):
+                    self.update.removed += 1
+                else:
+                    kept.append(row)
+            elif row in same and not self.listed[path]:
+                self.listed[path] = True
+                if same[row]:
+                    kept.append(row)
+                    self.update.unchanged += 1
+                else:
+                    self.again[path] = part.revision
+        unreadable = []
+        for path, reason in part.unreadable:
+            if self.listed.get(path) is False:
+                self.listed[path] = True
+                self.again[path] = part.revision
+                self.failed.add(path)
+                unreadable.append((path, reason))
+            elif path not in self.listed and not self._is_gone(path):
+                unreadable.append((path, reason))
+        if self.share.is_whole and (len(kept), len(unreadable)) != (len(part.paths), len(part.unreadable)):
+            self._rewrite(part, kept, tuple(unreadable))
+
+    def _is_gone(self, path: str) -> bool:
+        """Whether an image that is not listed was to be, were it still there."""
+        return self.share.is_whole and any(folder in Path(path).parents for folder in self.folders)
+
+    def _rewrite(self, part: Part, kept: list[int], unreadable: tuple[tuple[str, str], ...]) -> None:
+        """Keep some rows of a part: the new part is there before the old one goes."""
+        if kept or unreadable:
+            vectors = part.vectors(self.folder, self.settings)[kept].clone()
+            paths, files = tuple(part.paths[row] for row in kept), tuple(part.files[row] for row in kept)
+            rest = replace(part, paths=paths, files=files, unreadable=unreadable)
+            write_part(self.folder, self.settings, rest, vectors)
+        remove_part(self.folder, part.name)
+
+
+def _add_part(
+    folder: Path,
+    settings: PartSettings,
+    embedder: Embedder,
+    paths: list[str],
+    revision: int,
+    comparison: _Comparison,
+    batch_size: int,
+    workers: int,
+    track: Track | None,
+) -> None:
+    """Embed images and write them as a part, with the names of those that cannot be read."""
+    update = comparison.update
+    found = embed_files(embedder, paths, batch_size=batch_size, workers=workers, track=track)
+    update.failures += found.failures
+    bad = (~torch.isfinite(found.vectors).all(dim=1)).nonzero()[:, 0].tolist()
+    if bad:
+        raise ValueError(f"embeddings must be finite, got NaN or Inf for {found.paths[bad[0]]}: the model is damaged")
+    unreadable = tuple((str(each.path), each.reason) for each in found.failures)
+    # what failed before is on record already
+    unreadable = tuple(each for each in unreadable if each[0] not in comparison.failed)
+    if found.paths or unreadable:
+        write_part(folder, settings, Part(revision, found.paths, found.files, unreadable), found.vectors)
+    replaced = sum(1 for path in found.paths if path in comparison.again and path not in comparison.failed)
+    update.replaced += replaced
+    update.added += len(found.paths) - replaced
+
+
+def _labelled(track: Track, label: str) -> Track:
+    def tracked(items: Iterable[Any], _: str, total: int) -> Iterable[Any]:
+        return track(items, label, total)
+
+    return tracked
+
+
+def _remove_left_over(folder: Path) -> None:
+    """Remove what killed writers have left; nobody else may be writing."""
+    remove_partials(folder, "part-*")
+    remove_partials(folder, "embeddings.json.*")
+    for array in folder.glob("part-*.npy"):
+        if not array.with_suffix(".json").exists():
+            array.unlink(missing_ok=True)

@@ -1,0 +1,152 @@
+"""Connections whose clients are too slow, over sockets, with times that a test can wait for."""
+
+import asyncio
+import socket
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("fastapi", reason="pfml serve needs the extra serve")
+import uvicorn
+
+from pfml.serving.connection import BYTES_PER_SECOND, BoundedConnection
+
+POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+
+
+class Hasty(BoundedConnection):
+    request_seconds = 0.6
+    reading_seconds = 0.6
+    look_every = 0.05
+
+
+async def app(scope, receive, send):
+    """The number of bytes that were sent, or 30 MB of zeros for /large, or "late" after a while for /late."""
+    if scope["type"] != "http":
+        return
+    seen, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            DISCONNECTED.set()
+            return
+        seen, more = seen + len(message["body"]), message["more_body"]
+    if scope["path"] == "/late":
+        await asyncio.sleep(1.5)
+    content = bytes(30_000_000) if scope["path"] == "/large" else str(seen).encode()
+    length = (b"content-length", str(len(content)).encode())
+    await send({"type": "http.response.start", "status": 200, "headers": [length]})
+    await send({"type": "http.response.body", "body": content})
+
+
+DISCONNECTED = threading.Event()
+
+
+@pytest.fixture(scope="module")
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        config = uvicorn.Config(app, http=Hasty, lifespan="off", log_level="error", timeout_keep_alive=5)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        yield listening.getsockname()[1]
+        server.should_exit = True
+        thread.join(10)
+
+
+def connected(port):
+    caller = socket.create_connection(("127.0.0.1", port))
+    caller.settimeout(10)
+    return caller
+
+
+def all_received(caller):
+    """Everything until the server closes, "" if it only does that."""
+    parts = []
+    try:
+        while part := caller.recv(2**16):
+            parts.append(part)
+    except ConnectionError:
+        pass
+    return b"".join(parts)
+
+
+def test_silence_is_closed(port):
+    with connected(port) as caller:
+        began = time.monotonic()
+        assert all_received(caller).startswith(b"HTTP/1.1 408 ")
+        assert 0.5 < time.monotonic() - began < 5
+
+
+def test_a_head_that_drips_is_closed(port):
+    with connected(port) as caller:
+        for byte in b"GET / HTTP/1.1\r\nhost: x\r\n":
+            try:
+                caller.sendall(bytes([byte]))
+            except ConnectionError:
+                break
+            time.sleep(0.05)
+        assert all_received(caller).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_body_that_drips_is_closed_and_its_request_is_told(port):
+    DISCONNECTED.clear()
+    with connected(port) as caller:
+        caller.sendall(POST % 1000 + b"a few bytes")
+        assert all_received(caller).startswith(b"HTTP/1.1 408 ")
+    assert DISCONNECTED.wait(5)
+
+
+def test_a_second_request_that_drips_is_closed_too(port):
+    with connected(port) as caller:
+        caller.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert caller.recv(1000).endswith(b"0")
+        time.sleep(0.8)  # idle between requests, which is uvicorn's own affair
+        caller.sendall(b"GET / HTT")
+        assert all_received(caller).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_body_that_comes_slowly_but_steadily_is_taken(port):
+    pieces = 12
+    with connected(port) as caller:
+        caller.sendall(POST % (pieces * BYTES_PER_SECOND // 4))
+        for _ in range(pieces):
+            caller.sendall(bytes(BYTES_PER_SECOND // 4))
+            time.sleep(0.15)
+        assert caller.recv(1000).endswith(str(pieces * BYTES_PER_SECOND // 4).encode())
+
+
+def test_a_server_that_takes_its_time_does_not_blame_its_client(port):
+    with connected(port) as caller:
+        caller.sendall(b"GET /late HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert caller.recv(1000).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_client_that_does_not_read_is_let_go(port):
+    with connected(port) as caller:
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        caller.sendall(b"GET /large HTTP/1.1\r\nhost: x\r\n\r\n")
+        time.sleep(2)
+        assert len(all_received(caller)) < 30_000_000
+
+
+def test_a_client_that_reads_slowly_gets_all(port):
+    got = 0
+    with connected(port) as caller:
+        caller.sendall(b"GET /large HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        while part := caller.recv(2_000_000):
+            got += len(part)
+            time.sleep(0.03)
+    assert got > 30_000_000
+
+
+def test_rubbish_within_a_body_is_answered_once(port, capfd):
+    DISCONNECTED.clear()
+    with connected(port) as caller:
+        caller.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\nzz\r\n")
+        answer = all_received(caller)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert DISCONNECTED.wait(5)
+    assert "Traceback" not in capfd.readouterr().err
