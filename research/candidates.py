@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pfml.experiments.tune import with_value
 from pfml.training.config_files import shipped_config
+from pfml.training.methods import LossConfig
 from pfml.training.run import RunConfig
 
 __all__ = ["CANDIDATES", "NOISY", "candidate_config"]
@@ -53,6 +55,23 @@ def _steep(alpha: float, delta: float, delta_rep: float, proxies: int = 5, **mor
     """The logarithmic field in which pairs of samples count a fifth."""
     return PLUS5 | _log(alpha, delta, delta_rep, proxies, **{"sample_sample": 0.2, **more})
 
+
+def _trial(**options: Any) -> dict[str, Any]:
+    """A field of research/trial.py, in short runs."""
+    return PLUS5 | {"epochs": 6, "loss.name": "trial", "loss.options": options}
+
+
+EIGHT = PLUS5 | {"epochs": 8}
+LITERAL = {"delta": 0.2, "alpha": 3.0, "reduction": "points"}
+
+
+def _recipe(**options: Any) -> dict[str, Any]:
+    """A field of research/trial.py that does not trust every label."""
+    return EIGHT | {"loss.name": "trial", "loss.options": {"trust": 0.3, **options}}
+
+
+#: Eq. 6 without pairs of proxies, which gains from a lower learning rate and more time.
+SLOW = PLUS5 | {"schedule.name": "cosine", "loss.options": NO_PROXY_PAIRS}
 
 CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     # the baseline, and what it is made of
@@ -150,6 +169,66 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "3 anchor 32, 1.2, samples .2": (FIELD, PLUS5 | _anchor(32, 1.2, sample_sample=0.2)),
     "3 anchor 32, .8, samples .2": (FIELD, PLUS5 | _anchor(32, 0.8, sample_sample=0.2)),
     "3 no proxy pairs": (FIELD, PLUS5 | {"schedule.name": "step"}),
+    # fourth round: short runs of the trial field, each with one knob turned
+    "4 pa": (PROXY_ANCHOR, PLUS5 | {"epochs": 6}),
+    "4 trial": (FIELD, _trial()),
+    "4 samples 0, 0": (FIELD, _trial(sample_attraction=0.0, sample_repulsion=0.0)),
+    "4 samples .2, 0": (FIELD, _trial(sample_repulsion=0.0)),
+    "4 samples 1, 0": (FIELD, _trial(sample_attraction=1.0, sample_repulsion=0.0)),
+    "4 samples 0, .2": (FIELD, _trial(sample_attraction=0.0)),
+    "4 knee .9": (FIELD, _trial(knee=0.9)),
+    "4 knee 1.1": (FIELD, _trial(knee=1.1)),
+    "4 contact 1.2": (FIELD, _trial(contact=1.2)),
+    "4 contact .8": (FIELD, _trial(contact=0.8)),
+    "4 saturating 1.1": (FIELD, _trial(attraction="saturating", contact=0.5, knee_att=1.1)),
+    "4 saturating 1.3": (FIELD, _trial(attraction="saturating", contact=0.5, knee_att=1.3)),
+    "4 far 1.3": (FIELD, _trial(attraction="far", knee_att=1.3)),
+    "4 repulsion x .5": (FIELD, _trial(repulsion_weight=0.5)),
+    "4 repulsion x 2": (FIELD, _trial(repulsion_weight=2.0)),
+    "4 attraction 8": (FIELD, _trial(att=8.0, attraction_weight=3.0)),
+    "4 repulsion 48": (FIELD, _trial(rep=48.0, repulsion_weight=0.5)),
+    "4 repulsion 12": (FIELD, _trial(rep=12.0, repulsion_weight=2.0)),
+    "4 samples as anchors": (FIELD, _trial(proxy_anchors=0.0)),
+    "4 proxies as anchors": (FIELD, _trial(sample_anchors=0.0)),
+    "4 mix .5": (FIELD, _trial(mix=0.5)),
+    "4 mix 2": (FIELD, _trial(mix=2.0)),
+    "4 linear": (FIELD, _trial(attraction="linear", att=3.0, contact=0.2, attraction_weight=100.0)),
+    "4 linear x .1": (FIELD, _trial(attraction="linear", att=3.0, contact=0.2, attraction_weight=10.0)),
+    "4 reach 1.2": (FIELD, _trial(reach=1.2)),
+    "4 M 1": (FIELD, _trial(proxies_per_class=1)),
+    "4 M 1, samples 0, 0": (FIELD, _trial(proxies_per_class=1, sample_attraction=0.0, sample_repulsion=0.0)),
+    "4 lr 3e-5": (FIELD, _trial() | {"optimizer.lr": 3e-5}),
+    "4 lr 3e-5, head 2e-4": (FIELD, _trial() | {"optimizer.lr": 3e-5, "optimizer.head_lr": 2e-4}),
+    "4 proxy lr 3e-2": (FIELD, _trial() | {"optimizer.proxy_lr": 3e-2}),
+    "4 proxy lr 3e-3": (FIELD, _trial() | {"optimizer.proxy_lr": 3e-3}),
+    "4 no proxy pairs, 20 epochs": (FIELD, SLOW | {"epochs": 20}),
+    "4 no proxy pairs, 40 epochs": (FIELD, SLOW | {"epochs": 40}),
+    "4 no proxy pairs, alpha 6, 20 epochs": (
+        FIELD,
+        SLOW | {"epochs": 20, "loss.options": NO_PROXY_PAIRS | {"alpha": 6.0}},
+    ),
+    # fifth round, clean and with wrong labels, three seeds: what may become the recipe
+    "5 pa": (PROXY_ANCHOR, EIGHT),
+    "5 trust": (FIELD, _recipe()),
+    "5 mix": (FIELD, _recipe(mix=2.0)),
+    "5 mix, samples as anchors": (FIELD, _recipe(mix=2.0, proxy_anchors=0.0)),
+    "5 mix, slow proxies": (FIELD, _recipe(mix=2.0) | {"optimizer.proxy_lr": 3e-3}),
+    "5 mix, samples as anchors, slow proxies": (
+        FIELD,
+        _recipe(mix=2.0, proxy_anchors=0.0) | {"optimizer.proxy_lr": 3e-3},
+    ),
+    "5 mix, lr 3e-5, head 2e-4": (FIELD, _recipe(mix=2.0) | {"optimizer.lr": 3e-5, "optimizer.head_lr": 2e-4}),
+    "5 mix, trust .1": (FIELD, _recipe(mix=2.0, trust=0.1)),
+    "5 mix, relabel": (FIELD, _recipe(mix=2.0, relabel=True)),
+    # on the test classes, beside what the fifth round chose
+    "t pa": (PROXY_ANCHOR, EIGHT),
+    "t literal": (FIELD, EIGHT | {"loss.options": LITERAL}),
+    "t no proxy pairs": (FIELD, EIGHT | {"schedule.name": "step"}),
+    "t multi-similarity": (PROXY_ANCHOR, EIGHT | _method("multi-similarity")),
+    "t triplet": (PROXY_ANCHOR, EIGHT | _method("triplet")),
+    "t proxy-nca": (PROXY_ANCHOR, EIGHT | _method("proxy-nca")),
+    "t hist": (PROXY_ANCHOR, EIGHT | _method("hist")),
+    "t soft-triple": (PROXY_ANCHOR, EIGHT | _method("soft-triple")),
 }
 
 #: Of the third round, those that are also tried with wrong labels.
@@ -169,6 +248,8 @@ def candidate_config(name: str) -> RunConfig:
         raise ValueError(f"there is no candidate {name!r}: see research/candidates.py")
     base, changes = CANDIDATES[name]
     config = shipped_config(base)
+    if "loss.name" in changes:
+        config = replace(config, loss=LossConfig(changes["loss.name"], changes["loss.options"]))
     for path, value in changes.items():
         config = with_value(config, path, value)
     return config

@@ -14,19 +14,24 @@ import json
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing as multiprocessing
+import trial  # noqa: F401  # makes the method known
 from candidates import CANDIDATES, NOISY, candidate_config
 from torch import Tensor
 
+from pfml import PotentialFieldLoss
 from pfml.data import RetrievalData
 from pfml.data.sources import ImageSource
+from pfml.evaluation import proxy_alignment
 from pfml.experiments.record import device_name, now, versions
+from pfml.losses.checks import CollapseWarning
 from pfml.models import Embedder, EmbedderConfig
 from pfml.training import Monitor
 from pfml.training.config_files import plain
@@ -35,16 +40,92 @@ from pfml.training.interrupts import StopWish
 from pfml.training.loop import Training, on_device
 from pfml.training.run import DataConfig, RunConfig, open_sources, prepare_data
 from pfml.training.run_folder import RunFolder
+from pfml.training.watch import Outcome
 
 STAGES = ("validation", "test")
+Task = tuple[str, int, float]
 
 
 class Quick(Training):
-    """A run that leaves results and nothing to go on from."""
+    """A run that leaves results and nothing to go on from; it also averages the weights over its steps."""
+
+    average: list[Tensor] | None = None
+    start: list[Tensor] | None = None
 
     def save(self) -> None:
         """Nothing: a run takes seconds."""
         self.catch_up()
+
+    def update(self, indices: Tensor, pixels: Tensor) -> list[Outcome]:
+        """A step, and the running average of about the last hundred."""
+        weights = [weight.data for weight in self.embedder.parameters()]
+        if self.start is None:
+            self.start = [weight.clone() for weight in weights]
+        outcomes = super().update(indices, pixels)
+        if self.epoch == self.config.warm_up_epochs and self.position == 0:
+            self.average = [weight.clone() for weight in weights]
+        elif self.average is not None:
+            torch._foreach_lerp_(self.average, weights, 0.01)
+        return outcomes
+
+    def evaluate(self, mean_loss: float, images_per_second: float) -> None:
+        """Also what the field does, where it can tell."""
+        super().evaluate(mean_loss, images_per_second)
+        if isinstance(self.loss, PotentialFieldLoss):
+            self.history[-1]["field"] = self.state_of_the_field()
+
+    @torch.no_grad()
+    def state_of_the_field(self) -> dict[str, Any]:
+        """Diagnostics of an evenly spread batch, forces on it, how far proxies are from data, and Adam's steps."""
+        assert isinstance(self.loss, PotentialFieldLoss)
+        embeddings = self.embeddings("train").to(self.device)
+        rows = torch.linspace(0, len(embeddings) - 1, 200, device=self.device).long()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CollapseWarning)
+            found = asdict(self.loss.diagnostics(embeddings[rows], self.labels[rows]))
+        alignment = proxy_alignment(self.loss.proxy_points(), embeddings, self.data.train.labels)
+        points = embeddings[rows].clone().requires_grad_()
+        with torch.enable_grad():
+            (forces,) = torch.autograd.grad(self.loss(points, self.labels[rows]), points)
+        sizes = forces.norm(dim=1)
+        quantiles = torch.quantile(sizes, torch.tensor([0.0, 0.1, 0.5, 0.9, 0.99, 1.0], device=sizes.device))
+        found |= {"w2": alignment.paper, "force_quantiles": quantiles.tolist()}
+        for name, group in (("trunk", self.optimizer.param_groups[0]), ("proxies", self.optimizer.param_groups[-1])):
+            found[f"step_of_{name}"] = self.effective_step(group)
+        return found
+
+    def effective_step(self, group: dict[str, Any]) -> float | None:
+        """The mean of |m| / sqrt(v) of Adam: 1 for gradients that always agree, near 0 for ones that cancel."""
+        beta1, beta2 = group["betas"]
+        ratios = []
+        for parameter in group["params"]:
+            state = self.optimizer.state.get(parameter, {})
+            if "exp_avg" in state:
+                t = float(state["step"])
+                m, v = state["exp_avg"] / (1 - beta1**t), state["exp_avg_sq"] / (1 - beta2**t)
+                ratios.append((m.abs() / (v.sqrt() + group["eps"])).mean())
+        return float(torch.stack(ratios).mean()) if ratios else None
+
+    @torch.no_grad()
+    def variants(self) -> dict[str, dict[str, float]]:
+        """Scores of the averaged weights, and of a trunk that is moved back to where it began."""
+        last = [weight.data.clone() for weight in self.embedder.parameters()]
+        assert self.start is not None
+        assert self.average is not None
+        head = {id(weight) for weight in self.embedder.head_parameters()}
+        found = {}
+        for name in ("averaged", "0.7 of the way"):
+            for weight, end, begin, mean in zip(
+                self.embedder.parameters(), last, self.start, self.average, strict=True
+            ):
+                if name == "averaged":
+                    weight.data.copy_(mean)
+                elif id(weight) not in head:
+                    weight.data.copy_(torch.lerp(begin, end, 0.7))
+                else:
+                    weight.data.copy_(end)
+            found[name] = self.scores("test")
+        return found
 
 
 class Workbench:
@@ -99,6 +180,7 @@ def run(config: RunConfig, data: RetrievalData, sources: dict[str, ImageSource],
             "seconds": time.perf_counter() - start,
             "history": training.history,
             "alignment": results.get("alignment"),
+            "variants": training.variants(),
         }
 
 
@@ -111,13 +193,13 @@ def data_of(config: DataConfig, stage: str) -> RetrievalData:
     return replace(data, test=data.validation, validation=None)
 
 
-def work(number: int, tasks: list[tuple[str, int, float]], options: argparse.Namespace) -> None:
-    """The tasks of one process, one after the other."""
+def work(tasks: Iterable[Task | None], options: argparse.Namespace) -> None:
+    """The tasks of one process, one after the other; None ends them."""
     torch.set_num_threads(1)
     sources: dict[str, ImageSource] = {}
     store, opened = Path(options.out), None
     bench = Workbench(resolve_device(options.device), options.compile)
-    for name, seed, noise in tasks:
+    for name, seed, noise in iter(iter(tasks).__next__, None):
         config = candidate_config(name)
         config = replace(
             config,
@@ -152,6 +234,19 @@ def work(number: int, tasks: list[tuple[str, int, float]], options: argparse.Nam
         print(summary(line), flush=True)
 
 
+def work_from(queue: Any, options: argparse.Namespace) -> None:
+    """The tasks of one of several processes, which take them from one queue."""
+    work(iter(queue.get, Ellipsis), options)
+
+
+def decode(options: argparse.Namespace, name: str) -> None:
+    """Fill the cache once, before all processes would."""
+    config = candidate_config(name)
+    data = data_of(replace(config.data, root=options.root), options.stage)
+    storage = replace(config.storage, workers=options.jobs * options.workers, cache=options.cache)
+    open_sources(data, torch.device("cpu"), storage, Monitor())
+
+
 def _anywhere(config: RunConfig) -> RunConfig:
     """Without the paths of this machine."""
     return replace(
@@ -171,8 +266,9 @@ def summary(line: dict[str, Any]) -> str:
     curve = " ".join(f"{recall:.1f}" for recall, _ in scores)
     return (
         f"{line['candidate']:28} seed {line['seed']} noise {line['noise']} last {scores[-1][0]:.1f} "
-        f"({scores[-1][1]:.1f}) best {scores[best][0]:.1f} at {line['history'][best]['epoch']}: {curve} "
-        f"{line['seconds']:.0f} s"
+        f"({scores[-1][1]:.1f}) best {scores[best][0]:.1f} at {line['history'][best]['epoch']}: {curve} / "
+        + " ".join(f"{100 * each['recall_at_1']:.1f}" for each in line["variants"].values())
+        + f" {line['seconds']:.0f} s"
     )
 
 
@@ -196,9 +292,11 @@ def main() -> None:
     parser.add_argument("--out", default="results/cub.jsonl")
     parser.add_argument("--commit", default="unknown")
     options = parser.parse_args()
-    names = [
-        name for name in CANDIDATES if "all" in options.names or any(name.startswith(each) for each in options.names)
-    ]
+    names = (
+        list(CANDIDATES)
+        if "all" in options.names
+        else [name for each in options.names for name in CANDIDATES if name.startswith(each)]
+    )
     tasks = [
         (name, seed, noise)
         for name in names
@@ -207,12 +305,16 @@ def main() -> None:
         if not (options.few_noisy and noise) or name in NOISY
     ]
     Path(options.out).parent.mkdir(parents=True, exist_ok=True)
-    shares = [tasks[k :: options.jobs] for k in range(options.jobs)]
     if options.jobs == 1:
-        work(0, tasks, options)
+        work([*tasks, None], options)
         return
+    if options.cache:
+        decode(options, tasks[0][0])
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=work, args=(k, share, options)) for k, share in enumerate(shares) if share]
+    queue = context.Queue()
+    for task in [*tasks, *[None] * options.jobs]:
+        queue.put(task)
+    processes = [context.Process(target=work_from, args=(queue, options)) for _ in range(options.jobs)]
     for process in processes:
         process.start()
     for process in processes:

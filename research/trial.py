@@ -1,0 +1,154 @@
+"""A field with more knobs than the package has, dense and slow: what helps on CUB moves into the package.
+
+Per anchor a, with x = log r and sums over the other charges s, weighted by kind:
+
+    attraction  "log"         -log sum w (contact / max(r, contact))^att          as normalization="log"
+                "saturating"  log(1 + 1 / sum w (knee_att / r)^att)               ends once the own field is strong
+                "linear"      - mean w (contact / max(r, contact))^att            Eq. 6's, per mate
+                "far"         log(1 + sum w (r / knee_att)^att)                   Proxy Anchor's: the farthest count
+    repulsion   log(1 + sum w [(knee / r)^rep - (knee / reach)^rep]+)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pfml.sphere import unit
+from pfml.training.methods.method import Method
+from pfml.training.methods.table import METHODS
+
+__all__ = ["TrialField"]
+
+
+class TrialField(nn.Module):
+    """The energy per anchor; options as above, weights by kind of pair and of anchor."""
+
+    proxy_labels: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_dim: int,
+        *,
+        proxies_per_class: int = 5,
+        att: float = 24.0,
+        rep: float = 24.0,
+        contact: float = 1.0,
+        reach: float = 1.3,
+        knee: float = 1.0,
+        knee_att: float = 1.2,
+        attraction: str = "log",
+        sample_attraction: float = 0.2,
+        sample_repulsion: float = 0.2,
+        proxy_repulsion: float = 1.0,
+        attraction_weight: float = 1.0,
+        repulsion_weight: float = 1.0,
+        sample_anchors: float = 1.0,
+        proxy_anchors: float = 1.0,
+        mix: float = 0.0,
+        trust: float = 0.0,
+        relabel: bool = False,
+        norm: float = 3.0,
+    ) -> None:
+        super().__init__()
+        self.options = {k: v for k, v in locals().items() if k not in ("self", "__class__", "num_classes")}
+        self.num_classes, self.proxies_per_class = num_classes, proxies_per_class
+        points = unit(torch.randn(num_classes, proxies_per_class, embedding_dim)) * norm
+        self.proxies = nn.Parameter(points)
+        labels = torch.arange(num_classes).repeat_interleave(proxies_per_class)
+        self.register_buffer("proxy_labels", labels, persistent=False)
+
+    def proxy_points(self) -> Tensor:
+        """On the sphere, (C, M, D)."""
+        return unit(self.proxies.detach())
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The mean energy of an anchor."""
+        o = self.options
+        with torch.autocast(embeddings.device.type, enabled=False):
+            samples, proxies = unit(embeddings.float()), unit(self.proxies.flatten(0, 1))
+            labels = labels.to(samples.device)
+            if o["trust"] and self.training:
+                keep, strongest = self.trusted(samples.detach(), labels)
+                if o["relabel"]:
+                    labels = torch.where(keep, labels, strongest)
+                else:
+                    samples, labels = samples[keep], labels[keep]
+            points = torch.cat([samples, proxies])
+            every = torch.cat([labels, self.proxy_labels])
+            is_sample = torch.arange(len(points), device=points.device) < len(samples)
+            energies = self.energies(points, every, points, every, is_sample, is_sample)
+            weights = torch.where(is_sample, o["sample_anchors"], o["proxy_anchors"])
+            total = (weights * energies).sum() / len(points)
+            if o["mix"] and self.training and len(samples) > 1:
+                total = total + o["mix"] * self.mixed(samples, labels, proxies) * len(samples) / len(points)
+        return total
+
+    def energies(
+        self, anchors: Tensor, of: Tensor, sources: Tensor, by: Tensor, a_sample: Tensor, s_sample: Tensor
+    ) -> Tensor:
+        """Of each anchor, (n,)."""
+        o = self.options
+        x = torch.log((2 - 2 * anchors @ sources.T).clamp_min(1e-4)) / 2
+        own = of[:, None] == by[None, :]
+        both_samples = a_sample[:, None] & s_sample[None, :]
+        both_proxies = ~a_sample[:, None] & ~s_sample[None, :]
+        itself = torch.eye(*x.shape, dtype=torch.bool, device=x.device) if anchors is sources else torch.zeros_like(own)
+        w_own = torch.where(both_samples, o["sample_attraction"], 1.0) * (own & ~itself & ~both_proxies)
+        w_other = torch.where(both_samples, o["sample_repulsion"], 1.0)
+        w_other = torch.where(both_proxies, o["proxy_repulsion"], w_other) * ~own
+        return o["attraction_weight"] * self.pull(x, w_own) + o["repulsion_weight"] * self.push(x, w_other)
+
+    def pull(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Attraction's part."""
+        o = self.options
+        kind, att = o["attraction"], o["att"]
+        log_w = torch.where(weights > 0, weights, 1.0).log().masked_fill(weights == 0, -1e9)
+        mates = (weights > 0).any(dim=1)
+        flat = x.clamp_min(torch.tensor(o["contact"]).log().item())
+        if kind == "linear":
+            inside = torch.exp(-att * (flat - torch.tensor(o["contact"]).log().item()))
+            return -(weights * inside).sum(1) / weights.sum(1).clamp_min(1e-9) * mates
+        knee = torch.tensor(o["knee_att"]).log().item()
+        if kind == "far":
+            far = torch.logsumexp(att * (x - knee) + log_w, dim=1)
+            return nn.functional.softplus(far) * mates
+        strength = torch.logsumexp(-att * flat + log_w, dim=1)
+        strength = torch.where(mates, strength, 0.0)
+        if kind == "saturating":
+            return nn.functional.softplus(-(strength + att * knee)) * mates
+        return -strength
+
+    def push(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Repulsion's part."""
+        o = self.options
+        knee, reach = (torch.tensor(o[name]).log().item() for name in ("knee", "reach"))
+        size = (
+            torch.exp(-o["rep"] * (x.clamp_min(-1.0) - knee))
+            - torch.exp(torch.tensor(-o["rep"] * (reach - knee))).item()
+        )
+        return torch.log1p((weights * size.clamp_min(0)).sum(1))
+
+    def mixed(self, samples: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
+        """The mean energy of charges between two samples, which are of both classes, in the field of the proxies."""
+        share = torch.distributions.Beta(2.0, 2.0).sample((len(samples),)).to(samples.device)
+        other = torch.randperm(len(samples), device=samples.device)
+        points = unit(share[:, None] * samples + (1 - share)[:, None] * samples[other])
+        yes = torch.ones(len(points), dtype=torch.bool, device=points.device)
+        no = torch.zeros(len(proxies), dtype=torch.bool, device=points.device)
+        energies = [self.energies(points, of, proxies, self.proxy_labels, yes, no) for of in (labels, labels[other])]
+        return (share * energies[0] + (1 - share) * energies[1]).mean()
+
+    @torch.no_grad()
+    def trusted(self, samples: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """As `pfml.losses.trust`; and the strongest other class at each sample."""
+        x = torch.log((2 - 2 * samples @ unit(self.proxies.detach().flatten(0, 1)).T).clamp_min(1e-4)) / 2
+        by_class = torch.logsumexp((-self.options["att"] * x).view(len(x), self.num_classes, -1), dim=2)
+        own = by_class.gather(1, labels[:, None])[:, 0]
+        other, strongest = by_class.scatter(1, labels[:, None], -1e9).max(1)
+        fits = own - other
+        return fits >= torch.tensor(self.options["trust"]).log().item() + fits.median().clamp(max=0.0), strongest
+
+
+METHODS["trial"] = Method(TrialField, "research/trial.py", "research", learns="proxies (C, M, D)")
