@@ -166,7 +166,9 @@ class QuickCompiled(Quick):
         super().train_epoch(wish)
 
 
-def run(config: RunConfig, data: RetrievalData, sources: dict[str, ImageSource], bench: Workbench) -> dict[str, Any]:
+def run(
+    config: RunConfig, data: RetrievalData, sources: dict[str, ImageSource], bench: Workbench, variants: bool
+) -> dict[str, Any]:
     """Every evaluation of a candidate, and what it took."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, seeded(config.seed):
@@ -180,7 +182,7 @@ def run(config: RunConfig, data: RetrievalData, sources: dict[str, ImageSource],
             "seconds": time.perf_counter() - start,
             "history": training.history,
             "alignment": results.get("alignment"),
-            "variants": training.variants(),
+            "variants": training.variants() if variants else {},
         }
 
 
@@ -223,7 +225,7 @@ def work(tasks: Iterable[Task | None], options: argparse.Namespace) -> None:
                 if not sources:
                     sources = open_sources(clean, resolve_device(options.device), config.storage, Monitor())
                 opened = (data.train.fingerprint(), data.test.fingerprint())
-            line |= run(config, data, sources, bench)
+            line |= run(config, data, sources, bench, options.variants)
         except Exception as error:
             said = f"{type(error).__name__}: {error}".replace(f"{options.cache}", "cache")
             line |= {"status": "failed", "error": said}
@@ -288,6 +290,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--variants", action="store_true", help="also score averaged weights and a trunk moved back")
     parser.add_argument("--compile", action="store_true", help="compile one network for all runs of a process")
     parser.add_argument("--out", default="results/cub.jsonl")
     parser.add_argument("--commit", default="unknown")
