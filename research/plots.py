@@ -1,0 +1,112 @@
+"""The pictures of docs/REPRODUCTION.md, from the results.
+
+python research/plots.py results/cub-test.jsonl --out docs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pfml.report.theme import LIGHT, Theme, add_legend, new_figure, png_of_figure, style_axes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["draw_methods", "draw_states", "main"]
+
+#: Candidate -> what readers call it.
+NAMES = {
+    "t pa": "Proxy Anchor",
+    "t no proxy pairs": "Eq. 6 without proxy pairs",
+    "t multi-similarity": "Multi-Similarity",
+    "5 mix, samples as anchors": "logarithmic field, trust",
+    "t proxy-nca": "ProxyNCA",
+    "t triplet": "Triplet",
+    "t hist": "HIST",
+    "t literal": "Eq. 6 to the letter",
+}
+#: What the state of a field has, under which heading, and where its axis begins.
+MEASURES: dict[str, Callable[[dict[str, Any]], float]] = {
+    "R@1 on test classes, %": lambda entry: 100 * float(entry["test"]["recall_at_1"]),
+    "W2 between proxies and data": lambda entry: float(entry["field"]["w2"]),
+    "mean distance of a class's proxies": lambda entry: float(entry["field"]["proxy_spread"]),
+    "Adam's step of the proxies, |m| / sqrt(v)": lambda entry: float(entry["field"]["step_of_proxies"]),
+    "active repulsions of 200 samples": lambda entry: float(entry["field"]["active_repulsions"]),
+    "largest force / median force on a sample": lambda entry: (
+        entry["field"]["force_quantiles"][5] / max(entry["field"]["force_quantiles"][2], 1e-9)
+    ),
+}
+
+
+def draw_methods(lines: list[dict[str, Any]], theme: Theme) -> Figure:
+    """R@1 of each method, clean and with wrong labels: each run a point, the mean a bar; the best first."""
+    found: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        if line["status"] == "done" and line["candidate"] in NAMES:
+            found[line["candidate"]][line["noise"]].append(100 * line["history"][-1]["test"]["recall_at_1"])
+    order = sorted(found, key=lambda name: statistics.mean(found[name][0.0]))
+    figure = new_figure(theme, width=760, height=360)
+    axes = figure.subplots()
+    style_axes(axes, theme)
+    for rate, label, colour in ((0.0, "clean", theme.series[2]), (0.2, "20 % wrong labels", theme.series[1])):
+        for row, name in enumerate(order):
+            values = found[name][rate]
+            axes.plot(values, [row] * len(values), "o", color=colour, alpha=0.45, markersize=5)
+            mean = statistics.mean(values)
+            axes.plot([mean, mean], [row - 0.32, row + 0.32], color=colour, linewidth=3, label=label)
+    axes.set_yticks(range(len(order)), [NAMES[name] for name in order])
+    axes.set_xlabel("R@1 on test classes, %, last epoch", fontsize=9)
+    add_legend(figure, theme, columns=2)
+    return figure
+
+
+def draw_states(lines: list[dict[str, Any]], theme: Theme) -> Figure:
+    """What the plain sum does over time, with and without its pairs of proxies; means over seeds."""
+    groups: dict[tuple[str, float], list[dict[str, Any]]] = defaultdict(list)
+    for line in lines:
+        if line["status"] == "done" and "field" in line["history"][-1]:
+            groups[line["candidate"], line["noise"]].append(line)
+    figure = new_figure(theme, width=980, height=560)
+    for axes, (title, measure) in zip(figure.subplots(2, 3).flat, MEASURES.items(), strict=True):
+        style_axes(axes, theme)
+        for (name, noise), runs in sorted(groups.items()):
+            epochs = [entry["epoch"] for entry in runs[0]["history"]]
+            values = [statistics.mean(measure(run["history"][k]) for run in runs) for k in range(len(epochs))]
+            axes.plot(
+                epochs,
+                values,
+                color=theme.series[4 if name == "t literal" else 2],
+                linestyle="--" if noise else "-",
+                marker="o",
+                markersize=4,
+                label=f"{NAMES[name]}{', 20 % wrong labels' if noise else ''}",
+            )
+        axes.set_title(title, fontsize=9, loc="left")
+        axes.set_ylim(bottom=0)
+    for axes in figure.axes[3:]:
+        axes.set_xlabel("epoch", fontsize=9)
+    add_legend(figure, theme, columns=2)
+    return figure
+
+
+def main() -> None:
+    """Write both pictures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("docs"))
+    options = parser.parse_args()
+    lines = [json.loads(line) for line in options.results.read_text().splitlines()]
+    for name, draw in (("cub-test", draw_methods), ("cub-eq6", draw_states)):
+        path = options.out / f"{name}.png"
+        path.write_bytes(png_of_figure(draw(lines, LIGHT)))
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
