@@ -241,3 +241,17 @@ def test_auto_takes_faiss_from_a_size_on_if_it_is_installed(tmp_path, monkeypatc
     assert backend_for("auto", 20) == "faiss"
     monkeypatch.setattr("pfml.search.backends.find_spec", lambda _: None)
     assert small_index(tmp_path / "index", backend="auto").backend == "exact"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_segment_with_a_number_that_is_none_is_refused_by_its_name(tmp_path, bad):
+    from pfml.evaluation.file_state import UNKNOWN_FILE, packed
+    from pfml.files import DamagedFileError
+    from pfml.search.segments import Segment, read_segment, write_segment
+
+    vectors = unit_vectors(5)
+    vectors[3, 2] = bad
+    columns = (("",) * 5,) * 3
+    described = write_segment(tmp_path, Segment(vectors, torch.arange(5), *columns, *packed([UNKNOWN_FILE] * 5)))
+    with pytest.raises(DamagedFileError, match=rf"1 NaN or Inf of 40 numbers in 'vectors' of .*{described.file}"):
+        read_segment(tmp_path, described, 8)

@@ -51,7 +51,7 @@ def read_embeddings(path: str | Path) -> tuple[list[str], Tensor]:
         collection = open_embeddings(path)
         return collection.paths, collection.vectors(collection.paths)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} must be a NumPy archive of embeddings, but there is no such file")
+        raise FileNotFoundError(f"{path} must be a NumPy archive or a folder of embeddings, but there is neither")
     # NumPy raises whatever it stumbles over, down to the errors of zlib
     with named_errors(path, "a NumPy archive of paths and embeddings", Exception):
         with numpy.load(path, allow_pickle=False) as archive:

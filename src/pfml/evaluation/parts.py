@@ -1,7 +1,7 @@
 """A part of an embedded collection: the vectors of some images, and beside them what is known of these images.
 
 part-RRR-DIGEST.npy     (n, D) float32 or float16, a plain NumPy array
-part-RRR-DIGEST.json    in the order of the rows: paths, and size, time and SHA-256 of each file; what could not be read;
+part-RRR-DIGEST.json    row by row: paths, and size, time and SHA-256 of each file; then what could not be read, and
                         the SHA-256 of the array; sealed with a checksum of itself
 
 A part exists from the moment that its JSON file is renamed into place, and never changes. DIGEST is made of the paths

@@ -12,6 +12,7 @@ from torch import Tensor
 from pfml.evaluation.file_state import UNKNOWN_FILE, FileState, packed
 from pfml.evaluation.neighbours import directions
 from pfml.search.backends import backend_for
+from pfml.search.heap import return_freed_memory
 from pfml.search.identity import ModelIdentity
 from pfml.search.segments import Segment
 from pfml.search.state import Entry, Hit, State
@@ -255,6 +256,7 @@ class ImageIndex:
         removed = torch.cat([state.snapshot.removed, state.ids[removed_rows]]).sort().values
         snapshot = self._folder.commit(state.snapshot, new, removed=removed, next_id=next_id)
         self._state = State(snapshot, self._asked_backend, before=state)
+        return_freed_memory()
 
 
 def _near(path: str, known: Iterable[str]) -> str:

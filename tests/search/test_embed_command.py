@@ -1,0 +1,129 @@
+"""`pfml embed` to a folder, and `pfml index --embeddings`."""
+
+import json
+import subprocess
+import sys
+
+import numpy
+import pytest
+import torch
+
+from pfml.cli import main
+from pfml.evaluation import open_embeddings, read_embeddings
+from pfml.search import ImageIndex, Share
+from small_collection import NAMES, files_of, write_collection
+from small_data import small_embedder
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """A saved model, images, and no torchrun."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    small_embedder().save(tmp_path / "run")
+    write_collection(tmp_path / "images")
+    return tmp_path
+
+
+def said(capsys, *arguments):
+    main([str(argument) for argument in arguments])
+    return capsys.readouterr().out
+
+
+def failure(*arguments):
+    with pytest.raises(SystemExit) as exit_:
+        main([str(argument) for argument in arguments])
+    return str(exit_.value.code)
+
+
+def test_a_folder_and_an_archive_hold_the_same(place, capsys):
+    assert said(capsys, "embed", "run", "images", "--out=vectors", "--batch-size=5") == (
+        "vectors: 23 added, 8 dimensions\n"
+    )
+    said(capsys, "embed", "run", "images", "--out=vectors.npz", "--batch-size=5", "--workers=1")
+    paths, vectors = read_embeddings("vectors")
+    names, expected = read_embeddings("vectors.npz")
+    assert paths == [str(place / name) for name in names]
+    torch.testing.assert_close(vectors, expected, atol=1e-6, rtol=0)
+
+
+def test_parts_type_and_ending_are_as_asked(place, capsys):
+    said(capsys, "embed", "run", "images", "--out=birds.v2/", "--part-images=10", "--dtype=float16", "--workers=1")
+    arrays = [numpy.load(file) for file in (place / "birds.v2").glob("part-*.npy")]
+    assert sorted(map(len, arrays)) == [3, 10, 10]
+    assert {array.dtype for array in arrays} == {numpy.dtype("float16")}
+    assert "23 unchanged" in said(capsys, "embed", "run", "images", "--out=birds.v2")  # it is a folder by now
+    assert "must stay float16" in failure("embed", "run", "images", "--out=birds.v2", "--dtype=float32")
+
+
+def test_shares_are_written_beside_each_other_and_completed(place, capsys, monkeypatch):
+    first = said(capsys, "embed", "run", "images", "--out=vectors", "--shard=1/3")
+    assert "share 1/3, " in first
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert "share 2/3, " in said(capsys, "embed", "run", "images", "--out=vectors")
+    found = open_embeddings("vectors").paths
+    assert found == [path for path in map(str, sorted(place.glob("images/*/*"))) if not Share(3, 3).holds(path)]
+    assert f"{23 - len(found)} added, {len(found)} unchanged, " in said(
+        capsys, "embed", "run", "images", "--out=vectors", "--shard=all"
+    )
+
+
+def test_what_cannot_be_read_or_was_damaged_is_said(place, capsys):
+    (place / "images/a/bad.png").write_text("no image")
+    printed = said(capsys, "embed", "run", "images", "--out=vectors")
+    assert "bad.png: is not an image" in printed
+    assert "23 added, 1 unreadable" in printed
+    [array] = (place / "vectors").glob("*.npy")
+    array.write_bytes(b"")
+    printed = said(capsys, "embed", "run", "images", "--out=vectors")
+    assert f"embedded again: {array.relative_to(place)} must have sha256" in printed
+    assert "23 added" in printed
+
+
+@pytest.mark.parametrize("option", ["--shard=1/2", "--dtype=float16", "--part-images=3"])
+def test_an_archive_has_no_shares_parts_or_types(option):
+    assert "need a folder, not one archive" in failure("embed", "run", "images", "--out=vectors.npz", option)
+
+
+def test_an_archive_is_no_work_for_torchrun(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert "torchrun need a folder" in failure("embed", "run", "images", "--out=vectors.npz")
+
+
+def test_another_model_and_a_wrong_share_are_refused(place, capsys):
+    said(capsys, "embed", "run", "images", "--out=vectors")
+    torch.manual_seed(9)
+    small_embedder().save(place / "other")
+    assert "the embeddings vectors belongs to convnet" in failure("embed", "other", "images", "--out=vectors")
+    assert "a share must be from 1/2 to 2/2" in failure("embed", "run", "images", "--out=vectors", "--shard=3/2")
+
+
+def test_an_index_is_made_from_embeddings_and_answers_the_same(place, capsys):
+    said(capsys, "embed", "run", "images", "--out=vectors", "--shard=1/2")
+    said(capsys, "embed", "run", "images", "--out=vectors", "--shard=2/2")
+    printed = said(capsys, "index", "run", "images", "--embeddings=vectors")
+    assert "23 vectors taken from vectors, 0 images embedded" in printed
+    said(capsys, "index", "run", "images", "--out=direct")
+    assert list(ImageIndex.open("run/index").entries()) == list(ImageIndex.open("direct").entries())
+    query = f"images/{NAMES[4]}"
+    found, expected = (
+        json.loads(said(capsys, "search", "run", query, "--json", "--k=5", *where))["results"][0]["hits"]
+        for where in ((), ("--index=direct",))
+    )
+    assert [hit["path"] for hit in found] == [hit["path"] for hit in expected]
+    assert "--embeddings needs the images too" in failure("index", "run", "--embeddings=vectors", "--compact")
+    assert "no embeddings.json" in failure("index", "run", "images", "--embeddings=images")
+
+
+@pytest.mark.slow
+def test_torchrun_gives_each_process_its_share(place, capsys):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "-m", "pfml.cli"]
+    subprocess.run([*command, "embed", "run", "images", "--out=vectors", "--part-images=4"], check=True)
+    before = files_of(place / "vectors")
+    assert "0 added, 23 unchanged" in said(capsys, "embed", "run", "images", "--out=vectors")
+    assert files_of(place / "vectors") == before

@@ -1,0 +1,292 @@
+"""A collection embedded to a folder: streamed, in shares, from where it stopped."""
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import time
+
+import numpy
+import pytest
+import torch
+
+import small_collection as helpers
+from pfml.data.image_set import ImageSet
+from pfml.evaluation import embed, open_embeddings, read_embeddings
+from pfml.files import DamagedFileError
+from pfml.models import load_embedder
+from pfml.search import IndexLockedError, OtherModelError, Share, embed_collection
+from pfml.search.lock import WriterLock
+from small_collection import NAMES, SMALL, files_of, vectors_by_path, write_collection
+from small_data import small_embedder
+from small_index import write_images
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["pfml.search", "small_collection"])
+
+
+@pytest.fixture
+def images(tmp_path):
+    return write_collection(tmp_path / "images")
+
+
+@pytest.fixture
+def embedder():
+    return small_embedder().eval()
+
+
+@pytest.fixture
+def embedded(monkeypatch):
+    """How many images pass through the network, part by part."""
+    counts = []
+
+    def counting(embedder, source, **options):
+        counts.append(len(source))
+        return embed(embedder, source, **options)
+
+    monkeypatch.setattr("pfml.search.one_pass.embed", counting)
+    return counts
+
+
+def oracle(embedder, images):
+    files = sorted(images.rglob("*.png"))
+    return [str(file) for file in files], embed(embedder, ImageSet.unlabelled(files))
+
+
+def test_a_folder_of_parts_holds_what_evaluation_computes(tmp_path, embedder, images, embedded):
+    update = embed_collection(tmp_path / "out", embedder, [images], **SMALL)
+    assert str(update) == "23 added"
+    assert embedded == [4, 4, 4, 4, 4, 3]
+    names, vectors = oracle(embedder, images)
+    found_names, found = read_embeddings(tmp_path / "out")
+    assert found_names == names
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, vectors, atol=1e-6, rtol=0)
+
+
+def test_anyone_with_numpy_and_json_can_read_the_parts(tmp_path, embedder, images):
+    embed_collection(tmp_path / "out", embedder, [images], **SMALL)
+    names, vectors = oracle(embedder, images)
+    expected = dict(zip(names, vectors.numpy(), strict=True))
+    seen = 0
+    for file in (tmp_path / "out").glob("part-*.npy"):
+        array = numpy.load(file, mmap_mode="r", allow_pickle=False)
+        paths = json.loads(file.with_suffix(".json").read_text())["images"]["path"]
+        numpy.testing.assert_allclose(array, [expected[path] for path in paths], atol=1e-6)
+        seen += len(paths)
+    assert seen == 23
+
+
+def test_reading_in_parts_in_memory_and_by_path_is_the_same(tmp_path, embedder, images):
+    embed_collection(tmp_path / "out", embedder, [images], **SMALL)
+    names, vectors = read_embeddings(tmp_path / "out")
+    collection = open_embeddings(tmp_path / "out")
+    assert (len(collection), collection.paths) == (23, names)
+    by_part = {path: row for paths, rows in collection.parts() for path, row in zip(paths, rows, strict=True)}
+    assert all(torch.equal(by_part[name], row) for name, row in zip(names, vectors, strict=True))
+    assert torch.equal(collection.vectors(names[::-3]), vectors.flip(0)[::3])
+    assert collection.file(names[5]).is_of(names[5])
+
+
+def test_float16_is_stored_as_such_and_may_not_change(tmp_path, embedder, images):
+    embed_collection(tmp_path / "out", embedder, [images], dtype="float16", **SMALL)
+    _, found = read_embeddings(tmp_path / "out")
+    assert found.dtype == torch.float16
+    torch.testing.assert_close(found.float(), oracle(embedder, images)[1], atol=1e-3, rtol=0)
+    assert embed_collection(tmp_path / "out", embedder, [images]).unchanged == 23
+    with pytest.raises(ValueError, match=r"dtype of the embeddings .* must stay float16, got float32"):
+        embed_collection(tmp_path / "out", embedder, [images], dtype="float32")
+    with pytest.raises(ValueError, match=r"part_images of the embeddings .* must stay 4, got 5"):
+        embed_collection(tmp_path / "out", embedder, [images], part_images=5)
+    with pytest.raises(ValueError, match="dtype must be one of float32, float16"):
+        embed_collection(tmp_path / "other", embedder, [images], dtype="int8")
+
+
+def test_another_model_is_refused(tmp_path, embedder, images):
+    embed_collection(tmp_path / "out", embedder, [images], **SMALL)
+    before = files_of(tmp_path / "out")
+    with torch.no_grad():
+        next(embedder.parameters()).mul_(1.001)
+    with pytest.raises(OtherModelError, match=r"the embeddings .*out belongs to convnet, untrained"):
+        embed_collection(tmp_path / "out", embedder, [images], **SMALL)
+    assert files_of(tmp_path / "out") == before
+
+
+def test_a_kill_at_any_moment_loses_no_more_than_the_part_under_way(tmp_path, embedder, images):
+    """Twenty kills at random moments; the parts in the end are, byte by byte, those of a run that was let be."""
+    embedder.save(tmp_path / "model")
+    (images / "b" / "bad.png").write_bytes(b"no image")
+    embed_collection(tmp_path / "whole", load_embedder(tmp_path / "model"), [images], **SMALL)
+    expected, delays, cut_short = files_of(tmp_path / "whole"), random.Random(0), 0
+    for trial in range(20):
+        folder, started = tmp_path / f"killed {trial}", CONTEXT.Event()
+        arguments = (folder, tmp_path / "model", images, started)
+        writer = CONTEXT.Process(target=helpers.embed_in_process, args=arguments)
+        writer.start()
+        assert started.wait(60)
+        time.sleep(delays.uniform(0.0, 0.15))
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+        left = files_of(folder) if folder.exists() else {}
+        finished = {name for name in left if name.startswith("part-") and name.endswith(".json")}
+        assert all(expected[name] == left[name] for name in finished)
+        cut_short += len(left) < len(expected)
+        update = embed_collection(folder, load_embedder(tmp_path / "model"), [images], **SMALL)
+        assert update.unchanged == sum(len(json.loads(left[name])["images"]["path"]) for name in finished)
+        assert update.added + update.unchanged == 23
+        assert update.damaged == []
+        assert files_of(folder) == expected
+    assert cut_short >= 5
+
+
+def test_shares_together_are_the_whole_and_a_last_run_adds_nothing(tmp_path, embedder, images, embedded):
+    shares = [Share(number, 4) for number in range(1, 5)]
+    counts = [embed_collection(tmp_path / "out", embedder, [images], share=share, **SMALL).added for share in shares]
+    assert sum(counts) == sum(embedded) == 23
+    assert all(count < 23 for count in counts)
+    embed_collection(tmp_path / "whole", embedder, [images], **SMALL)
+    whole, found = vectors_by_path(tmp_path / "whole"), vectors_by_path(tmp_path / "out")
+    assert found.keys() == whole.keys()
+    torch.testing.assert_close(torch.stack(list(found.values())), torch.stack(list(whole.values())), atol=1e-6, rtol=0)
+    before = files_of(tmp_path / "out")
+    assert str(embed_collection(tmp_path / "out", embedder, [images])) == "0 added, 23 unchanged"
+    assert files_of(tmp_path / "out") == before
+
+
+def test_the_whole_completes_what_a_missing_share_left(tmp_path, embedder, images):
+    done = embed_collection(tmp_path / "out", embedder, [images], share=Share(2, 3), **SMALL).added
+    update = embed_collection(tmp_path / "out", embedder, [images])
+    assert (update.unchanged, update.added) == (done, 23 - done)
+    assert len(open_embeddings(tmp_path / "out")) == 23
+
+
+def test_an_image_keeps_its_share_when_others_come(tmp_path, embedder, images):
+    before = {name: [Share(k, 3).holds(name) for k in (1, 2, 3)] for name in map(str, sorted(images.rglob("*.png")))}
+    assert all(sum(holds) == 1 for holds in before.values())
+    for number in (1, 2, 3):
+        embed_collection(tmp_path / "out", embedder, [images], share=Share(number, 3), **SMALL)
+    write_images(images, ["a/0000.png", "new/1.png", "zz.png"], size=24)
+    updates = [embed_collection(tmp_path / "out", embedder, [images], share=Share(k, 3)) for k in (1, 2, 3)]
+    assert sum(update.added for update in updates) == 3
+    assert sum(update.unchanged for update in updates) == 23
+
+
+def test_a_damaged_part_is_named_by_a_reader_and_embedded_again_by_the_next_run(tmp_path, embedder, images, embedded):
+    embed_collection(tmp_path / "out", embedder, [images], **SMALL)
+    expected = files_of(tmp_path / "out")
+    for number, ending in enumerate(("npy", "json", "npy gone")):
+        victim = sorted((tmp_path / "out").glob(f"part-*.{ending.split()[0]}"))[number]
+        content = bytearray(victim.read_bytes())
+        content[len(content) // 2] ^= 1
+        victim.unlink() if "gone" in ending else victim.write_bytes(content)
+        with pytest.raises(DamagedFileError, match=victim.name):
+            read_embeddings(tmp_path / "out")
+        embedded.clear()
+        update = embed_collection(tmp_path / "out", embedder, [images], **SMALL)
+        assert embedded == [update.added]
+        assert update.added in (3, 4)
+        assert [victim.name in damage for damage in update.damaged] == [True]
+        assert files_of(tmp_path / "out") == expected
+
+
+def test_a_share_checks_its_own_parts(tmp_path, embedder, images):
+    for number in (1, 2):
+        embed_collection(tmp_path / "out", embedder, [images], share=Share(number, 2), **SMALL)
+    first = {path for path in map(str, images.rglob("*.png")) if Share(1, 2).holds(path)}
+    for file in (tmp_path / "out").glob("part-*.json"):
+        if set(json.loads(file.read_text())["images"]["path"]) <= first:
+            file.with_suffix(".npy").write_bytes(b"damaged")
+    assert embed_collection(tmp_path / "out", embedder, [images], share=Share(2, 2)).damaged == []
+    update = embed_collection(tmp_path / "out", embedder, [images], share=Share(1, 2))
+    assert update.added == len(first)
+    assert len(update.damaged) >= 2
+
+
+def test_unreadable_images_are_listed_each_time_and_taken_once_they_can_be_read(tmp_path, embedder, images, embedded):
+    good = (images / "b/01.png").read_bytes()
+    (images / "b/01.png").write_bytes(good[:200])  # a good header, no end
+    (images / "a/empty.png").touch()
+    for _ in range(2):
+        update = embed_collection(tmp_path / "out", embedder, [images], **SMALL)
+        assert {str(each.path).rpartition("/")[2] for each in update.failures} == {"01.png", "empty.png"}
+    assert str(update) == "0 added, 22 unchanged, 2 unreadable"
+    before = files_of(tmp_path / "out")
+    collection = open_embeddings(tmp_path / "out")
+    assert len(collection) == 22
+    assert collection.unreadable[str(images / "a/empty.png")] == "is empty"
+    (images / "b/01.png").write_bytes(good)
+    update = embed_collection(tmp_path / "out", embedder, [images], **SMALL)
+    assert (update.added, update.replaced, update.unchanged) == (1, 0, 22)
+    assert before.items() <= files_of(tmp_path / "out").items()
+    assert str(images / "b/01.png") in open_embeddings(tmp_path / "out")
+
+
+@pytest.mark.parametrize("share", [Share(1, 1), Share(1, 2)], ids=str)
+def test_changed_files_are_embedded_again_and_their_old_vectors_do_not_count(tmp_path, embedder, images, share):
+    embed_collection(tmp_path / "out", embedder, [images], share=share, **SMALL)
+    count = len(open_embeddings(tmp_path / "out"))
+    changed, spoilt = [path for path in map(str, sorted(images.rglob("*.png"))) if share.holds(path)][1:3]
+    shutil.copy(images / NAMES[0], changed)
+    open(spoilt, "wb").close()
+    update = embed_collection(tmp_path / "out", embedder, [images], share=share, **SMALL)
+    assert (update.replaced, update.unchanged, len(update.failures)) == (1, count - 2, 1)
+    found = vectors_by_path(tmp_path / "out")
+    assert len(found) == count - 1
+    assert spoilt not in found
+    torch.testing.assert_close(found[changed], embedder.encode([changed])[0], atol=1e-5, rtol=0)
+    by_part = {
+        path: row
+        for paths, rows in open_embeddings(tmp_path / "out").parts()
+        for path, row in zip(paths, rows, strict=True)
+    }
+    assert by_part.keys() == found.keys()
+    assert torch.equal(by_part[changed], found[changed])
+
+
+def test_the_run_for_all_images_removes_what_is_gone_and_leaves_other_places_alone(tmp_path, embedder, images):
+    other = write_images(tmp_path / "other", ["x.png"], size=24)
+    embed_collection(tmp_path / "out", embedder, [images], **SMALL)
+    embed_collection(tmp_path / "out", embedder, [other], **SMALL)
+    (images / NAMES[3]).unlink()
+    assert embed_collection(tmp_path / "out", embedder, [images], share=Share(1, 2)).removed == 0
+    update = embed_collection(tmp_path / "out", embedder, [images], **SMALL)
+    assert str(update) == "0 added, 22 unchanged, 1 removed"
+    found = vectors_by_path(tmp_path / "out")
+    assert len(found) == 23
+    assert str(images / NAMES[3]) not in found
+    assert str(other / "x.png") in found
+    assert not [file for file in (tmp_path / "out").glob("part-*.npy") if not file.with_suffix(".json").exists()]
+
+
+def test_shares_may_write_together_and_the_whole_waits_for_them(tmp_path, embedder, images):
+    (tmp_path / "out").mkdir()
+    with WriterLock(tmp_path / "out", shared=True).held():
+        embed_collection(tmp_path / "out", embedder, [images], share=Share(1, 2), **SMALL)
+        with pytest.raises(IndexLockedError, match="one writer at a time"):
+            embed_collection(tmp_path / "out", embedder, [images], **SMALL)
+    with WriterLock(tmp_path / "out").held(), pytest.raises(IndexLockedError, match="one writer at a time"):
+        embed_collection(tmp_path / "out", embedder, [images], share=Share(1, 2), **SMALL)
+
+
+def test_what_killed_writers_left_is_cleared_away(tmp_path, embedder, images):
+    embed_collection(tmp_path / "out", embedder, [images], **SMALL)
+    expected = files_of(tmp_path / "out")
+    for name in (".part-000-0123.npy.abc.partial", "part-000-0123456789abcdef.npy", ".embeddings.json.abc.partial"):
+        (tmp_path / "out" / name).write_bytes(b"half")
+    embed_collection(tmp_path / "out", embedder, [images], **SMALL)
+    assert files_of(tmp_path / "out") == expected
+
+
+def test_a_model_that_computes_no_numbers_is_refused_with_the_image(tmp_path, embedder, images):
+    with torch.no_grad():
+        for parameter in embedder.parameters():
+            parameter.fill_(float("nan"))
+    with pytest.raises(ValueError, match=r"must be finite, got NaN or Inf for .*a/00.png"):
+        embed_collection(tmp_path / "out", embedder, [images], **SMALL)
+    assert not list((tmp_path / "out").glob("part-*"))
+    with pytest.raises(FileNotFoundError, match="there is no embeddings.json"):
+        read_embeddings(tmp_path)
