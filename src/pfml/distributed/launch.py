@@ -107,7 +107,7 @@ def open_world(device: torch.device) -> Iterator[World]:
     )
     try:
         control: Any = dist.new_group(backend="gloo", timeout=LONGEST_WAIT) if backend == "nccl" else None
-        with pulse, _warnings_of_the_first(launch.rank):
+        with pulse, warnings_of_the_first(launch.rank):
             yield from _guarded(Ranks(control=control, device=place), pulse)
     finally:
         dist.destroy_process_group()
@@ -148,7 +148,7 @@ def _id(place: torch.device) -> torch.device | None:
 
 
 @contextmanager
-def _warnings_of_the_first(rank: int) -> Iterator[None]:
+def warnings_of_the_first(rank: int) -> Iterator[None]:
     """What is said of the global batch is said once."""
     with warnings.catch_warnings() if rank else nullcontext():
         if rank:
