@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from pfml.distributed.peers import LostPeerError
-from pfml.distributed.pulse import Pulse
+from pfml.distributed.pulse import ARRIVAL, Pulse
 from pfml.distributed.world import Ranks, World
 from pfml.losses.checks import CollapseWarning
 
@@ -24,7 +25,7 @@ __all__ = ["FailedElsewhereError", "Launch", "open_world"]
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 #: Longer than a rank may work on its own while the others wait for it; one that is gone is noticed by `Pulse`.
 LONGEST_WAIT = timedelta(minutes=60)
-MEETING = timedelta(minutes=5)
+MEETING = timedelta(seconds=ARRIVAL)
 
 
 class FailedElsewhereError(RuntimeError):
@@ -98,19 +99,25 @@ def open_world(device: torch.device) -> Iterator[World]:
         yield World()
         return
     place = _place(device, launch)
-    store = next(rendezvous("env://", launch.rank, launch.size, timeout=MEETING))[0]
+    store = _store(launch)
     holder = "torchrun" if launch.by_agent else "rank 0"
-    pulse = Pulse(store.clone(), launch.rank, launch.size, holder=holder)
-    backend = "nccl" if place.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend, store=store, rank=launch.rank, world_size=launch.size, timeout=LONGEST_WAIT, device_id=_id(place)
-    )
-    try:
-        control: Any = dist.new_group(backend="gloo", timeout=LONGEST_WAIT) if backend == "nccl" else None
-        with pulse, warnings_of_the_first(launch.rank):
+    with Pulse(store.clone(), launch.rank, launch.size, holder=holder) as pulse, warnings_of_the_first(launch.rank):
+        backend, place_id = ("nccl", place) if place.type == "cuda" else ("gloo", None)
+        dist.init_process_group(
+            backend, store=store, rank=launch.rank, world_size=launch.size, timeout=LONGEST_WAIT, device_id=place_id
+        )
+        try:
+            control: Any = dist.new_group(backend="gloo", timeout=LONGEST_WAIT) if backend == "nccl" else None
             yield from _guarded(Ranks(control=control, device=place), pulse)
-    finally:
-        dist.destroy_process_group()
+        finally:
+            dist.destroy_process_group()
+
+
+def _store(launch: Launch) -> Any:
+    """What all ranks can reach before they are connected; torchrun keeps one for all its starts."""
+    store = next(rendezvous("env://", launch.rank, launch.size, timeout=MEETING))[0]
+    # without a name of its own for each start, ranks would look for those that have ended
+    return PrefixStore(f"start {launch.restarts}", store)
 
 
 def _guarded(world: Ranks, pulse: Pulse) -> Iterator[World]:
@@ -141,10 +148,6 @@ def _place(device: torch.device, launch: Launch) -> torch.device:
     place = torch.device("cuda", launch.local_rank)
     torch.cuda.set_device(place)
     return place
-
-
-def _id(place: torch.device) -> torch.device | None:
-    return place if place.type == "cuda" else None
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import time
 from types import TracebackType
 from typing import Protocol, Self
 
-__all__ = ["Pulse"]
+__all__ = ["ARRIVAL", "Pulse", "Store"]
 
 #: Seconds between signs of life.
 BEAT = 1.0
@@ -22,6 +22,8 @@ BEAT = 1.0
 PATIENCE = 20.0
 #: ... and if a message from or to a rank has failed already.
 HASTE = 4.0
+#: Seconds in which all ranks must have come.
+ARRIVAL = 300.0
 #: Seconds in which a rank that knows the reason must have ended; then it is ended.
 GRACE = 15.0
 REASON = "reason"
@@ -47,7 +49,7 @@ class Pulse:
         rank: This rank.
         size: How many there are.
         holder: Who is gone if the store is.
-        beat, patience, grace: Seconds, see the top of this module.
+        beat, patience, arrival, grace: Seconds, see the top of this module.
 
     Attributes:
         reason: Why the work cannot go on, in words; None while it can.
@@ -62,10 +64,11 @@ class Pulse:
         holder: str = "rank 0",
         beat: float = BEAT,
         patience: float = PATIENCE,
+        arrival: float = ARRIVAL,
         grace: float = GRACE,
     ) -> None:
         self.store, self.rank, self.size, self.holder = store, rank, size, holder
-        self.beat, self.patience, self.grace = beat, patience, grace
+        self.beat, self.patience, self.arrival, self.grace = beat, patience, arrival, grace
         self.reason: str | None = None
         self._others = [other for other in range(size) if other != rank]
         self._seen: dict[int, tuple[bytes, float]] = {}
@@ -131,11 +134,15 @@ class Pulse:
             sign = self.store.get(key) if self.store.check([key]) else b""
             before, since = self._seen.get(other, (None, now))
             self._seen[other] = (sign, since if sign == before else now)
-            if now - self._seen[other][1] > self.patience:
+            silence = now - self._seen[other][1]
+            if sign and silence > self.patience:
                 self._settle(
-                    f"rank {other} of {self.size} no longer answers, without a sign of life for "
-                    f"{now - self._seen[other][1]:.0f} s: it was killed, or its machine is gone or halted"
+                    f"rank {other} of {self.size} no longer answers, without a sign of life for {silence:.0f} s: "
+                    f"it was killed, or its machine is gone or halted"
                 )
+                return
+            if not sign and silence > self.arrival:
+                self._settle(f"rank {other} of {self.size} has not come within {silence:.0f} s: was it started?")
                 return
 
     def _settle(self, reason: str) -> None:
