@@ -48,7 +48,7 @@ class Pulse:
         store: A connection of its own to the store, since others may block theirs.
         rank: This rank.
         size: How many there are.
-        holder: Who is gone if the store is.
+        holder: Who keeps the store, and is gone if it is: "rank 0" or torchrun.
         beat, patience, arrival, grace: Seconds, see the top of this module.
 
     Attributes:
@@ -102,7 +102,7 @@ class Pulse:
 
     def _let_others_read(self) -> None:
         """Whoever holds the store must outlive the others' next look at it."""
-        if self.rank == 0:
+        if self.holder == f"rank {self.rank}":
             time.sleep(3 * self.beat)
 
     def _watch(self) -> None:
