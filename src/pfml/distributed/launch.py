@@ -28,7 +28,7 @@ LONGEST_WAIT = timedelta(minutes=60)
 MEETING = timedelta(seconds=ARRIVAL)
 
 
-class FailedElsewhereError(RuntimeError):
+class FailedElsewhereError(ConnectionError):
     """The work cannot go on because of another rank: it is gone, or it failed, and said why."""
 
 
