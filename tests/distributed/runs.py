@@ -65,6 +65,11 @@ def refusal(group, out, changes):
     return message_of(training, group, out, changes)
 
 
+def refusal_of_other_task(group, out):
+    """What `train` raises where one rank has another seed."""
+    return message_of(training, group, out, {"seed": int(dist.get_rank(group) == 2)})
+
+
 def faulty_training(group, out, fault):
     """What a run raises in which something goes wrong on one rank only."""
     rank, faults = dist.get_rank(group), []

@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from runs import choices, evaluation, faulty_training, outcome, refusal, training, warned_training
+from runs import (
+    choices,
+    evaluation,
+    faulty_training,
+    outcome,
+    refusal,
+    refusal_of_other_task,
+    training,
+    warned_training,
+)
 from worlds import LARGEST
 
 from pfml.training import BatchConfig, LossConfig, OptimizerConfig
@@ -16,9 +25,10 @@ def assert_same_run(folder, expected, *, error=1e-4):
     for name, value in expected_tensors.items():
         assert tensors[name].shape == value.shape
         assert tensors[name].dtype == value.dtype
-        share = (tensors[name].double() - value.double()).norm() / value.double().norm().clamp(min=1e-9)
-        allowed = 100 * error if name.startswith("optimizer/") else error  # moments are differences of large numbers
-        assert share <= allowed, f"{name} differs by {share} of its norm"
+        is_moment = name.startswith("optimizer/")  # of gradients, which are differences of large numbers
+        norm = value.double().norm().clamp(min=1e-9 if is_moment else 0.1)  # biases start at 0
+        share = (tensors[name].double() - value.double()).norm() / norm
+        assert share <= (100 * error if is_moment else error), f"{name} differs by {share} of its norm"
     assert state["step"] == expected_state["step"]
     for mine, theirs in zip(state["history"], expected_state["history"], strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=error)
@@ -98,6 +108,11 @@ def test_what_several_ranks_cannot_do_is_refused_by_all_and_leaves_no_folder(wor
         assert kind == "ValueError"
         assert words in text
     assert not (tmp_path / "run").exists()
+
+
+def test_ranks_that_would_train_otherwise_are_refused(world, tmp_path):
+    for kind, text in world.run(refusal_of_other_task, 3, tmp_path / "run"):
+        assert (kind, text) == ("ValueError", "all ranks must train alike, but rank 2 differs from rank 0 in ['seed']")
 
 
 def test_a_folder_that_holds_a_run_is_refused_by_all_ranks(world, tmp_path):

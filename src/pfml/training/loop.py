@@ -42,6 +42,7 @@ from pfml.training.parallel import (
     create_scaler,
     has_proxies,
     prepare_network,
+    require_same_task,
     whole_loss,
 )
 from pfml.training.preparation import create_batches, learned, on_device, require_matches
@@ -88,6 +89,7 @@ class Training:
     ) -> None:
         self.world = world or World()
         self.device = self.world.device or resolve_device(config.device)
+        require_same_task(config, data, self.world)
         self.embedder = prepare_network(on_device(embedder, self.device), config, self.world)
         self.embedder.trained_on = learned(embedder, data)
         require_matches(data)

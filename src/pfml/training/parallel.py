@@ -7,6 +7,7 @@ proxies; of any other loss each rank computes the whole. What is stored is what 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
+from pfml.data import RetrievalData
 from pfml.distributed import GatheredLoss, Ranks, ShardedPotentialFieldLoss, World
 from pfml.distributed.state import gather_rows, gather_state, shard_rows, shard_state
 from pfml.losses import PotentialFieldLoss
@@ -21,6 +23,7 @@ from pfml.models import Embedder
 from pfml.models.batch_norm import batch_norms
 from pfml.training.checkpoint import pack_optimizer, unpack_optimizer
 from pfml.training.config import TrainConfig
+from pfml.training.config_files import plain
 from pfml.training.methods import METHODS, LossConfig, create_loss
 
 __all__ = [
@@ -33,8 +36,22 @@ __all__ = [
     "loss_state",
     "optimizer_state",
     "prepare_network",
+    "require_same_task",
     "whole_loss",
 ]
+
+
+def require_same_task(config: TrainConfig, data: RetrievalData, world: World) -> None:
+    """Refuse ranks that would train on other images or in another way than the first."""
+    if not isinstance(world, Ranks):
+        return
+    task = {**plain(config), "the training images or labels": data.train.fingerprint()}
+    task = {name: value for name, value in task.items() if name not in ("device", "storage")}
+    by_rank = [json.loads(text) for text in world.control.texts(json.dumps(task))]
+    for rank, other in enumerate(by_rank):
+        differing = [name for name, value in by_rank[0].items() if other[name] != value]
+        if differing:
+            raise ValueError(f"all ranks must train alike, but rank {rank} differs from rank 0 in {differing}")
 
 
 def prepare_network(embedder: Embedder, config: TrainConfig, world: World) -> Embedder:
