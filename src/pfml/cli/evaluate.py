@@ -19,6 +19,7 @@ def evaluate(run: Path, data: str | None = None, root: Path | None = None, nmi: 
     """
     from pfml.data import load_data
     from pfml.data.splits import wholly_unseen
+    from pfml.distributed import open_world
     from pfml.evaluation import evaluate as metrics_of
     from pfml.models import load_embedder
     from pfml.training.config_files import read_config
@@ -37,12 +38,14 @@ def evaluate(run: Path, data: str | None = None, root: Path | None = None, nmi: 
             raise ValueError(f"{run} does not say its data: name it with --data, and --root if it is not a path")
         config = read_config(files[0]).data
         data, root = config.name, root or config.root
-    images = load_data(data, root)
-    for remark in images.remarks:
-        print_line(console, remark)
-    embedder = load_embedder(run).to(resolve_device("auto"))
-    if is_given and images.name in ("folder", "csv"):  # published data sets keep their published split
-        images = wholly_unseen(images, () if embedder.trained_on is None else embedder.trained_on.class_names)
-    metrics = metrics_of(embedder, images, nmi=nmi, track=ProgressMonitor(console).track)
+    with open_world(resolve_device("auto")) as world:
+        console.quiet = not world.is_first
+        images = load_data(data, root)
+        for remark in images.remarks:
+            print_line(console, remark)
+        embedder = load_embedder(run).to(world.device or resolve_device("auto"))
+        if is_given and images.name in ("folder", "csv"):  # published data sets keep their published split
+            images = wholly_unseen(images, () if embedder.trained_on is None else embedder.trained_on.class_names)
+        metrics = metrics_of(embedder, images, nmi=nmi, track=ProgressMonitor(console).track, world=world)
     title = f"{images.name}: {len(images.test):,} images of {images.test.num_classes:,} unseen classes"
     print_scores(console, title, {str(run): metrics.as_dict()})

@@ -10,40 +10,49 @@ from typing import TYPE_CHECKING, Any
 from pfml.cli.console import create_console, print_line, print_results
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from pfml.cli.parser import Parser
+    from pfml.distributed import World
+    from pfml.distributed.launch import Launch
     from pfml.training.monitor import Monitor
     from pfml.training.run import RunConfig
 
 
 def train(config: RunConfig, out: Path | None = None, resume: Path | None = None) -> None:
     """Train an embedder and evaluate it on unseen classes: log, checkpoints, model and results in a run folder."""
+    from pfml.distributed.launch import FailedElsewhereError, Launch, open_world
     from pfml.report.run_page import write_run_report
     from pfml.training.comparison import comparison
     from pfml.training.config_files import read_config
+    from pfml.training.environment import resolve_device
     from pfml.training.interrupts import Interrupted
-    from pfml.training.monitor import ProgressMonitor
-    from pfml.training.run import RunConfig, run
+    from pfml.training.run import RunConfig
     from pfml.training.run_folder import RunFolder
 
-    console = create_console()
     if resume is not None:
         if config != RunConfig() or out is not None:
             raise ValueError("a resumed run goes on as it began: give --resume alone, without other options")
         config, out = read_config(resume / "config.yaml"), resume
-    out = out or free_folder(Path("runs"), f"{Path(config.data.name).stem}-{config.loss.name}")
-    print_line(console, f"{config.loss.name} on {config.data.name}, {config.model.backbone}, in {out}")
-    monitor = ProgressMonitor(console)
-    # a run that was interrupted before its end has not noted what the untrained network finds
-    noted = [entry["test"] for entry in RunFolder(out).entries("untrained")] if resume is not None else []
-    untrained = noted[-1] if noted else _untrained(config, monitor)
+    elif is_restarted(config, out, Launch.of_process()):
+        resume = out
+    console = create_console()
     try:
-        results = run(config, out, resume=resume is not None, monitor=monitor)
+        with open_world(resolve_device(config.device)) as world:
+            console.quiet = not world.is_first
+            name = f"{Path(config.data.name).stem}-{config.loss.name}"
+            out = Path(world.by_first(lambda: str(out or free_folder(Path("runs"), name))))
+            results, untrained = _trained(config, out, resume is not None, console, world)
     except Interrupted as interrupt:
         print_line(console, f"{interrupt}; go on with: pfml train --resume {out}")
         sys.exit(128 + interrupt.signal)
+    except FailedElsewhereError as error:
+        sys.exit(f"pfml train: error: {error}. Go on with --resume {out}, on any number of ranks")
+    if not world.is_first:
+        return
     print_results(console, results)
     if untrained is not None:
-        if not noted:
+        if not RunFolder(out).entries("untrained"):
             RunFolder(out).append("untrained", 0, test=untrained)  # for the report
         print_line(console, comparison(untrained, results))
     print_line(console, f"{out}: config, log, results; the model: pfml.load_embedder({str(out)!r})")
@@ -53,6 +62,32 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
         print_line(console, f"a page about it: pfml report {out}")
 
 
+def _trained(
+    config: RunConfig, out: Path, resume: bool, console: Console, world: World
+) -> tuple[dict[str, Any], dict[str, float] | None]:
+    """The results of the run, and what the untrained network finds, if that is asked."""
+    from pfml.training.monitor import ProgressMonitor
+    from pfml.training.run import run
+    from pfml.training.run_folder import RunFolder
+
+    ranks = f" on {world.size} ranks" if world.size > 1 else ""
+    print_line(console, f"{config.loss.name} on {config.data.name}, {config.model.backbone}, in {out}{ranks}")
+    monitor = ProgressMonitor(console)
+    # a run that was interrupted before its end has not noted what the untrained network finds
+    noted = [entry["test"] for entry in RunFolder(out).entries("untrained")] if resume else []
+    untrained = noted[-1] if noted else _untrained(config, monitor, world)
+    return run(config, out, resume=resume, monitor=monitor, world=world), untrained
+
+
+def is_restarted(config: RunConfig, out: Path | None, launch: Launch) -> bool:
+    """Whether torchrun has started all ranks anew, and the run in `out` is the one that they have begun."""
+    from pfml.training.run import is_begun
+
+    if launch.may_restart and out is None:
+        raise ValueError("with --max-restarts the folder of the run must be named by --out, to be found again")
+    return out is not None and launch.restarts > 0 and is_begun(config, out)
+
+
 def is_own(name: str) -> bool:
     """Whether data of this name are images of one's own: a folder or a table."""
     from pfml.data.datasets import DATASETS
@@ -60,7 +95,7 @@ def is_own(name: str) -> bool:
     return name not in DATASETS or name in ("folder", "csv")
 
 
-def _untrained(config: RunConfig, monitor: Monitor) -> dict[str, float] | None:
+def _untrained(config: RunConfig, monitor: Monitor, world: World) -> dict[str, float] | None:
     """What the pretrained network finds by itself among one's own images; None where there is no such network."""
     from pfml.models.backbones import default_weights
     from pfml.training.comparison import untrained_scores
@@ -69,7 +104,7 @@ def _untrained(config: RunConfig, monitor: Monitor) -> dict[str, float] | None:
     weights = default_weights(config.model.backbone) if config.model.weights == "default" else config.model.weights
     if not is_own(config.data.name) or weights == "none" or not METHODS[config.loss.name].trains:
         return None
-    return untrained_scores(config, monitor)
+    return untrained_scores(config, monitor, world)
 
 
 def tune(

@@ -6,7 +6,8 @@ the order of ranks, so that equal inputs give equal bits, and what is counted is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -14,10 +15,24 @@ from torch import Tensor
 
 from pfml.distributed.meetings import part_sizes
 
-__all__ = ["Peers"]
+__all__ = ["LostPeerError", "Peers", "named_loss_of_a_peer"]
 
 #: Errors that may be raised again on the other ranks; another one is raised there as a RuntimeError.
-ERRORS: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError)
+ERRORS: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, OSError)
+
+
+class LostPeerError(RuntimeError):
+    """Another rank has ended, or does not answer."""
+
+
+@contextmanager
+def named_loss_of_a_peer() -> Iterator[None]:
+    """Make what torch raises within the block, where a message did not arrive, a LostPeerError."""
+    try:
+        yield
+    except RuntimeError as error:
+        said = str(error).split("\n")[0]
+        raise LostPeerError(f"a message from or to another rank did not arrive: {said}") from error
 
 
 class Peers:
@@ -53,8 +68,9 @@ class Peers:
                 if peer == self.rank or not tensor.numel():
                     continue
                 operations.append(dist.P2POp(way, tensor, group=self.group, group_peer=peer))
-        for work in dist.batch_isend_irecv(operations) if operations else []:
-            work.wait()
+        with named_loss_of_a_peer():
+            for work in dist.batch_isend_irecv(operations) if operations else []:
+                work.wait()
         self.bytes_sent += sum(tensor.nbytes for peer, tensor in outgoing if peer != self.rank)
         self.bytes_received += sum(tensor.nbytes for peer, tensor in incoming if peer != self.rank)
 

@@ -171,10 +171,13 @@ class ShardedPotentialFieldLoss(nn.Module):
         return energy.to(wide) / REDUCTIONS[self.reduction](sum(batch_sizes) + sum(self.proxy_sizes))
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """This rank's proxies as an optimiser's parameter group; an empty list if there are none anywhere."""
+        """This rank's proxies as an optimiser's parameter group; an empty list if there are none anywhere.
+
+        Its entry "sharded" tells code that looks at gradients that other ranks have the other rows.
+        """
         if self.proxies_per_class == 0:
             return []
-        return [{"params": [self.proxies], "lr": lr, "weight_decay": weight_decay}]
+        return [{"params": [self.proxies], "lr": lr, "weight_decay": weight_decay, "sharded": True}]
 
     def proxy_points(self) -> Tensor:
         """Where this rank's proxies are, (n, D), detached; on the unit sphere unless proxy_space is "free"."""

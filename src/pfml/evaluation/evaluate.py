@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,8 +12,9 @@ from pfml.data.decoding import Track
 from pfml.data.image_set import ImageSet, RetrievalData, refuse_seen_classes
 from pfml.data.sources import ImageSource, open_images
 from pfml.data.transfer import send
-from pfml.data.windows import Windows
+from pfml.distributed.world import World
 from pfml.evaluation.retrieval import RetrievalMetrics, retrieval_metrics
+from pfml.evaluation.shared_work import gathered_batches, metrics_by_first
 from pfml.models.embedder import Embedder
 from pfml.models.modes import evaluation_mode
 
@@ -33,6 +34,7 @@ def evaluate(
     device: torch.device | str | None = None,
     autocast: torch.dtype | None = None,
     track: Track | None = None,
+    world: World | None = None,
 ) -> RetrievalMetrics:
     """The metrics of an embedder on classes that it has not seen.
 
@@ -48,6 +50,7 @@ def evaluate(
         device: Where to compute; the embedder is moved there, and stays. None for where it is.
         autocast: torch.bfloat16 or torch.float16 for mixed precision in the network; None for float32.
         track: Shows the progress, as track(iterable, description, total).
+        world: The ranks that share the work and all get the result; None for one process by itself.
 
     Raises:
         SeenClassError: If the embedder was trained on a class of the test images or of the gallery.
@@ -68,17 +71,25 @@ def evaluate(
         recall_at = data.recall_at if isinstance(data, RetrievalData) else (1, 2, 4, 8)
 
     def embedded(images: ImageSet | ImageSource) -> Tensor:
-        return embed(embedder, images, batch_size=batch_size, device=device, autocast=autocast, track=track)
+        return embed(
+            embedder, images, batch_size=batch_size, device=device, autocast=autocast, track=track, world=world
+        )
 
-    return retrieval_metrics(
-        embedded(test_source or test),
-        test.labels,
-        gallery=None if gallery is None else embedded(gallery_source or gallery),
-        gallery_labels=None if gallery is None else gallery.labels,
-        recall_at=recall_at,
-        nmi=nmi,
-        seed=seed,
-    )
+    queries = embedded(test_source or test)
+    items = None if gallery is None else embedded(gallery_source or gallery)
+
+    def metrics() -> RetrievalMetrics:
+        return retrieval_metrics(
+            queries,
+            test.labels,
+            gallery=items,
+            gallery_labels=None if gallery is None else gallery.labels,
+            recall_at=recall_at,
+            nmi=nmi,
+            seed=seed,
+        )
+
+    return metrics_by_first(metrics, world or World())
 
 
 def embed(
@@ -89,33 +100,31 @@ def embed(
     device: torch.device | str | None = None,
     autocast: torch.dtype | None = None,
     track: Track | None = None,
+    world: World | None = None,
 ) -> Tensor:
     """The embeddings of all images, (N, D) float32, in their order and on the device of the embedder.
 
-    Images are resized and cropped as the embedder's preprocessing says. The arguments are those of `evaluate`.
+    Images are resized and cropped as the embedder's preprocessing says. The arguments are those of `evaluate`. Several
+    ranks embed whole batches each, so that the result is that of one process to the bit, and each has all of it.
     """
+    world = world or World()
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     if device is not None:
         embedder.to(device)
     place = next(embedder.parameters()).device
     source = open_images(images, device=place, track=track) if isinstance(images, ImageSet) else images
-    plan = list(_plan(embedder, source.sizes, batch_size))
-    result = torch.empty(len(source.sizes), embedder.embedding_dim, device=place)
+    batches = [indices for indices in torch.arange(len(source.sizes)).split(batch_size) if len(indices)]
+    mine = batches[world.part(len(batches))]
+    result = torch.empty(sum(map(len, mine)), embedder.embedding_dim, device=place)
     mixed = contextlib.nullcontext() if autocast is None else torch.autocast(place.type, dtype=autocast)
-    batches = zip(plan, source.crops(plan), strict=True)
+    plan = [embedder.preprocessing.windows(indices, source.sizes) for indices in mine]
+    cropped = zip(plan, source.crops(plan), strict=True)
     done = 0
-    with evaluation_mode(embedder), mixed:
-        for windows, crops in track(batches, "embedding", len(plan)) if track is not None else batches:
+    with world.together(), evaluation_mode(embedder), mixed:
+        for windows, crops in track(cropped, "embedding", len(plan)) if track is not None else cropped:
             with torch.inference_mode():  # not around the crops: threads make them, which know nothing of it
                 points = embedder(send(crops, place)).float()
             result[done : done + len(windows)] = points
             done += len(windows)
-    return result
-
-
-def _plan(embedder: Embedder, sizes: Tensor, batch_size: int) -> Iterator[Windows]:
-    """All images, in their order."""
-    for indices in torch.arange(len(sizes)).split(batch_size):
-        if len(indices):
-            yield embedder.preprocessing.windows(indices, sizes)
+    return gathered_batches(result, batches, world)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from pfml.distributed import World
 from pfml.evaluation import evaluate
 from pfml.models import Embedder
 from pfml.training.environment import precision, resolve_device, seeded
@@ -14,14 +15,14 @@ from pfml.training.run import RunConfig, prepare_data
 __all__ = ["comparison", "reported", "untrained_scores"]
 
 
-def untrained_scores(config: RunConfig, monitor: Monitor | None = None) -> dict[str, float]:
+def untrained_scores(config: RunConfig, monitor: Monitor | None = None, world: World | None = None) -> dict[str, float]:
     """The metrics of the backbone as it comes, without an embedding layer, on the test classes of the run."""
-    monitor = monitor or Monitor()
+    monitor, world = monitor or Monitor(), world or World()
     data, _ = prepare_data(config.data)
     with seeded(config.seed):
-        embedder = Embedder(replace(config.model, embedding_dim=None)).to(resolve_device(config.device))
+        embedder = Embedder(replace(config.model, embedding_dim=None)).to(world.device or resolve_device(config.device))
     autocast = precision(config.autocast)
-    return evaluate(embedder, data, autocast=autocast, track=monitor.track).as_dict()
+    return evaluate(embedder, data, autocast=autocast, track=monitor.track, world=world).as_dict()
 
 
 def reported(results: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -20,25 +21,35 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopWish:
-    """Whether someone asked to stop."""
+    """Whether someone asked to stop, by which signal, and when."""
 
     def __init__(self) -> None:
         self.asked = False
         self.signal = int(signal.SIGINT)
+        self.since = 0.0
+
+    @property
+    def number(self) -> int:
+        """The signal that asked; 0 if none did."""
+        return self.signal if self.asked else 0
 
 
 @contextmanager
-def stop_wish() -> Iterator[StopWish]:
-    """Within the block SIGINT and SIGTERM set `asked`; a second one interrupts at once.
+def stop_wish(*, echo_seconds: float = 0.0) -> Iterator[StopWish]:
+    """Within the block SIGINT and SIGTERM are a wish; a second one interrupts at once.
+
+    Within `echo_seconds` of the first it is the same wish: torchrun and a terminal may both pass it on.
 
     Python delivers signals to the main thread only, so elsewhere the wish is never asked for.
     """
     wish = StopWish()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if wish.asked:
+        now = time.monotonic()
+        if not wish.asked:
+            wish.asked, wish.signal, wish.since = True, number, now
+        elif now - wish.since >= echo_seconds:
             raise KeyboardInterrupt
-        wish.asked, wish.signal = True, number
 
     if threading.current_thread() is not threading.main_thread():
         yield wish

@@ -4,6 +4,8 @@ Everything random is a function of the seed and of a count (epoch, step), so a r
 what it would have done, to the bit on a CPU. Only torch's own generator, for networks with dropout, is stored.
 
 On a GPU the loop waits for the device only to read the numbers of a step, and does so one step later (`watch`).
+
+On several ranks each has its part of every batch, and all do the same steps (`world`, `parallel`).
 """
 
 from __future__ import annotations
@@ -13,38 +15,49 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from pfml.data import BalancedBatches, ImageSet, RandomBatches, RetrievalData, Windows
-from pfml.data.image_set import refuse_seen_classes
+from pfml.data import RetrievalData, Windows
 from pfml.data.randomness import generator_for
 from pfml.data.sources import ImageSource
 from pfml.data.transfer import send
+from pfml.distributed import World
 from pfml.evaluation import embed, evaluate, proxy_alignment
 from pfml.files import write_atomically
 from pfml.losses.checks import DeferredCheck, deferred_checks
-from pfml.models import Embedder, TrainedOn
+from pfml.models import Embedder
 from pfml.models.batch_norm import set_trainable, start_training_mode
-from pfml.training.checkpoint import CheckpointWriter, load_checkpoint, pack_optimizer, part, unpack_optimizer
+from pfml.training.checkpoint import CheckpointWriter
 from pfml.training.config import TrainConfig
-from pfml.training.config_files import plain
 from pfml.training.environment import compiled, compiles, precision, reading_lag, reproducible, resolve_device
 from pfml.training.interrupts import Interrupted, StopWish, stop_wish
-from pfml.training.methods import create_loss
 from pfml.training.monitor import Monitor
 from pfml.training.optimisation import clip_gradients, create_optimizer, gradient_norm, set_learning_rates
+from pfml.training.parallel import (
+    agree_on_gradients,
+    create_rank_loss,
+    create_scaler,
+    has_proxies,
+    prepare_network,
+    require_same_task,
+    whole_loss,
+)
+from pfml.training.preparation import create_batches, learned, on_device, require_matches
 from pfml.training.results import summarize
+from pfml.training.resume import go_on, progress, tensors_of
 from pfml.training.run_card import write_run_cards
 from pfml.training.run_folder import RunFolder
 from pfml.training.saved_loss import save_loss
 from pfml.training.schedules import learning_rate_factor
 from pfml.training.watch import Batch, Outcome, Watch
 
-__all__ = ["NonFiniteLossError", "Training"]
+__all__ = ["NonFiniteLossError", "Training", "create_batches", "on_device"]
+
+#: A signal that comes again within this time was passed on twice, by torchrun and by a terminal.
+ECHO_SECONDS = 3.0
 
 
 class NonFiniteLossError(RuntimeError):
@@ -61,6 +74,7 @@ class Training:
         config: How to train.
         folder: Where the run keeps its files.
         monitor: What to show meanwhile.
+        world: The ranks that train together; None for one process by itself.
     """
 
     def __init__(
@@ -71,15 +85,19 @@ class Training:
         config: TrainConfig,
         folder: RunFolder,
         monitor: Monitor,
+        world: World | None = None,
     ) -> None:
-        self.device = resolve_device(config.device)
-        self.embedder = on_device(embedder, self.device)
-        self.embedder.trained_on = _learned(embedder, data)
-        _require_matches(data)
+        self.world = world or World()
+        self.device = self.world.device or resolve_device(config.device)
+        require_same_task(config, data, self.world)
+        self.embedder = prepare_network(on_device(embedder, self.device), config, self.world)
+        self.embedder.trained_on = learned(embedder, data)
+        require_matches(data)
         self.batches = create_batches(data.train, config)
         compiling = compiles(config, self.device, config.epochs * len(self.batches))
         self.network = compiled(self.embedder, self.device) if compiling else self.embedder
-        self.loss: Any = create_loss(config.loss, data.train.num_classes, embedder.embedding_dim).to(self.device)
+        sizes = data.train.num_classes, embedder.embedding_dim
+        self.loss: Any = create_rank_loss(config.loss, *sizes, self.world).to(self.device)
         lag = reading_lag(config, self.device)
         self.watch = Watch(self.device, lag=lag)
         self.optimizer = create_optimizer(
@@ -89,7 +107,7 @@ class Training:
             hold=self.watch.hold if lag else None,
             fused=lag > 0 or self.device.type == "cuda",
         )
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "float16")
+        self.scaler = create_scaler(config, self.device, self.world)
         self.labels = data.train.labels.to(self.device)
         self.writer = CheckpointWriter(folder.checkpoints, in_background=self.device.type == "cuda")
         self.data, self.sources, self.config, self.folder, self.monitor = data, sources, config, folder, monitor
@@ -106,7 +124,8 @@ class Training:
 
     def run(self) -> dict[str, Any]:
         """Train to the end; the results, also written to the run's folder."""
-        with stop_wish() as wish, reproducible(self.config.deterministic):
+        echo = ECHO_SECONDS if self.world.size > 1 else 0.0
+        with stop_wish(echo_seconds=echo) as wish, reproducible(self.config.deterministic):
             if self.step == 0:
                 self.place_proxies()
             self.monitor.start(self.config.epochs, len(self.batches), self.step)
@@ -131,16 +150,17 @@ class Training:
         self.loss.train()
         self.pace = Pace()
         remaining = self.batches.batches(self.epoch)[self.position :]
-        for indices, pixels in zip(remaining, self.sources["train"].crops(self.plan(remaining)), strict=True):
+        crops = self.world.in_step(self.sources["train"].crops(self.plan(remaining)))
+        for indices, pixels in zip(remaining, crops, strict=True):
             outcomes = self.update(indices, pixels)
             self.position += 1
             self.account(outcomes)
             due = config.checkpoint_every and self.step % config.checkpoint_every == 0
-            stop = wish.asked  # once, since it may be asked for between two looks
+            stop = self.world.largest(wish.number)  # once, since it may be asked for between two looks
             if due or stop:
                 self.save()
             if stop:
-                raise Interrupted(f"stopped at step {self.step}, state saved", wish.signal)
+                raise Interrupted(f"stopped at step {self.step}, state saved", stop)
         self.catch_up()
         mean_loss = self.loss_sum / len(self.batches)
         self.epoch, self.position, self.loss_sum = self.epoch + 1, 0, 0.0
@@ -149,11 +169,12 @@ class Training:
         self.save()
 
     def plan(self, batches: list[Tensor]) -> Iterator[Windows]:
-        """Where each image of each batch is cropped."""
+        """Where each image of each batch is cropped, of those that are this rank's."""
         sizes = self.sources["train"].sizes
         for step, indices in enumerate(batches, start=self.step):
             generator = generator_for(self.config.seed, "crops", step)
-            yield self.config.augmentation.windows(indices, sizes, self.embedder.preprocessing, generator)
+            windows = self.config.augmentation.windows(indices, sizes, self.embedder.preprocessing, generator)
+            yield windows.rows(self.world.part(len(windows)))
 
     def update(self, indices: Tensor, pixels: Tensor) -> list[Outcome]:
         """One step of the optimiser; what is known by now of this step and of those before it."""
@@ -162,25 +183,28 @@ class Training:
         factor = learning_rate_factor(config.schedule, self.step, len(self.batches), config.epochs)
         set_learning_rates(self.optimizer, factor)
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.device.type, precision(config.autocast), enabled=config.autocast != "none"):
+        mixed = torch.autocast(self.device.type, precision(config.autocast), enabled=config.autocast != "none")
+        with self.world.own_draws(config.seed, batch.step), mixed:
             embeddings = self.network(pixels)
         checking: AbstractContextManager[list[DeferredCheck]] = deferred_checks() if self.watch.lag else nullcontext([])
         with checking as checks:
             loss = self.energy(embeddings, batch)
         self.scaler.scale(loss).backward()
+        agree_on_gradients(self.embedder, self.loss, self.world)
         self.scaler.unscale_(self.optimizer)
-        norm = gradient_norm(self.optimizer)
+        norm = gradient_norm(self.optimizer, self.world)
         outcomes = self.watch.add(batch, loss, norm, checks)
         self.judge(outcomes)
-        clip_gradients(self.optimizer, config.optimizer, norm)
+        clip_gradients(self.optimizer, config.optimizer, norm, self.world)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return outcomes
 
     def energy(self, embeddings: Tensor, batch: Batch) -> Tensor:
-        """The loss of a batch; embeddings that are not finite end the run with the batch's name."""
+        """The loss of a batch, all ranks' parts; embeddings that are not finite end the run with the batch's name."""
+        mine = batch.indices[self.world.part(len(batch.indices))]
         try:
-            return self.loss(embeddings, send(self.data.train.labels[batch.indices], self.device))
+            return self.loss(embeddings, send(self.data.train.labels[mine], self.device))
         except ValueError as error:
             self.blame(error, embeddings, batch)
 
@@ -216,7 +240,7 @@ class Training:
 
     def blame(self, error: ValueError, embeddings: Tensor, batch: Batch) -> NoReturn:
         """Name the batch if its embeddings are not finite; other errors of a loss are not about the batch."""
-        if torch.isfinite(embeddings).all():
+        if not self.world.largest(not torch.isfinite(embeddings).all()):
             raise error
         self.fail(batch, str(error))
 
@@ -229,7 +253,8 @@ class Training:
             "reason": reason,
             "images": names,
         }
-        write_atomically(self.folder.failed_batch, json.dumps(record, indent=1).encode())
+        if self.world.is_first:
+            write_atomically(self.folder.failed_batch, json.dumps(record, indent=1).encode())
         raise NonFiniteLossError(
             f"{reason} at step {batch.step} (epoch {batch.epoch + 1}, batch {batch.position + 1}), "
             f"nothing was updated; its {len(names)} images, {names[0]} first, "
@@ -258,7 +283,7 @@ class Training:
         self.folder.append("evaluation", self.step, **entry)
         self.monitor.evaluated(entry)
         chosen = summarize(self.history, select_by=self.config.select_by)["validation_selected"]
-        if chosen is entry:
+        if chosen is entry and self.world.is_first:
             self.embedder.save(self.folder.validation_model)
 
     def scores(self, role: str) -> dict[str, float]:
@@ -272,83 +297,45 @@ class Training:
             test_source=self.sources[role],
             gallery_source=self.sources.get("gallery") if role == "test" else None,
             autocast=precision(self.config.autocast),
+            world=self.world,
         )
         return metrics.as_dict()
 
     def embeddings(self, role: str) -> Tensor:
         """Embeddings of all images of a part of the data, as evaluation sees them."""
-        return embed(self.embedder, self.sources[role], autocast=precision(self.config.autocast))
+        return embed(self.embedder, self.sources[role], autocast=precision(self.config.autocast), world=self.world)
 
     def finish(self) -> dict[str, Any]:
         """Save embedder and loss, measure how well proxies fit their data, write the results."""
+        self.embedder.eval()
+        loss = whole_loss(self.loss, self.config.loss, self.data.train.num_classes, self.embedder.embedding_dim)
+        points = self.embeddings("train") if has_proxies(self.loss) else None
+        results: dict[str, Any] = self.world.by_first(lambda: self.written(loss, points))
+        return results
+
+    def written(self, loss: Any, embeddings: Tensor | None) -> dict[str, Any]:
+        """The results, after writing all that a run ends with; `embeddings` are None for a loss without proxies."""
         self.embedder.save(self.folder.model)
         names, dim = self.data.train.class_names, self.embedder.embedding_dim
-        save_loss(self.folder.loss, self.loss, self.config.loss, names, dim)
+        save_loss(self.folder.loss, loss, self.config.loss, names, dim)
         results = summarize(self.history, select_by=self.config.select_by)
-        if hasattr(self.loss, "proxy_points") and self.loss.proxy_points().shape[1] > 0:
-            alignment = proxy_alignment(self.loss.proxy_points(), self.embeddings("train"), self.data.train.labels)
+        if embeddings is not None:
+            alignment = proxy_alignment(loss.proxy_points(), embeddings, self.data.train.labels)
             results["alignment"] = {"paper": alignment.paper, "wasserstein2": alignment.wasserstein2}
         self.folder.write_results(results)
         write_run_cards(self.folder, self.data, self.config, results)
         self.folder.close()
-        self.embedder.eval()
         return results
 
     def save(self) -> None:
         """Write a checkpoint, after all steps under way."""
         self.catch_up()
-        tensors: dict[str, Tensor] = {}
-        for owner, module in (("embedder", self.embedder), ("loss", self.loss)):
-            tensors |= {f"{owner}/{name}": value for name, value in module.state_dict().items()}
-        tensors |= {f"optimizer/{name}": value for name, value in pack_optimizer(self.optimizer).items()}
-        tensors["generator/cpu"] = torch.get_rng_state()
-        if self.device.type == "cuda":
-            tensors["generator/cuda"] = torch.cuda.get_rng_state(self.device)
-        state = {
-            "step": self.step,
-            "epoch": self.epoch,
-            "position": self.position,
-            "loss_sum": self.loss_sum,
-            "history": self.history,
-            "scaler": self.scaler.state_dict(),
-            "config": self.plain_config(),
-            "classes": list(self.data.train.class_names),
-            "embedding_dim": self.embedder.embedding_dim,
-            "network": plain(self.embedder.config),
-            "images": self.data.train.fingerprint(),
-        }
-        self.writer.save(tensors, state)
-
-    def plain_config(self) -> dict[str, Any]:
-        """How the run trains, without what a `RunConfig` says of data and network beside it."""
-        whole = plain(self.config)
-        return {one.name: whole[one.name] for one in fields(TrainConfig)}
+        tensors = tensors_of(self)
+        self.world.by_first(lambda: self.writer.save(tensors, progress(self)))
 
     def restore(self) -> None:
         """Go on from the folder's checkpoint."""
-        tensors, state = load_checkpoint(self.folder.checkpoints)
-        if tuple(state["classes"]) != self.data.train.class_names:
-            raise ValueError(
-                f"the checkpoint in {self.folder.path} was trained on {len(state['classes'])} classes, "
-                f"and the data has other ones ({self.data.train.num_classes}): resume with the data it was started on"
-            )
-        if state["images"] != self.data.train.fingerprint():
-            raise ValueError(
-                f"the run in {self.folder.path} was started on other images or labels of these classes: "
-                f"resume with the data it was started on"
-            )
-        _refuse_other_config(state["config"], self.plain_config())
-        _refuse_other_config({"network": state["network"]}, {"network": plain(self.embedder.config)})
-        self.embedder.load_state_dict(part(tensors, "embedder/"))
-        self.loss.load_state_dict(part(tensors, "loss/"))
-        unpack_optimizer(self.optimizer, part(tensors, "optimizer/"))
-        self.scaler.load_state_dict(state["scaler"])
-        self.epoch, self.position, self.loss_sum = state["epoch"], state["position"], state["loss_sum"]
-        self.history = state["history"]
-        self.folder.forget_after(self.step, len(self.history))
-        torch.set_rng_state(tensors["generator/cpu"])
-        if self.device.type == "cuda" and "generator/cuda" in tensors:
-            torch.cuda.set_rng_state(tensors["generator/cuda"], self.device)
+        go_on(self)
 
 
 class Pace:
@@ -361,64 +348,3 @@ class Pace:
     def images_per_second(self) -> float:
         """Since the start."""
         return self.images / max(time.perf_counter() - self.started, 1e-9)
-
-
-def on_device(embedder: Embedder, device: torch.device) -> Embedder:
-    """The embedder on `device`; on a GPU with channels last in memory, as its convolutions are fastest."""
-    if device.type == "cuda":
-        embedder = embedder.to(memory_format=torch.channels_last)
-    return embedder.to(device)
-
-
-def create_batches(images: ImageSet, config: TrainConfig) -> RandomBatches | BalancedBatches:
-    """The sampler that `config.batch` describes."""
-    size, per_class = config.batch.size, config.batch.samples_per_class
-    classes = len(images.labels.unique())
-    if per_class and size // per_class > classes:
-        raise ValueError(
-            f"batch.size {size} with batch.samples_per_class {per_class} needs {size // per_class} training classes, "
-            f"and there are {classes}: lower batch.size to {classes * per_class} or less"
-        )
-    if size > len(images):
-        raise ValueError(f"batch.size must not exceed the {len(images)} training images, got {size}")
-    if per_class == 0:
-        return RandomBatches(len(images), size, config.seed)
-    return BalancedBatches(images.labels, size // per_class, per_class, config.seed)
-
-
-def _learned(embedder: Embedder, data: RetrievalData) -> TrainedOn:
-    """What the embedder will have learned from; classes that it knows from before must not be evaluated on."""
-    if embedder.trained_on is None:
-        return TrainedOn(data.name, data.train.class_names)
-    before = embedder.trained_on
-    refuse_seen_classes(before.class_names, data.test, "test")
-    if data.validation is not None:
-        refuse_seen_classes(before.class_names, data.validation, "validation")
-    names = dict.fromkeys((*before.class_names, *data.train.class_names))
-    dataset = data.name if before.dataset == data.name else f"{before.dataset}, {data.name}"
-    return TrainedOn(dataset, tuple(names))
-
-
-def _require_matches(data: RetrievalData) -> None:
-    """Refuse data on which no query has anything to find, before any time is spent on it."""
-    for role, queries, gallery in (("test", data.test, data.gallery), ("validation", data.validation, None)):
-        if queries is None:
-            continue
-        counts = torch.bincount((queries if gallery is None else gallery).labels, minlength=queries.num_classes)
-        if not bool((counts[queries.labels] > (gallery is None)).any()):
-            raise ValueError(
-                f"no {role} image has another image of its class to find: the data cannot be evaluated; "
-                f"it needs a class with two images or more"
-            )
-
-
-def _refuse_other_config(stored: dict[str, Any], given: dict[str, Any]) -> None:
-    """A run goes on as it began; only where it runs and what it shows may change."""
-    free = {"device", "compile", "log_every", "checkpoint_every"}
-    differing = [
-        f"{key}: it was {stored.get(key)}, now {value}"
-        for key, value in given.items()
-        if key not in free and stored.get(key) != value
-    ]
-    if differing:
-        raise ValueError("a run must go on with the configuration it began with, got " + "; ".join(differing))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pfml.distributed import World
 from pfml.models import Embedder
 from pfml.training.config import OPTIMIZER_OPTIONS, OptimizerConfig
 
@@ -101,17 +102,33 @@ def set_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
         group["lr"] = group["base_lr"] * factor
 
 
-def gradient_norm(optimizer: torch.optim.Optimizer) -> Tensor:
-    """The norm of all gradients together, a scalar; not finite if any of them is not."""
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    return nn.utils.get_total_norm(gradients)
+def gradient_norm(optimizer: torch.optim.Optimizer, world: World) -> Tensor:
+    """The norm of all gradients together, a scalar; not finite if any of them is not.
+
+    Of groups that are spread over ranks each rank has a part; the norm is that of the whole, the same on all ranks.
+    """
+    whole, parts = (
+        [p.grad for p in _with_gradient(optimizer, sharded) if p.grad is not None] for sharded in (False, True)
+    )
+    norm = nn.utils.get_total_norm(whole)
+    if not parts:
+        return norm
+    square = nn.utils.get_total_norm(parts).double().square()
+    world.add_up([square])
+    return (norm.to(square.device).double().square() + square).sqrt().to(parts[0].dtype)
 
 
-def clip_gradients(optimizer: torch.optim.Optimizer, config: OptimizerConfig, norm: Tensor) -> None:
+def clip_gradients(optimizer: torch.optim.Optimizer, config: OptimizerConfig, norm: Tensor, world: World) -> None:
     """Bound the gradients, whose `gradient_norm` is given, as `config` says: components first, then the norm."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    parameters = [*_with_gradient(optimizer, False), *_with_gradient(optimizer, True)]
     if config.clip_value is not None:
         nn.utils.clip_grad_value_(parameters, config.clip_value)
     if config.clip_norm is not None:
-        norm = norm if config.clip_value is None else gradient_norm(optimizer)
+        norm = norm if config.clip_value is None else gradient_norm(optimizer, world)
         nn.utils.clip_grads_with_norm_(parameters, config.clip_norm, norm)
+
+
+def _with_gradient(optimizer: torch.optim.Optimizer, sharded: bool) -> list[nn.Parameter]:
+    """Parameters of the groups that every rank has, or of those of which it has a part."""
+    groups = [group for group in optimizer.param_groups if group.get("sharded", False) == sharded]
+    return [p for group in groups for p in group["params"] if p.grad is not None]

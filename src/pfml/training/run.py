@@ -26,17 +26,18 @@ from pfml.data.datasets import DATASETS
 from pfml.data.decoded import DecodedImages
 from pfml.data.sources import ImageSource
 from pfml.data.splits import VALIDATION_SPLITS
+from pfml.distributed import World
 from pfml.files import write_atomically
 from pfml.models import Embedder, EmbedderConfig
 from pfml.training.checkpoint import has_checkpoint
 from pfml.training.config import TrainConfig
-from pfml.training.config_files import write_config
+from pfml.training.config_files import plain, read_config, write_config
 from pfml.training.environment import resolve_device, seeded
 from pfml.training.loop import Training
 from pfml.training.methods import METHODS
 from pfml.training.methods.untrained import evaluate_untrained
 from pfml.training.monitor import Monitor
-from pfml.training.run_folder import RunFolder
+from pfml.training.run_folder import ReadOnlyRunFolder, RunFolder
 from pfml.training.saved_loss import load_loss
 
 __all__ = ["DataConfig", "RunConfig", "StorageConfig", "load_loss", "prepare_data", "run", "train"]
@@ -102,19 +103,44 @@ class RunConfig(TrainConfig):
     storage: StorageConfig = field(default_factory=StorageConfig)
 
 
-def run(config: RunConfig, out: str | Path, *, resume: bool = False, monitor: Monitor | None = None) -> dict[str, Any]:
-    """Train as `config` says in the folder `out`; the results (see `pfml.training.results`)."""
-    monitor = monitor or Monitor()
+def run(
+    config: RunConfig,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    monitor: Monitor | None = None,
+    world: World | None = None,
+) -> dict[str, Any]:
+    """Train as `config` says in the folder `out`; the results (see `pfml.training.results`).
+
+    The other arguments are those of `train`.
+    """
+    world = world or World()
+    monitor = (monitor or Monitor()) if world.is_first else Monitor()
     config = replace(config, data=_absolute(config.data))
     data, corruption = prepare_data(config.data)
     if not METHODS[config.loss.name].trains:
-        return evaluate_untrained(config, data, RunFolder(Path(out)), monitor)
+        return evaluate_untrained(config, data, RunFolder(Path(out)), monitor, world)
     with seeded(config.seed):
         embedder = Embedder(config.model)
     if corruption is not None:
         changed = f"{corruption.wrong:,} of {len(data.train):,} training labels"
         monitor.remark(f"{changed} are wrong on purpose, listed in {RunFolder(Path(out)).noise}")
-    return _train(embedder, data, config, RunFolder(Path(out)), resume, config.storage, monitor, corruption)
+    return _train(embedder, data, config, Path(out), resume, config.storage, monitor, corruption, world)
+
+
+def is_begun(config: RunConfig, out: Path) -> bool:
+    """Whether the folder `out` holds a run of this configuration, finished or not; one of another is refused."""
+    folder = RunFolder(out)
+    if not folder.config.is_file():
+        return False
+    stored = read_config(folder.config)
+    given = replace(config, data=_absolute(config.data))
+    # a run keeps a copy of its list of corrections
+    given = replace(given, data=replace(given.data, corrections=stored.data.corrections))
+    if plain(stored) != plain(given):
+        raise ValueError(f"{out} holds a run of another configuration: choose another folder")
+    return True
 
 
 def _absolute(data: DataConfig) -> DataConfig:
@@ -167,6 +193,7 @@ def train(
     resume: bool = False,
     storage: StorageConfig | None = None,
     monitor: Monitor | None = None,
+    world: World | None = None,
 ) -> dict[str, Any]:
     """Train `embedder` in place on `data` and evaluate it on the unseen classes; the results.
 
@@ -178,30 +205,36 @@ def train(
         resume: Go on from the checkpoint in `out`.
         storage: Where images wait for their turn.
         monitor: What to show; None for silence, `pfml.ProgressMonitor()` for a progress bar.
+        world: The ranks that train together, see `pfml.distributed.open_world`; all of them call this, the first one
+            writes and shows, and all get the results. None for one process by itself.
     """
-    storage, monitor = storage or StorageConfig(), monitor or Monitor()
-    return _train(embedder, data, config or TrainConfig(), RunFolder(Path(out)), resume, storage, monitor, None)
+    storage, world = storage or StorageConfig(), world or World()
+    monitor = (monitor or Monitor()) if world.is_first else Monitor()
+    return _train(embedder, data, config or TrainConfig(), Path(out), resume, storage, monitor, None, world)
 
 
 def _train(
     embedder: Embedder,
     data: RetrievalData,
     config: TrainConfig,
-    folder: RunFolder,
+    out: Path,
     resume: bool,
     storage: StorageConfig,
     monitor: Monitor,
     corruption: Corruption | None,
+    world: World,
 ) -> dict[str, Any]:
     """Open the images, then train; the folder is taken only when nothing more can be wrong with what was asked for."""
+    folder = RunFolder(out) if world.is_first else ReadOnlyRunFolder(out)
     if not resume:
-        folder.start()
+        world.by_first(folder.start)
     for remark in data.remarks:
         monitor.remark(remark)
     with seeded(config.seed):
         try:
-            sources = open_sources(data, resolve_device(config.device), storage, monitor)
-            training = Training(embedder, data, sources, config, folder, monitor)
+            with world.first_before_others(storage.cache is not None):  # who then find a cache that is whole
+                sources = open_sources(data, world.device or resolve_device(config.device), storage, monitor)
+            training = Training(embedder, data, sources, config, folder, monitor, world)
         except BaseException:
             with suppress(OSError):
                 folder.path.rmdir()  # which works on an empty folder only
@@ -211,11 +244,17 @@ def _train(
         elif resume:
             monitor.remark(f"{folder.path} has no checkpoint yet: training begins at its first step")
             folder.forget_after(0, 0)
-        else:
-            write_config(folder.config, _with_own_corrections(config, folder))
-        if corruption is not None and not has_checkpoint(folder.checkpoints):
-            corruption.write(folder.noise)
+        if world.is_first:
+            _describe(folder, config, corruption, resume)
         return training.run()
+
+
+def _describe(folder: RunFolder, config: TrainConfig, corruption: Corruption | None, resume: bool) -> None:
+    """Write down what the run is, unless that is done."""
+    if not resume:
+        write_config(folder.config, _with_own_corrections(config, folder))
+    if corruption is not None and not has_checkpoint(folder.checkpoints):
+        corruption.write(folder.noise)
 
 
 def _with_own_corrections(config: TrainConfig, folder: RunFolder) -> TrainConfig:

@@ -20,7 +20,7 @@ from typing import Any
 
 from pfml.files import remove_partials, write_atomically
 
-__all__ = ["RunFolder"]
+__all__ = ["ReadOnlyRunFolder", "RunFolder"]
 
 
 class RunFolder:
@@ -96,6 +96,18 @@ class RunFolder:
             except ImportError:
                 self._tensorboard = False
         return self._tensorboard or None
+
+
+class ReadOnlyRunFolder(RunFolder):
+    """The folder as all ranks but the first have it, who leave the writing to that one."""
+
+    def start(self) -> None: ...
+
+    def append(self, kind: str, step: int, **values: Any) -> None: ...
+
+    def forget_after(self, step: int, evaluations: int) -> None: ...
+
+    def write_results(self, results: dict[str, Any]) -> None: ...
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pfml.data import RetrievalData
+from pfml.distributed import World
 from pfml.evaluation import evaluate
 from pfml.models import Embedder
 from pfml.training.config_files import write_config
@@ -21,24 +22,36 @@ if TYPE_CHECKING:
 __all__ = ["evaluate_untrained"]
 
 
-def evaluate_untrained(config: RunConfig, data: RetrievalData, folder: RunFolder, monitor: Monitor) -> dict[str, Any]:
+def evaluate_untrained(
+    config: RunConfig, data: RetrievalData, folder: RunFolder, monitor: Monitor, world: World | None = None
+) -> dict[str, Any]:
     """Evaluate the backbone as it comes, without an embedding layer; the results, as those of a run, of epoch 0.
 
     The folder gets config.yaml, log.jsonl, model/ and results.json, so that what reads runs reads it too.
     """
+    world = world or World()
     config = replace(config, model=replace(config.model, embedding_dim=None))
     with seeded(config.seed):
-        embedder = Embedder(config.model).to(resolve_device(config.device))
-    folder.start()
-    write_config(folder.config, config)
+        embedder = Embedder(config.model).to(world.device or resolve_device(config.device))
+    world.by_first(folder.start)
     for remark in data.remarks:
         monitor.remark(remark)
     entry: dict[str, Any] = {"epoch": 0}
     for role, images in (("test", data), ("validation", data.validation)):
         if images is not None:
             autocast = precision(config.autocast)
-            metrics = evaluate(embedder, images, recall_at=data.recall_at, autocast=autocast, track=monitor.track)
+            metrics = evaluate(
+                embedder, images, recall_at=data.recall_at, autocast=autocast, track=monitor.track, world=world
+            )
             entry[role] = metrics.as_dict()
+    results: dict[str, Any] = world.by_first(lambda: _written(config, data, folder, embedder, entry))
+    return results
+
+
+def _written(
+    config: RunConfig, data: RetrievalData, folder: RunFolder, embedder: Embedder, entry: dict[str, Any]
+) -> dict[str, Any]:
+    write_config(folder.config, config)
     folder.append("evaluation", 0, **entry)
     embedder.save(folder.model)
     results = summarize([entry], select_by=config.select_by)

@@ -1,0 +1,159 @@
+"""The world that torchrun has started this process in."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from pfml.distributed.peers import LostPeerError
+from pfml.distributed.pulse import ARRIVAL, Pulse
+from pfml.distributed.world import Ranks, World
+from pfml.losses.checks import CollapseWarning
+
+__all__ = ["FailedElsewhereError", "Launch", "open_world"]
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+#: Longer than a rank may work on its own while the others wait for it; one that is gone is noticed by `Pulse`.
+LONGEST_WAIT = timedelta(minutes=60)
+MEETING = timedelta(seconds=ARRIVAL)
+
+
+class FailedElsewhereError(ConnectionError):
+    """The work cannot go on because of another rank: it is gone, or it failed, and said why."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What torchrun tells a process about itself.
+
+    Attributes:
+        rank, size: Among all processes.
+        local_rank: Among those of this machine.
+        restarts: How often torchrun has started all processes anew.
+        may_restart: Whether it would do so again.
+        by_agent: Whether torchrun itself keeps the store, and not rank 0.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    restarts: int = 0
+    may_restart: bool = False
+    by_agent: bool = False
+
+    @classmethod
+    def of_process(cls) -> Launch:
+        """That of this process, by its environment; one by itself if nobody has launched it."""
+        if any(name not in os.environ for name in VARIABLES):
+            return cls()
+        numbers = {name: _number(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", *_ELASTIC)}
+        launch = cls(
+            rank=numbers["RANK"],
+            size=numbers["WORLD_SIZE"],
+            local_rank=numbers["LOCAL_RANK"],
+            restarts=numbers["TORCHELASTIC_RESTART_COUNT"],
+            may_restart=numbers["TORCHELASTIC_MAX_RESTARTS"] > 0,
+            by_agent=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        )
+        if not 0 <= launch.rank < launch.size:
+            raise ValueError(f"RANK must lie in [0, WORLD_SIZE), got {launch.rank} and {launch.size}")
+        return launch
+
+
+_ELASTIC = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name, "0")
+    if not text.isdecimal():
+        raise ValueError(f"the environment variable {name} must be a number, got {text!r}: start with torchrun")
+    return int(text)
+
+
+@contextmanager
+def open_world(device: torch.device) -> Iterator[World]:
+    """The world of this process: `Ranks` if torchrun has started it beside others, else `World`, one by itself.
+
+    Within the block a rank that is gone is noticed by the others within half a minute, and an error of one rank ends
+    all of them.
+
+    Args:
+        device: A CPU, where ranks talk by gloo, or "cuda": then rank after rank of a machine gets a GPU, and they talk
+            by NCCL.
+
+    Raises:
+        FailedElsewhereError: In place of what torch raises where another rank is gone or has failed.
+    """
+    launch = Launch.of_process()
+    if launch.size == 1:
+        yield World()
+        return
+    place = _place(device, launch)
+    store = _store(launch)
+    holder = "torchrun" if launch.by_agent else "rank 0"
+    with Pulse(store.clone(), launch.rank, launch.size, holder=holder) as pulse, warnings_of_the_first(launch.rank):
+        backend, place_id = ("nccl", place) if place.type == "cuda" else ("gloo", None)
+        dist.init_process_group(
+            backend, store=store, rank=launch.rank, world_size=launch.size, timeout=LONGEST_WAIT, device_id=place_id
+        )
+        try:
+            control: Any = dist.new_group(backend="gloo", timeout=LONGEST_WAIT) if backend == "nccl" else None
+            yield from _guarded(Ranks(control=control, device=place), pulse)
+        finally:
+            dist.destroy_process_group()
+
+
+def _store(launch: Launch) -> Any:
+    """What all ranks can reach before they are connected; torchrun keeps one for all its starts."""
+    store = next(rendezvous("env://", launch.rank, launch.size, timeout=MEETING))[0]
+    # without a name of its own for each start, ranks would look for those that have ended
+    return PrefixStore(f"start {launch.restarts}", store)
+
+
+def _guarded(world: Ranks, pulse: Pulse) -> Iterator[World]:
+    """The world, with errors of one rank made known to all, and all ranks at the end of the block together."""
+    try:
+        yield world
+        world.largest(0)
+    except (LostPeerError, dist.DistError) as error:
+        reason = pulse.explanation() or f"another rank is gone: {error}"
+        raise FailedElsewhereError(reason) from error
+    except BaseException as error:
+        if pulse.reason is None:
+            pulse.report(f"rank {world.rank} failed: {error or type(error).__name__}")
+        raise
+
+
+def _place(device: torch.device, launch: Launch) -> torch.device:
+    """Where this rank computes."""
+    if device.type != "cuda":
+        return device
+    if device.index is not None:
+        raise ValueError(f"each rank takes a GPU of its own: device must be cuda or cpu, got {device}")
+    if launch.local_rank >= torch.cuda.device_count():
+        raise ValueError(
+            f"each rank needs a GPU of its own, and this machine has {torch.cuda.device_count()}: "
+            f"start as many with --nproc-per-node, or choose --device cpu"
+        )
+    place = torch.device("cuda", launch.local_rank)
+    torch.cuda.set_device(place)
+    return place
+
+
+@contextmanager
+def warnings_of_the_first(rank: int) -> Iterator[None]:
+    """What is said of the global batch is said once."""
+    with warnings.catch_warnings() if rank else nullcontext():
+        if rank:
+            warnings.simplefilter("ignore", CollapseWarning)
+        yield

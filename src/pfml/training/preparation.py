@@ -1,0 +1,61 @@
+"""What a run needs before its first step: a network in its place, batches, and data that can be evaluated."""
+
+from __future__ import annotations
+
+import torch
+
+from pfml.data import BalancedBatches, ImageSet, RandomBatches, RetrievalData
+from pfml.data.image_set import refuse_seen_classes
+from pfml.models import Embedder, TrainedOn
+from pfml.training.config import TrainConfig
+
+__all__ = ["create_batches", "learned", "on_device", "require_matches"]
+
+
+def on_device(embedder: Embedder, device: torch.device) -> Embedder:
+    """The embedder on `device`; on a GPU with channels last in memory, as its convolutions are fastest."""
+    if device.type == "cuda":
+        embedder = embedder.to(memory_format=torch.channels_last)
+    return embedder.to(device)
+
+
+def create_batches(images: ImageSet, config: TrainConfig) -> RandomBatches | BalancedBatches:
+    """The sampler that `config.batch` describes."""
+    size, per_class = config.batch.size, config.batch.samples_per_class
+    classes = len(images.labels.unique())
+    if per_class and size // per_class > classes:
+        raise ValueError(
+            f"batch.size {size} with batch.samples_per_class {per_class} needs {size // per_class} training classes, "
+            f"and there are {classes}: lower batch.size to {classes * per_class} or less"
+        )
+    if size > len(images):
+        raise ValueError(f"batch.size must not exceed the {len(images)} training images, got {size}")
+    if per_class == 0:
+        return RandomBatches(len(images), size, config.seed)
+    return BalancedBatches(images.labels, size // per_class, per_class, config.seed)
+
+
+def learned(embedder: Embedder, data: RetrievalData) -> TrainedOn:
+    """What the embedder will have learned from; classes that it knows from before must not be evaluated on."""
+    if embedder.trained_on is None:
+        return TrainedOn(data.name, data.train.class_names)
+    before = embedder.trained_on
+    refuse_seen_classes(before.class_names, data.test, "test")
+    if data.validation is not None:
+        refuse_seen_classes(before.class_names, data.validation, "validation")
+    names = dict.fromkeys((*before.class_names, *data.train.class_names))
+    dataset = data.name if before.dataset == data.name else f"{before.dataset}, {data.name}"
+    return TrainedOn(dataset, tuple(names))
+
+
+def require_matches(data: RetrievalData) -> None:
+    """Refuse data on which no query has anything to find, before any time is spent on it."""
+    for role, queries, gallery in (("test", data.test, data.gallery), ("validation", data.validation, None)):
+        if queries is None:
+            continue
+        counts = torch.bincount((queries if gallery is None else gallery).labels, minlength=queries.num_classes)
+        if not bool((counts[queries.labels] > (gallery is None)).any()):
+            raise ValueError(
+                f"no {role} image has another image of its class to find: the data cannot be evaluated; "
+                f"it needs a class with two images or more"
+            )

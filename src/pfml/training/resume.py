@@ -1,0 +1,94 @@
+"""What a checkpoint holds of a run, and how a run goes on from one; neither depends on the number of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pfml.training.checkpoint import load_checkpoint, part
+from pfml.training.config import TrainConfig
+from pfml.training.config_files import plain
+from pfml.training.parallel import load_loss_state, load_optimizer_state, loss_state, optimizer_state
+
+if TYPE_CHECKING:
+    from pfml.training.loop import Training
+
+__all__ = ["go_on", "progress", "tensors_of"]
+
+
+def tensors_of(training: Training) -> dict[str, Tensor]:
+    """All tensors that a run needs to go on, on the first rank; all ranks call this together."""
+    tensors = {f"embedder/{name}": value for name, value in training.embedder.state_dict().items()}
+    tensors |= {f"loss/{name}": value for name, value in loss_state(training.loss).items()}
+    moments = optimizer_state(training.optimizer, training.loss)
+    tensors |= {f"optimizer/{name}": value for name, value in moments.items()}
+    tensors["generator/cpu"] = torch.get_rng_state()
+    if training.device.type == "cuda":
+        tensors["generator/cuda"] = torch.cuda.get_rng_state(training.device)
+    return tensors
+
+
+def progress(training: Training) -> dict[str, Any]:
+    """Where the run stands, and what it is, in plain values."""
+    return {
+        "step": training.step,
+        "epoch": training.epoch,
+        "position": training.position,
+        "loss_sum": training.loss_sum,
+        "history": training.history,
+        "scaler": training.scaler.state_dict(),
+        "config": _plain_config(training.config),
+        "classes": list(training.data.train.class_names),
+        "embedding_dim": training.embedder.embedding_dim,
+        "network": plain(training.embedder.config),
+        "images": training.data.train.fingerprint(),
+    }
+
+
+def go_on(training: Training) -> None:
+    """Put a run that has just been made where the checkpoint of its folder has left it."""
+    folder, data = training.folder, training.data
+    tensors, state = load_checkpoint(folder.checkpoints)
+    if tuple(state["classes"]) != data.train.class_names:
+        raise ValueError(
+            f"the checkpoint in {folder.path} was trained on {len(state['classes'])} classes, "
+            f"and the data has other ones ({data.train.num_classes}): resume with the data it was started on"
+        )
+    if state["images"] != data.train.fingerprint():
+        raise ValueError(
+            f"the run in {folder.path} was started on other images or labels of these classes: "
+            f"resume with the data it was started on"
+        )
+    _refuse_other_config(state["config"], _plain_config(training.config))
+    _refuse_other_config({"network": state["network"]}, {"network": plain(training.embedder.config)})
+    training.embedder.load_state_dict(part(tensors, "embedder/"))
+    load_loss_state(training.loss, part(tensors, "loss/"))
+    load_optimizer_state(training.optimizer, training.loss, part(tensors, "optimizer/"))
+    training.scaler.load_state_dict(state["scaler"])
+    training.epoch, training.position, training.loss_sum = state["epoch"], state["position"], state["loss_sum"]
+    training.history = state["history"]
+    folder.forget_after(training.step, len(training.history))
+    torch.set_rng_state(tensors["generator/cpu"])
+    if training.device.type == "cuda" and "generator/cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["generator/cuda"], training.device)
+
+
+def _plain_config(config: TrainConfig) -> dict[str, Any]:
+    """How the run trains, without what a `RunConfig` says of data and network beside it."""
+    whole = plain(config)
+    return {one.name: whole[one.name] for one in fields(TrainConfig)}
+
+
+def _refuse_other_config(stored: dict[str, Any], given: dict[str, Any]) -> None:
+    """A run goes on as it began; only where it runs and what it shows may change."""
+    free = {"device", "compile", "log_every", "checkpoint_every"}
+    differing = [
+        f"{key}: it was {stored.get(key)}, now {value}"
+        for key, value in given.items()
+        if key not in free and stored.get(key) != value
+    ]
+    if differing:
+        raise ValueError("a run must go on with the configuration it began with, got " + "; ".join(differing))

@@ -1,0 +1,126 @@
+"""Training runs inside the processes of a `World`: functions of a process group that return plain values."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from cases import message_of
+
+from pfml.data.resampling import resample
+from pfml.distributed import Ranks
+from pfml.evaluation import embed, evaluate
+from pfml.losses.checks import CollapseWarning
+from pfml.models.head import Head
+from pfml.training import BatchConfig, LossConfig, OptimizerConfig, train
+from pfml.training.checkpoint import load_checkpoint, save_checkpoint
+from small_data import InterruptAt, letters, small_config, small_embedder
+
+
+def config_of(**changes):
+    """Two epochs of four steps of 31 images: no number of ranks but one divides them."""
+    values = {
+        "batch_norm": "freeze",
+        "batch": BatchConfig(size=31, samples_per_class=0),
+        "optimizer": OptimizerConfig("adamw", lr=1e-3, eps=1e-2, clip_norm=0.5),
+        "loss": LossConfig("pfml", {"proxies_per_class": 2, "reduction": "points"}),
+    }
+    return small_config(**{**values, **changes})
+
+
+def training(group, out, changes, resume=False, interrupt_at=None):
+    """What `train` returns to each rank; None if it was interrupted. Without a group, in this process alone."""
+    # every rank begins with weights of its own: those of the first must count
+    torch.manual_seed(1 if group is None else 1 + dist.get_rank(group))
+    monitor = None if interrupt_at is None else InterruptAt(interrupt_at)
+    world = None if group is None else Ranks(group)
+    results = None
+    with suppress(KeyboardInterrupt):
+        results = train(
+            small_embedder(), letters(), config_of(**changes), out=out, resume=resume, monitor=monitor, world=world
+        )
+    return results
+
+
+def outcome(folder):
+    """The tensors and the state that a run ended with."""
+    return load_checkpoint(Path(folder) / "checkpoints")
+
+
+def evaluation(group, batch_size):
+    """Embeddings and metrics of the test images, by this rank."""
+    world = None if group is None else Ranks(group)
+    torch.manual_seed(3)
+    embedder = small_embedder()
+    points = embed(embedder, letters().test, batch_size=batch_size, world=world)
+    return points, evaluate(embedder, letters().test, batch_size=batch_size, nmi=True, world=world)
+
+
+def refusal(group, out, changes):
+    """What `train` raises on each rank."""
+    return message_of(training, group, out, changes)
+
+
+def refusal_of_other_task(group, out):
+    """What `train` raises where one rank has another seed."""
+    return message_of(training, group, out, {"seed": int(dist.get_rank(group) == 2)})
+
+
+def faulty_training(group, out, fault):
+    """What a run raises in which something goes wrong on one rank only."""
+    rank, faults = dist.get_rank(group), []
+
+    def broken(function, culprit, at, result):
+        """`function` as it is, but for one call on one rank, which gives `result` or raises it."""
+        calls = iter(range(1000))
+
+        def called(*arguments, **options):
+            if rank == culprit and next(calls) == at:
+                faults.append(fault)
+                if isinstance(result, Exception):
+                    raise result
+                return result(function(*arguments, **options))
+            return function(*arguments, **options)
+
+        return called
+
+    if fault == "image":
+        target, culprit = "pfml.data.decoded.resample", 1
+        function = broken(resample, culprit, 2, ValueError("photo 7 cannot be read"))
+    elif fault == "disk":
+        target, culprit = "pfml.training.checkpoint.save_checkpoint", 0
+        function = broken(save_checkpoint, culprit, 0, OSError("no space left"))
+    else:
+        target, culprit = "pfml.models.head.Head.forward", 2
+        function = broken(Head.forward, culprit, 2, lambda points: points * torch.nan)
+    with mock.patch(target, function):
+        message = message_of(training, group, out, {})
+    assert bool(faults) == (rank == culprit)
+    return message
+
+
+def warned_training(group, out):
+    """The warnings of a run whose network gives one point for all images."""
+    from pfml.distributed.launch import warnings_of_the_first
+
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("once")
+        with warnings_of_the_first(dist.get_rank(group)), mock.patch("pfml.models.head.Head.forward", collapsed):
+            training(group, out, {"epochs": 1})
+    return [str(one.message) for one in heard if issubclass(one.category, CollapseWarning)]
+
+
+def collapsed(head, features):
+    return 0 * head.linear(features.mean((2, 3))) + torch.eye(8)[0]
+
+
+def choices(group):
+    """A number drawn within `own_draws`, and one drawn after it."""
+    torch.manual_seed(0)
+    with Ranks(group).own_draws(5, 17):
+        own = torch.rand(()).item()
+    return own, torch.rand(()).item()

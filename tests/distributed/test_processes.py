@@ -1,0 +1,124 @@
+"""Real processes: what is left of them when one dies or fails, and what torchrun makes of it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from runs import outcome, training
+
+PROGRAM = Path(__file__).parent / "rank_program.py"
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join([str(PROGRAM.parent), str(PROGRAM.parents[1]), os.environ.get("PYTHONPATH", "")]),
+}
+
+
+def started(out, fault, *, size=2):
+    """Ranks without torchrun, so that nobody but themselves ends them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {**ENVIRONMENT, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+    command = [sys.executable, str(PROGRAM), str(out), fault]
+    return [
+        subprocess.Popen(
+            command, env={**place, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for rank in range(size)
+    ]
+
+
+def wait_for(path):
+    end = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} did not come"
+        time.sleep(0.05)
+
+
+def test_a_rank_that_dies_ends_the_others_with_its_name_and_the_run_goes_on_from_its_checkpoint(tmp_path):
+    out = tmp_path / "run"
+    ranks = started(out, "stall")
+    wait_for(tmp_path / "run.stalls")
+    killed = time.monotonic()
+    ranks[1].kill()
+    texts = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert time.monotonic() - killed < 60
+    assert ranks[0].returncode == 1
+    assert "FailedElsewhereError: rank 1 of 2 no longer answers" in texts[0]
+    assert outcome(out)[1]["step"] == 4  # the end of the first epoch
+
+    training(None, out, {}, resume=True)
+    training(None, tmp_path / "whole", {})
+    weights, expected = (outcome(folder)[0]["embedder/head.linear.weight"] for folder in (out, tmp_path / "whole"))
+    torch.testing.assert_close(weights, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_an_error_of_one_rank_is_told_by_all(tmp_path):
+    ranks = started(tmp_path / "run", "raise")
+    texts = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    assert "RuntimeError: this rank has run out of memory" in texts[1]
+    assert "FailedElsewhereError: rank 1 failed: this rank has run out of memory" in texts[0]
+
+
+def torchrun(*arguments):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
+    return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+GLYPHS = {
+    "data.name": "glyphs",
+    "model.backbone": "convnet",
+    "model.embedding_dim": 16,
+    "loss.options.proxies_per_class": 2,
+    "batch.size": 40,
+    "epochs": 1,
+    "warm_up_epochs": 0,
+    "checkpoint_every": 2,
+    "device": "cpu",
+}
+
+
+def train_command(out):
+    return ["-m", "pfml.cli", "train", *(f"--{name}={value}" for name, value in GLYPHS.items()), f"--out={out}"]
+
+
+def children(parent):
+    """The processes that a process has started."""
+    found = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True, check=False).stdout.split()
+    return [int(number) for number in found]
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_command_anew_after_a_kill_and_it_ends_with_the_same_bits(tmp_path):
+    for name in ("whole", "killed"):
+        agent = torchrun("--max-restarts", "1", *train_command(tmp_path / name))
+        if name == "killed":
+            wait_for(tmp_path / name / "checkpoints" / "last.json")
+            os.kill(children(agent.pid)[-1], signal.SIGKILL)
+        text = agent.communicate(timeout=300)[0]
+        assert agent.returncode == 0, text
+        assert text.count("on 2 ranks") == (1 if name == "whole" else 2)
+    whole, killed = (outcome(tmp_path / name)[0] for name in ("whole", "killed"))
+    assert all(torch.equal(value, killed[name]) for name, value in whole.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_torchrun_stops_all_ranks_at_one_step_with_one_checkpoint(tmp_path, number):
+    agent = torchrun(*train_command(tmp_path / "run"))
+    wait_for(tmp_path / "run" / "checkpoints" / "last.json")
+    agent.send_signal(number)
+    text = agent.communicate(timeout=60)[0]
+    step = outcome(tmp_path / "run")[1]["step"]
+    assert text.count(f"stopped at step {step}, state saved; go on with: pfml train --resume") == 1
+    resumed = torchrun("-m", "pfml.cli", "train", "--resume", str(tmp_path / "run"))
+    assert "last epoch, epoch 1" in resumed.communicate(timeout=300)[0]
