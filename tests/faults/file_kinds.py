@@ -29,6 +29,9 @@ from pfml.data.readers.cars import read_cars
 from pfml.data.readers.cub import read_cub
 from pfml.data.readers.table import read_table
 from pfml.evaluation.archive import read_embeddings, write_embeddings
+from pfml.evaluation.collection import write_settings
+from pfml.evaluation.file_state import FileState
+from pfml.evaluation.parts import Part, PartSettings, write_part
 from pfml.experiments.store import ResultsStore
 from pfml.experiments.study import read_study
 from pfml.export import export_bundle, load_bundle
@@ -324,6 +327,15 @@ def make_embeddings(folder: Path) -> Path:
     return folder / "points.npz"
 
 
+def make_collection(folder: Path) -> Path:
+    settings = PartSettings("a model", "ab" * 32, 8, "float32", 4)
+    write_settings(folder, settings)
+    files = tuple(FileState(10 + k, 20 + k, "cd" * 32) for k in range(2))
+    part = Part(0, ("/images/a.png", "/images/b.png"), files, (("/images/c.png", "truncated"),))
+    write_part(folder, settings, part, torch.arange(16.0).reshape(2, 8))
+    return folder / "embeddings.json"
+
+
 def make_safetensors(folder: Path) -> Path:
     save_tensors(folder / "weights.safetensors", some_tensors())
     return folder / "weights.safetensors"
@@ -398,6 +410,9 @@ FILE_KINDS = [
     FileKind("PNG image", lambda folder: make_image(folder, "image.png"), read_rgb),
     FileKind("JPEG image", lambda folder: make_image(folder, "image.jpg"), read_rgb),
     FileKind("embeddings archive", make_embeddings, read_embeddings),
+    FileKind("embedded collection", make_collection, of_parent(read_embeddings), sealed=True),
+    FileKind("embedded part", beside(make_collection, "part-*.json"), of_parent(read_embeddings), sealed=True),
+    FileKind("vectors of a part", beside(make_collection, "part-*.npy"), of_parent(read_embeddings), sealed=True),
     FileKind("weight file, safetensors", make_safetensors, read_weight_file),
     FileKind("weight file, PyTorch", make_pth, read_weight_file),
 ]

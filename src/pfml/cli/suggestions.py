@@ -59,6 +59,8 @@ def with_suggestions(parser: Parser, arguments: list[str]) -> list[str]:
 
     Nothing is added for data sets by name, for a resumed run, and where a configuration says it all.
     """
+    from pfml.distributed.launch import Launch
+
     given = given_options(arguments)
     if given & SETTLED:
         return arguments
@@ -66,6 +68,7 @@ def with_suggestions(parser: Parser, arguments: list[str]) -> list[str]:
     if not is_own(user.data.name) or user.loss.name == "zero-shot":
         return arguments
     console = create_console()
+    console.quiet = Launch.of_process().rank > 0
     suggestion = _suggestion(user, given, console)
     added = []
     print_line(console, "suggested for these images; any of it can be given instead:")

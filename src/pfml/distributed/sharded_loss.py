@@ -49,8 +49,8 @@ class ShardedPotentialFieldLoss(nn.Module):
     them as the same error. A rank that dies is noticed by the others when the timeout of the process group ends.
 
     Args:
-        num_classes, ..., normalize_embeddings: As in `PotentialFieldLoss`; equal on all ranks. Its `proxy_sample` is
-            missing: this loss is exact.
+        num_classes, ..., normalize_embeddings: As in `PotentialFieldLoss`; equal on all ranks. Its `proxy_sample`
+            and `trust` are missing: no rank has all proxies, and every pair counts.
         backend: "auto" or "tiled"; the other backends compute no blocks.
         network_gradients: "averaged" or "summed", see above.
         group: The process group; None for the default one.
