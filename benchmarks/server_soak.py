@@ -61,7 +61,14 @@ class SoakResult:
 
 
 def server_soak(
-    folder: Path, *, seconds: float, warm_up: float, clients: int = 8, good_clients: int = 3, seed: int = 0
+    folder: Path,
+    *,
+    seconds: float,
+    warm_up: float,
+    clients: int = 8,
+    good_clients: int = 3,
+    copies: int = 2,
+    seed: int = 0,
 ) -> SoakResult:
     """Load a server for `seconds` with troubles beside good requests; both alone before, for `warm_up` each.
 
@@ -71,10 +78,11 @@ def server_soak(
         warm_up: Seconds of troubles before anything is measured, and of good requests alone.
         clients: Troubles at a time, besides the slow ones.
         good_clients: Good requests at a time.
+        copies: Of each of 12 letters in each of 16 faces: how many images are indexed.
         seed: Of what the clients choose.
     """
     result = SoakResult()
-    run = write_gallery(folder)
+    run = write_gallery(folder, copies=copies)
     gallery = Gallery(run)
     with ServerProcess(run, folder / "server", *OPTIONS) as server:
         address = f"http://127.0.0.1:{server.port}"
@@ -158,10 +166,13 @@ def main() -> None:
 def _tables(result: SoakResult) -> str:
     first, last, during = result.samples[0], result.samples[-1], result.samples[1:-1]
     lines = ["| | resident MiB | open files | threads | temporary files |", "|---|---|---|---|---|"]
-    peak = Held(
-        0.0, *(max(getattr(one, name) for one in during) for name in ("resident", "files", "threads", "temporary"))
-    )
-    for name, one in {"before": first, "most during": peak, "after": last}.items():
+    names = ("resident", "files", "threads", "temporary")
+    rows = {"before": first}
+    for quarter in (1, 2, 3, 4):
+        part = during[len(during) * (quarter - 1) // 4 : len(during) * quarter // 4]
+        rows[f"quarter {quarter}, least"] = Held(0.0, *(min(getattr(one, name) for one in part) for name in names))
+    rows["most"] = Held(0.0, *(max(getattr(one, name) for one in during) for name in names))
+    for name, one in {**rows, "after": last}.items():
         lines.append(f"| {name} | {one.resident / 2**20:,.1f} | {one.files} | {one.threads} | {one.temporary} |")
     lines += ["", "| good requests | number | p50 | p99 |", "|---|---|---|---|"]
     unit = quantile(result.alone, 0.5)

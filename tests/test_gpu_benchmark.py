@@ -32,7 +32,7 @@ def out(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def lines(out):
+def lines(out, quick_interpreter):
     others = [name for name in gpu.SECTIONS if name != "training"]
     arguments = ["--device", "cpu", "--quick", "--repeats", "1", "--commit", "abc", "--out", str(out)]
     assert gpu.main([*arguments, "--sections", *others]) == 0

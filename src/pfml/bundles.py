@@ -1,9 +1,10 @@
 """Tensors and what describes them on disk: whole or absent, and proved whole when they are read.
 
 A bundle `name` is a manifest `name.json`, which holds plain values and a checksum of itself, and a safetensors file
-that the manifest names with its sha256. The tensors lie in a file of a fresh name that is complete before the manifest
-is renamed into place. So whatever interrupts a save leaves the bundle that was there before, and at most one file that
-the next save removes before it begins.
+that the manifest names with its sha256. The tensors lie in a file of a new name that is complete before the manifest
+is renamed into place. So whatever interrupts a save leaves the bundle that was there before. The checksum of a manifest
+also says what the tensors that replace its own will be called: beside these and the bundle itself, an interrupted save
+leaves one file at most. The next save removes both before it begins.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pfml.files import (
     write_atomically,
 )
 
-__all__ = ["read_bundle", "write_bundle"]
+__all__ = ["next_tensors", "read_bundle", "write_bundle"]
 
 FORMAT_VERSION = 1
 #: How often a reader begins anew when a writer has replaced what it was about to read.
@@ -41,7 +42,7 @@ def write_bundle(folder: Path, name: str, tensors: dict[str, Tensor], content: d
     refuse_non_finite(tensors, f"what is to be saved as {folder / name}")
     folder.mkdir(parents=True, exist_ok=True)
     _remove_left_over(folder, name, _named_file(folder / f"{name}.json"))
-    file = folder / f"{name}-{uuid4().hex[:8]}.safetensors"
+    file = next_tensors(folder, name)
     sha256 = save_tensors(file, tensors)
     manifest = {
         "format_version": FORMAT_VERSION,
@@ -106,6 +107,15 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{path} does not match its own checksum: it was damaged or changed after it was written"
         )
     return manifest
+
+
+def next_tensors(folder: Path, name: str) -> Path:
+    """Where the tensors of the next save of the bundle `name` will lie."""
+    try:
+        code = _digest(read_manifest(folder / f"{name}.json"))
+    except (OSError, ValueError):
+        code = uuid4().hex  # there is no bundle, or a damaged one, whose tensors may still be wanted
+    return folder / f"{name}-{code[:8]}.safetensors"
 
 
 def _named_file(path: Path) -> str | None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import multiprocessing.synchronize
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from pfml.data import sources
+from pfml.data import pixel_cache, sources
 from pfml.data.decoded import DecodedImages
 from pfml.data.decoding import UnreadableImagesError, read_rgb, shrink
 from pfml.data.files import FileImages
@@ -252,6 +255,47 @@ def test_two_runs_may_store_the_same_cache_at_once(
     assert again.description.startswith("12 images read from a cache")
     assert torch.equal(mine.pixels.data, again.pixels.data)
     assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def store_and_stop(images: ImageSet, folder: Path, writing: multiprocessing.synchronize.Event) -> None:
+    """Store a cache, and stop when its pixels are on disk."""
+
+    def stop(stream: object) -> None:
+        writing.set()
+        time.sleep(600)
+
+    torch.set_num_threads(1)
+    pixel_cache._to_disk = stop
+    open_images(images, cache=folder)
+
+
+def hidden(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot lock folders")
+def test_what_a_killed_process_left_of_a_cache_is_removed_and_what_a_living_one_writes_is_not(
+    images: ImageSet, tmp_path: Path
+) -> None:
+    context = multiprocessing.get_context("fork")
+    writing = context.Event()
+    writer = context.Process(target=store_and_stop, args=(images, tmp_path, writing))
+    writer.start()
+    assert writing.wait(60)
+    (left,) = hidden(tmp_path)
+    long_ago = time.time() - 2 * pixel_cache.YOUNG
+    os.utime(tmp_path / left, (long_ago, long_ago))
+    open_images(images, cache=tmp_path)
+    assert hidden(tmp_path) == [left], "its process is still writing it"
+    writer.kill()
+    writer.join()
+    os.utime(tmp_path / left)
+    open_images(images, cache=tmp_path)
+    assert hidden(tmp_path) == [left], "whoever made it may not hold it yet"
+    os.utime(tmp_path / left, (long_ago, long_ago))
+    again = open_images(images, cache=tmp_path)
+    assert hidden(tmp_path) == []
+    assert again.description.startswith("12 images read from a cache")
 
 
 def test_a_cache_is_plain_data(images: ImageSet, tmp_path: Path) -> None:

@@ -1,5 +1,3 @@
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from io import StringIO
@@ -20,6 +18,7 @@ from pfml.experiments.store import ResultsStore
 from pfml.training import BatchConfig
 from pfml.training.interrupts import Interrupted
 from pfml.training.run import DataConfig
+from processes import CONTEXT
 from small_data import InterruptAt
 
 
@@ -143,14 +142,11 @@ def test_several_processes_share_the_work_without_doubling_it(letters, tmp_path)
     assert list((tmp_path / "locks").iterdir()) == []
 
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from pfml.experiments.claims import claim
-with claim(Path(sys.argv[1])) as is_ours:
-    print(is_ours, flush=True)
-    time.sleep(600)
-"""
+def hold_claim(path, holding):
+    with claim(path) as is_ours:
+        if is_ours:
+            holding.set()
+        time.sleep(600)
 
 
 @pytest.fixture
@@ -159,15 +155,17 @@ def holder():
     started = []
 
     def hold(path):
-        process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
+        holding = CONTEXT.Event()
+        process = CONTEXT.Process(target=hold_claim, args=(path, holding))
+        process.start()
         started.append(process)
-        assert process.stdout.readline().strip() == "True"
+        assert holding.wait(60)
         return process
 
     yield hold
     for process in started:
         process.kill()
-        process.wait()
+        process.join()
 
 
 def test_a_run_of_another_process_is_left_to_it_until_that_dies(letters, tmp_path, holder):
@@ -178,7 +176,7 @@ def test_a_run_of_another_process_is_left_to_it_until_that_dies(letters, tmp_pat
     assert summary.done == 1
     assert summary.left == plan.runs[:1]
     other.kill()
-    other.wait()
+    other.join()
     assert lock.exists()  # stale
     assert run(plan, tmp_path)[0].done == 2
     assert not lock.exists()

@@ -1,17 +1,13 @@
 import errno
 import json
 import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from pfml.experiments.store import ResultsStore, TornLineWarning, key_of
+from processes import CONTEXT
 from records import record
-
-TESTS = Path(__file__).parents[1]
 
 
 def test_what_is_appended_is_read_back_in_order(tmp_path):
@@ -24,18 +20,20 @@ def test_what_is_appended_is_read_back_in_order(tmp_path):
     assert store.path.read_text(encoding="utf-8").count("\n") == 3
 
 
+def append_many(path, commit, together):
+    together.wait(120)
+    for number in range(40):
+        ResultsStore(path).append(record(seed=number, commit=commit, error="x" * 5000))
+
+
 def test_several_processes_append_at_once_and_no_line_is_lost_or_torn(tmp_path):
-    path = tmp_path / "results.jsonl"
-    code = (
-        "import sys; from pfml.experiments.store import ResultsStore; from records import record\n"
-        "for number in range(40):\n"
-        "    ResultsStore(sys.argv[1]).append(record(seed=number, commit=sys.argv[2], error='x' * 5000))\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", code, str(path), str(number)], env=environment) for number in range(3)
-    ]
-    assert [process.wait(120) for process in processes] == [0, 0, 0]
+    path, together = tmp_path / "results.jsonl", CONTEXT.Barrier(3)
+    processes = [CONTEXT.Process(target=append_many, args=(path, str(number), together)) for number in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
     found = [(one["commit"], one["seed"]) for one in ResultsStore(path).records()]
     assert sorted(found) == sorted((str(number), seed) for number in range(3) for seed in range(40))
 

@@ -313,6 +313,7 @@ def test_pfml_theory_prints_the_table_and_writes_the_picture(tmp_path, capsys):
 
 def test_the_seed_of_pfml_theory_changes_its_table(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("pfml.experiments.figures.draw_theory", lambda path: None)
+    monkeypatch.setattr("pfml.experiments.figures.draw_field", lambda path: None)
     tables = []
     for seed in (0, 1):
         main([*SMALL, f"--out={tmp_path}", f"--seed={seed}"])

@@ -3,8 +3,8 @@
 Every save has a number that all of its content repeats, so that a reader sees a mixture of two saves at once.
 """
 
+import json
 import math
-import multiprocessing
 import os
 import resource
 import shutil
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from pfml.bundles import next_tensors
 from pfml.experiments.store import ResultsStore
 from pfml.export.archive import extract_archive, write_archive
 from pfml.export.manifest import parse_manifest, refuse_tampering, write_manifest
@@ -26,11 +27,6 @@ from pfml.training.checkpoint import load_checkpoint, save_checkpoint
 from records import record
 from small_index import MODEL, unit_vectors
 
-#: Imports torch once and forks from there: a new interpreter for each trial would take most of the time.
-CONTEXT = multiprocessing.get_context("forkserver")
-# installed modules only: a fork server does not know the folders of the tests
-IMPORTED = ("pfml.experiments.store", "pfml.export", "pfml.models.convnet", "pfml.search", "pfml.training")
-CONTEXT.set_forkserver_preload(list(IMPORTED))
 #: float32 numbers in each of two tensors: large enough that a kill often finds a file half written
 SIZE = 200_000
 
@@ -70,6 +66,13 @@ def others(folder: Path, *patterns: str, kept: int = 1) -> list[str]:
         for path in sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime)[-kept:]:
             names.remove(path.name)
     return names
+
+
+def bundle_orphans(folder: Path, name: str, *more: str) -> list[str]:
+    """Names in `folder` of which the bundle `name` says nothing."""
+    named = json.loads((folder / f"{name}.json").read_text())["tensors"]["file"]
+    known = {f"{name}.json", named, next_tensors(folder, name).name, *more}
+    return [path.name for path in folder.rglob("*") if path.is_file() and path.name not in known]
 
 
 # checkpoint
@@ -170,12 +173,12 @@ SAVERS = {
     "checkpoint": Saver(
         save_numbered_checkpoint,
         read_numbered_checkpoint,
-        lambda folder: others(folder, "last.json", "last-*.safetensors"),
+        lambda folder: bundle_orphans(folder, "last"),
     ),
     "model": Saver(
         save_numbered_model,
         read_numbered_model,
-        lambda folder: others(folder, "model.json", "model-*.safetensors", "README.md"),
+        lambda folder: bundle_orphans(folder, "model", "README.md"),
     ),
     "bundle archive": Saver(save_numbered_archive, read_numbered_archive, lambda folder: others(folder, "bundle.zip")),
     "index": Saver(save_numbered_index, read_numbered_index, index_orphans, most_orphans=math.inf),

@@ -3,7 +3,9 @@
 import time
 
 import pytest
-from savers import CONTEXT, SAVERS, kill, save_for_ever
+from savers import SAVERS, kill, save_for_ever
+
+from processes import CONTEXT
 
 SECONDS = 1.5
 

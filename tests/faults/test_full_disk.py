@@ -4,7 +4,9 @@ import os
 import subprocess
 
 import pytest
-from savers import CONTEXT, SAVERS, error_of_saving, fill
+from savers import SAVERS, error_of_saving, fill
+
+from processes import CONTEXT
 
 MEBIBYTE = 2**20
 #: a model of 60 kB needs less room to fail than a checkpoint of 1.6 MB

@@ -30,6 +30,6 @@ def test_20_steps_hold_as_many_tensors_at_the_end_as_in_the_middle(tmp_path, mon
     """The quick version: counts only, since memory settles over hundreds of steps."""
     monkeypatch.setattr(sys.modules["pfml.training.run"], "load_data", lambda name, root: letters())
     config = replace(shipped_config("glyphs"), batch=BatchConfig(32, 4))
-    samples = soak(20, 2, tmp_path / "run", config)
+    samples = soak(20, 4, tmp_path / "run", config)
     late = samples[len(samples) // 2 :]
     assert len({(one.tensors, one.tensor_bytes, one.files, one.threads) for one in late}) == 1

@@ -9,6 +9,7 @@ import torch
 from oracle import potential_energy as loop_energy
 from pfml import LabelMap, PotentialFieldLoss, PowerLaw
 from pfml.sphere import unit
+from processes import CONTEXT
 from states import EVERYWHERE, Yukawa, relative_error
 
 C, D = 5, 8
@@ -387,7 +388,13 @@ def test_it_trains_in_pytorch_metric_learnings_own_trainer():
 
 
 def test_two_processes_with_ddp_keep_the_same_proxies(tmp_path):
-    torch.multiprocessing.spawn(_train_in_ddp, args=(str(tmp_path / "store"), str(tmp_path)), nprocs=2)
+    arguments = (str(tmp_path / "store"), str(tmp_path))
+    processes = [CONTEXT.Process(target=_train_in_ddp, args=(rank, *arguments)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert torch.equal(first, second)
     assert not torch.equal(first, make().proxies)

@@ -27,7 +27,7 @@ def test_24_a_kill_during_a_save_leaves_no_unreadable_checkpoint_and_at_most_one
     monkeypatch.syspath_prepend(FAULTS)
     from test_kills import kills
 
-    assert kills("checkpoint", tmp_path / "saves", trials) <= 1
+    assert max(kills("checkpoint", tmp_path / "saves", trials)) <= 1
 
 
 def test_25_a_full_disk_is_an_oserror_and_the_old_checkpoint_stays(tmp_path):

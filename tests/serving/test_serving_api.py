@@ -428,3 +428,11 @@ def test_the_api_describes_itself_with_types_and_without_the_network(app):
         text = ask(app, "GET", path, follow_redirects=True).text
         assert "http://" not in text.replace("http://www.w3.org", "")
         assert "https://" not in text
+
+
+@pytest.mark.parametrize("path", ["/api/search?id={}", "/api/why?id={}", "/api/images/{}", "/api/images/{}/picture"])
+def test_a_number_beyond_64_bits_is_no_image(app, path):
+    for number in (2**63, -(2**70), 10**30):
+        answer = ask(app, "GET", path.format(number))
+        assert answer.status_code == 404
+        assert "has no image" in answer.json()["error"]

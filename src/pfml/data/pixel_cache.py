@@ -6,8 +6,12 @@ import hashlib
 import json
 import os
 import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -18,6 +22,8 @@ __all__ = ["PixelCache"]
 
 VERSION = 2
 PIECE = 2**26
+#: Seconds in which a process certainly holds a folder that it has made.
+YOUNG = 60.0
 
 
 class PixelCache:
@@ -79,11 +85,22 @@ class PixelCache:
         lengths = 3 * sizes.prod(1)
         return PixelBuffer(data, lengths.cumsum(0) - lengths, sizes)
 
+    def remove_left_over(self) -> None:
+        """Remove what killed processes have left of this cache; what a living one writes stays."""
+        for left in self.folder.parent.glob(f".{self.folder.name}.*"):
+            # a folder that its process has just renamed is gone
+            with _held(left) as is_free, suppress(FileNotFoundError):
+                if is_free and time.time() - left.stat().st_mtime > YOUNG:
+                    shutil.rmtree(left, ignore_errors=True)
+
     def store(self, pixels: PixelBuffer) -> None:
         """Write under a temporary name, and rename when all of it is on disk."""
-        temporary = self.folder.with_name(f".{self.folder.name}.{os.getpid()}")
-        shutil.rmtree(temporary, ignore_errors=True)
+        temporary = self.folder.with_name(f".{self.folder.name}.{uuid4().hex[:12]}")
         temporary.mkdir(parents=True)
+        with _held(temporary):
+            self._store(pixels, temporary)
+
+    def _store(self, pixels: PixelBuffer, temporary: Path) -> None:
         try:
             digest = hashlib.sha256()
             with (temporary / self._data.name).open("wb") as stream:
@@ -142,6 +159,33 @@ def _state(path: str) -> list[int] | None:
 def _digest(manifest: dict[str, Any]) -> str:
     """The SHA-256 of the manifest's values, however they are laid out."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[bool]:
+    """Hold a folder within the block, or until this process dies; False if another process holds it or it is gone.
+
+    Windows cannot lock folders: there, none is ever free, and what a kill leaves stays.
+    """
+    if os.name == "nt":
+        yield False
+        return
+    import fcntl
+
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # held, or a file system without locks
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
 
 
 def _to_disk(stream: Any) -> None:

@@ -168,6 +168,7 @@ def _decoded(
 
 def _usable(cache: PixelCache) -> bool:
     """Whether the cache can be loaded; says why if there is one and it cannot."""
+    cache.remove_left_over()
     if not cache.exists():
         return False
     mismatch = cache.mismatch()

@@ -26,15 +26,24 @@ def address_of(host: str, port: int) -> str:
     return f"http://{f'[{reachable}]' if ':' in reachable else reachable}:{port}/"
 
 
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket at an address, to be listened on; port 0 for any free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # said to be TCP, since asyncio sends answers at once on such sockets only: on others their second part waits until
+    # the client has acknowledged the first, 40 ms on Linux
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise OSError(f"port {port} of {host} must be free, got: {error.strerror}; choose --port") from None
+    return bound
+
+
 def serve(service: Service, access: Access, port: int) -> None:
     """Answer requests until SIGINT or SIGTERM; requests under way are then answered, new ones are not taken."""
-    family = socket.AF_INET6 if ":" in access.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((access.host, port))
-        except OSError as error:
-            raise OSError(f"port {port} of {access.host} must be free, got: {error.strerror}; choose --port") from None
+    with bound_socket(access.host, port) as listening:
         print(f"pfml serve: {address_of(access.host, listening.getsockname()[1])}  (Ctrl-C ends it)", flush=True)
         config = uvicorn.Config(
             create_app(service, access),

@@ -12,6 +12,9 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 __all__ = ["Batches", "BusyError", "Turnstile", "Workers"]
 
+#: Seconds that a thread has to end.
+ENDING = 5.0
+
 Arguments = ParamSpec("Arguments")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -76,8 +79,12 @@ class Batches(Generic[Item, Result]):
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """End the thread after what waits."""
+        """End the thread after what waits, and wait for that a while.
+
+        A thread that is still within torch when Python ends makes the whole process abort.
+        """
         self._waiting.put(None)
+        self._thread.join(ENDING)
 
     def _work(self) -> None:
         while (first := self._waiting.get()) is not None:
