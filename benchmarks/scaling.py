@@ -2,6 +2,7 @@
 
 python benchmarks/scaling.py                                            measured at 1, 2 and 4 ranks, beside the model
 python benchmarks/scaling.py --simulate --world 64 --classes 500000     the model alone, for ranks that are not there
+python benchmarks/scaling.py --time-model                               CPU time, predicted from other sizes and worlds
 
 Measured ranks are processes of this machine that talk by gloo. Pairs, bytes and held memory are those of the busiest
 rank. Times are ratios to one rank, of a rank's own work (its CPU time) and of the clock: the clock says nothing about a
@@ -28,14 +29,16 @@ from rich.table import Table
 from torch.multiprocessing.spawn import spawn
 
 from machine import peak_extra_bytes
-from pfml.distributed import ShardedPotentialFieldLoss, ShardedProblem, StepCost, step_cost
+from pfml.distributed import ShardedPotentialFieldLoss, StepCost, step_cost
 from pfml.distributed.meetings import part_sizes
-from pfml.field import PowerLaw
-from pfml.superposition import NORMALIZATIONS, Field
+from pfml.superposition import NORMALIZATIONS
+from scaling_time import TOLERANCE, Case, comparison, fitted, mean_work, shares, timed
 
 __all__ = ["Measured", "busiest", "main", "measure", "modelled"]
 
 MIB = 2**20
+#: Classes of the large run for which the time model says where the time would go.
+MANY_CLASSES = 500_000
 
 
 @dataclass(frozen=True)
@@ -50,14 +53,12 @@ class Measured:
 
 def modelled(options: argparse.Namespace, world: int, normalization: str) -> list[StepCost]:
     """The cost of a step on each rank, by the model."""
-    problem = ShardedProblem(
-        batch_sizes=part_sizes(options.batch, world),
-        num_classes=options.classes,
-        proxies_per_class=options.per_class,
-        embedding_dim=options.dim,
-        field=Field(PowerLaw(), normalization),
-    )
+    problem = _case(options, world, normalization, options.classes).problem()
     return [step_cost(problem, rank) for rank in range(world)]
+
+
+def _case(options: argparse.Namespace, world: int, normalization: str, classes: int) -> Case:
+    return Case(normalization, world, classes, options.batch, options.per_class, options.dim)
 
 
 def busiest(costs: Sequence[StepCost]) -> StepCost:
@@ -156,6 +157,32 @@ def _simulated_table(options: argparse.Namespace) -> Table:
     return table
 
 
+def _time_model(options: argparse.Namespace, console: Console) -> bool:
+    """Print measured beside predicted times, and where the time goes; whether all predictions hold."""
+    calibrating, predicted = (
+        [_case(options, world, name, size) for name in options.normalizations for size in sizes for world in worlds]
+        for sizes, worlds in (
+            (options.calibration_classes, options.calibration_worlds),
+            ([options.classes], options.worlds),
+        )
+    )
+    found = timed([*calibrating, *predicted], rounds=options.repeats)
+    models = {}
+    for name in options.normalizations:
+        cases = [case for case in calibrating if case.normalization == name]
+        models[name] = fitted([mean_work(case) for case in cases], [found[case].seconds for case in cases])
+    table, holds = comparison(
+        models, {case: found[case] for case in calibrating}, {case: found[case] for case in predicted}
+    )
+    console.print(_title(options), table)
+    far = [
+        _case(options, options.world, name, MANY_CLASSES)._replace(batch=64 * options.world)
+        for name in options.normalizations
+    ]
+    console.print(shares(models, [*predicted, *far]))
+    return holds
+
+
 def _title(options: argparse.Namespace) -> str:
     return f"B = {options.batch:,}, C = {options.classes:,}, M = {options.per_class}, D = {options.dim}, float32"
 
@@ -163,28 +190,44 @@ def _title(options: argparse.Namespace) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulate", action="store_true", help="the model alone, nothing is run")
+    parser.add_argument(
+        "--time-model", action="store_true", help="CPU time of --worlds at --classes, predicted from the calibration's"
+    )
+    parser.add_argument(
+        "--calibration-classes", type=int, nargs="+", default=[3_000, 4_500, 6_000], help="others than --classes"
+    )
+    parser.add_argument("--calibration-worlds", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--world", type=int, default=64, help="ranks to simulate")
     parser.add_argument(
         "--worlds", type=int, nargs="+", default=[1, 2, 4], help="ranks to run; 1 first, for the ratios"
     )
     parser.add_argument("--batch", type=int, help="samples of all ranks together; 256, or 64 for each simulated rank")
-    parser.add_argument("--classes", type=int, default=2_000)
+    parser.add_argument("--classes", type=int, help="2,000, or 8,000 with --time-model")
     parser.add_argument("--per-class", type=int, default=2, help="proxies of each class")
     parser.add_argument("--dim", type=int, help="of the embedding; 128, or 512 if simulated")
     parser.add_argument("--normalizations", nargs="+", choices=tuple(NORMALIZATIONS), default=list(NORMALIZATIONS))
-    parser.add_argument("--repeats", type=int, default=5, help="steps to time")
+    parser.add_argument("--repeats", type=int, default=5, help="steps to time; rounds with --time-model")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a table; 1 if a measured number is not the model's."""
-    options = _parser().parse_args(arguments)
+    """Print a table; 1 if a measured number is not the model's, or a time is not within the tolerance."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    options.classes = options.classes if options.classes is not None else (8_000 if options.time_model else 2_000)
+    if options.time_model and options.classes in options.calibration_classes:
+        parser.error(f"--calibration-classes must be others than those predicted, got {options.classes} in both")
     options.batch = options.batch if options.batch is not None else (64 * options.world if options.simulate else 256)
     options.dim = options.dim if options.dim is not None else (512 if options.simulate else 128)
     console = Console(width=160)
     if options.simulate:
         console.print(_simulated_table(options))
         return 0
+    if options.time_model:
+        holds = _time_model(options, console)
+        if not holds:
+            console.print(f"[red]a predicted time deviates by more than {TOLERANCE:.0%}: see the rows with !")
+        return 0 if holds else 1
     table, exact = _measured_table(options)
     console.print(table)
     if not exact:
