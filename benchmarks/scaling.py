@@ -144,7 +144,7 @@ def _measured_table(options: argparse.Namespace) -> tuple[Table, bool]:
 def _simulated_table(options: argparse.Namespace) -> Table:
     """What the busiest rank of a large world does in one step."""
     columns = ("normalization", "ranks", "proxies", "pairs", "of one rank's", "GFLOP", "sent, MiB", "received, MiB")
-    table = Table(*columns, "held, MiB", "rank by rank", title=_title(options))
+    table = Table(*columns, "held, MiB", "rank by rank", "FLOP per byte sent", title=_title(options))
     for normalization in options.normalizations:
         costs, alone = modelled(options, options.world, normalization), modelled(options, 1, normalization)[0]
         most, least = busiest(costs), min(cost.pairs for cost in costs)
@@ -153,6 +153,7 @@ def _simulated_table(options: argparse.Namespace) -> Table:
             normalization, f"{options.world}", f"{held:,}", f"{most.pairs:.3e}", f"1 / {alone.pairs / most.pairs:.1f}",
             f"{2 * options.dim * most.pairs / 1e9:,.0f}", f"{most.bytes_sent / MIB:,.0f}",
             f"{most.bytes_received / MIB:,.0f}", f"{most.bytes_held / MIB:,.0f}", f"{least / most.pairs:.3f}",
+            f"{2 * options.dim * most.pairs / most.bytes_sent:,.0f}" if most.bytes_sent else "none sent",
         )  # fmt: skip
     return table
 
@@ -167,19 +168,16 @@ def _time_model(options: argparse.Namespace, console: Console) -> bool:
         )
     )
     found = timed([*calibrating, *predicted], rounds=options.repeats)
-    models = {}
-    for name in options.normalizations:
-        cases = [case for case in calibrating if case.normalization == name]
-        models[name] = fitted([mean_work(case) for case in cases], [found[case].seconds for case in cases])
+    model = fitted([mean_work(case) for case in calibrating], [found[case].seconds for case in calibrating])
     table, holds = comparison(
-        models, {case: found[case] for case in calibrating}, {case: found[case] for case in predicted}
+        model, {case: found[case] for case in calibrating}, {case: found[case] for case in predicted}
     )
     console.print(_title(options), table)
-    far = [
+    large = [
         _case(options, options.world, name, MANY_CLASSES)._replace(batch=64 * options.world)
         for name in options.normalizations
     ]
-    console.print(shares(models, [*predicted, *far]))
+    console.print(shares(model, [*predicted, *large]))
     return holds
 
 
@@ -189,12 +187,13 @@ def _title(options: argparse.Namespace) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--simulate", action="store_true", help="the model alone, nothing is run")
-    parser.add_argument(
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--simulate", action="store_true", help="the model alone, nothing is run")
+    instead.add_argument(
         "--time-model", action="store_true", help="CPU time of --worlds at --classes, predicted from the calibration's"
     )
     parser.add_argument(
-        "--calibration-classes", type=int, nargs="+", default=[3_000, 4_500, 6_000], help="others than --classes"
+        "--calibration-classes", type=int, nargs="+", default=[3_000, 6_000], help="others than --classes"
     )
     parser.add_argument("--calibration-worlds", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--world", type=int, default=64, help="ranks to simulate")

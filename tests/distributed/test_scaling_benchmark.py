@@ -30,6 +30,7 @@ def test_half_a_million_classes_on_64_ranks(capsys):
     row_bytes = 4 * 512
     by_hand = 15_625 * row_bytes * 2 * 31.75 + 64 * (row_bytes + 8) * 63 + (4096 - 64) * row_bytes
     assert shown_sent == pytest.approx(by_hand / 2**20, rel=1e-2)
+    assert float(cells[-1].replace(",", "")) == pytest.approx(2 * 512 * pairs / 64 / by_hand, rel=1e-2)
 
 
 def test_a_measurement_beside_a_wrong_model_ends_with_1(monkeypatch, capsys):
@@ -159,9 +160,12 @@ def test_the_time_model_runs_the_sizes_it_is_told(times_by_known_prices, capsys)
 def test_where_the_time_of_a_large_run_would_go(times_by_known_prices, capsys):
     scaling.main(["--time-model", "--normalizations", "none"])
     (row,) = rows_of(capsys.readouterr().out, "none", "4,096", "500,000", "64")
-    pairs = 1_004_096 * 1_004_095 / 2 / 64
-    moved = 2 * 1_954 * 2**20 / 4  # as at 512 dimensions in the test above, at 128
-    assert float(row[-1]) == pytest.approx(3e-9 * pairs / (5e-9 * moved), rel=0.05)
+    plain = 3e-9 * 1_000_000**2 / 2 / 64
+    where_classes_meet = 1e-8 * 15_625 * (4_096 + 1_024)
+    moved = 5e-9 * 2 * 1_954 * 2**20 / 4  # as at 512 dimensions in the test above, at 128
+    shown = [float(cell.rstrip("%")) for cell in row[4:]]
+    parts = [plain, where_classes_meet, 0, moved, 1e-2]
+    assert shown == pytest.approx([100 * part / sum(parts) for part in parts], abs=0.3)
 
 
 def test_sizes_that_are_predicted_are_not_calibrated_with(capsys):
