@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
 import torch
 
 import pfml.files
+from pfml.bundles import _no_other_writer, read_bundle, write_bundle
 from pfml.files import DamagedFileError, load_tensors, refuse_non_finite, save_tensors, sha256_of, write_atomically
 
 
@@ -115,3 +119,41 @@ def test_numbers_that_are_not_finite_are_refused_by_tensor_and_place() -> None:
         refuse_non_finite({"w": torch.tensor([0.0, float("nan"), 1.0])}, "model.safetensors")
     with pytest.raises(DamagedFileError, match="'w'"):
         refuse_non_finite({"w": torch.tensor([float("inf")])}, "here")
+
+
+def write_often(folder: Path, number: int, together: Barrier, failures: SimpleQueue[str]) -> None:
+    """Replace a bundle and read it, again and again."""
+    torch.set_num_threads(1)
+    together.wait(60)
+    for turn in range(40):
+        try:
+            write_bundle(folder, "map", {"x": torch.tensor([number, turn])}, {"number": number, "turn": turn})
+            content, tensors = read_bundle(folder, "map")
+            if tensors["x"].tolist() != [content["number"], content["turn"]]:
+                failures.put(f"the tensors {tensors} beside {content}")
+        except Exception as error:
+            failures.put(f"{number}, {turn}: {error!r}")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot lock folders")
+def test_two_writers_of_one_bundle_do_not_disturb_each_other(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    together, failures = context.Barrier(2), context.SimpleQueue()
+    writers = [context.Process(target=write_often, args=(tmp_path, k, together, failures)) for k in range(2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert failures.empty(), failures.get()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot lock folders")
+def test_a_writer_that_waits_in_vain_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pfml.bundles.PATIENCE", 0.05)
+    with (
+        _no_other_writer(tmp_path),
+        pytest.raises(TimeoutError, match=r"has been written by another process for 0\.05 s"),
+    ):
+        write_bundle(tmp_path, "map", {"x": torch.ones(1)}, {})
+    write_bundle(tmp_path, "map", {"x": torch.ones(1)}, {})

@@ -4,13 +4,18 @@ A bundle `name` is a manifest `name.json`, which holds plain values and a checks
 that the manifest names with its sha256. The tensors lie in a file of a new name that is complete before the manifest
 is renamed into place. So whatever interrupts a save leaves the bundle that was there before. The checksum of a manifest
 also says what the tensors that replace its own will be called: beside these and the bundle itself, an interrupted save
-leaves one file at most. The next save removes both before it begins.
+leaves one file at most. The next save removes both before it begins. Writers of one folder wait for each other.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -31,6 +36,8 @@ __all__ = ["next_tensors", "read_bundle", "write_bundle"]
 FORMAT_VERSION = 1
 #: How often a reader begins anew when a writer has replaced what it was about to read.
 ATTEMPTS = 100
+#: Seconds that a writer waits for another one.
+PATIENCE = 600.0
 
 
 def write_bundle(folder: Path, name: str, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:
@@ -41,6 +48,11 @@ def write_bundle(folder: Path, name: str, tensors: dict[str, Tensor], content: d
     """
     refuse_non_finite(tensors, f"what is to be saved as {folder / name}")
     folder.mkdir(parents=True, exist_ok=True)
+    with _no_other_writer(folder):
+        _write_bundle(folder, name, tensors, content)
+
+
+def _write_bundle(folder: Path, name: str, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:
     _remove_left_over(folder, name, _named_file(folder / f"{name}.json"))
     file = next_tensors(folder, name)
     sha256 = save_tensors(file, tensors)
@@ -116,6 +128,37 @@ def next_tensors(folder: Path, name: str) -> Path:
     except (OSError, ValueError):
         code = uuid4().hex  # there is no bundle, or a damaged one, whose tensors may still be wanted
     return folder / f"{name}-{code[:8]}.safetensors"
+
+
+@contextmanager
+def _no_other_writer(folder: Path) -> Iterator[None]:
+    """Keep other processes and threads from writing bundles in `folder`: each would remove what the others write.
+
+    Windows, and file systems over a network that cannot lock folders, keep nobody out.
+    """
+    if os.name == "nt":
+        yield
+        return
+    import fcntl
+
+    descriptor, end = os.open(folder, os.O_RDONLY), time.monotonic() + PATIENCE
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
+                    break  # there are no locks here
+            if time.monotonic() > end:
+                raise TimeoutError(f"{folder} has been written by another process for {PATIENCE:g} s: end that one")
+            time.sleep(0.01)
+        yield
+    finally:
+        # closing alone would leave it locked as long as a process lives that was forked meanwhile
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
 
 
 def _named_file(path: Path) -> str | None:

@@ -4,8 +4,12 @@ import json
 import multiprocessing
 import multiprocessing.synchronize
 import os
+import shutil
 import time
+import warnings
 from collections.abc import Iterator
+from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import numpy as np
@@ -243,7 +247,7 @@ def test_two_runs_may_store_the_same_cache_at_once(
     rename, others = Path.rename, []
 
     def another_run_is_first(self: Path, target: Path) -> Path:
-        if not others:
+        if not others and self.name.startswith("."):
             others.append(target)
             open_images(images, cache=tmp_path)
         return rename(self, target)
@@ -255,6 +259,76 @@ def test_two_runs_may_store_the_same_cache_at_once(
     assert again.description.startswith("12 images read from a cache")
     assert torch.equal(mine.pixels.data, again.pixels.data)
     assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_run_goes_on_with_its_own_pixels_if_the_place_of_its_cache_is_taken(
+    images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def half_a_cache_comes_first(self: Path, target: Path) -> Path:
+        if self.name.startswith("."):
+            target.mkdir()
+            (target / "pixels.bin").write_bytes(b"")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", half_a_cache_comes_first)
+    mine = open_images(images, cache=tmp_path)
+    assert torch.equal(mine.pixels.image(0), read_rgb(images.images[0]))
+    assert hidden(tmp_path) == []
+    monkeypatch.undo()
+    with pytest.warns(UserWarning, match="is rebuilt: its manifest cannot be read"):
+        open_images(images, cache=tmp_path)
+
+
+@pytest.mark.parametrize("moment", ["before its sizes are read", "before its pixels are read"])
+def test_a_cache_that_vanishes_while_it_is_being_read_is_rebuilt(
+    images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    open_images(images, cache=tmp_path)
+    name = "sizes" if "sizes" in moment else "load"
+    ordinary = getattr(pixel_cache.PixelCache, name)
+
+    def late(self: pixel_cache.PixelCache) -> object:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return ordinary(self)
+
+    monkeypatch.setattr(pixel_cache.PixelCache, name, late)
+    with pytest.warns(UserWarning, match="damaged or just replaced"):
+        source = open_images(images, cache=tmp_path)
+    assert source.description.startswith("12 images decoded")
+    monkeypatch.undo()
+    assert open_images(images, cache=tmp_path).description.startswith("12 images read from a cache")
+
+
+def open_often(images: ImageSet, folder: Path, together: Barrier, failures: SimpleQueue[str]) -> None:
+    """Store and load caches at the same moments as other processes."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # a cache may be replaced while it is being read
+    for turn in range(20):
+        together.wait(60)
+        try:
+            for _ in range(2):
+                open_images(images, cache=folder / str(turn), workers=0)
+        except Exception as error:
+            failures.put(f"turn {turn}: {error!r}")
+
+
+def test_processes_that_decode_the_same_images_at_once_do_not_disturb_each_other(
+    images: ImageSet, tmp_path: Path
+) -> None:
+    context = multiprocessing.get_context("fork")
+    together, failures = context.Barrier(4), context.SimpleQueue()
+    workers = [context.Process(target=open_often, args=(images, tmp_path, together, failures)) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert failures.empty(), failures.get()
+    assert [worker.exitcode for worker in workers] == [0] * 4
+    for turn in tmp_path.iterdir():
+        assert hidden(turn) == []
+        assert open_images(images, cache=turn).description.startswith("12 images read from a cache")
 
 
 def store_and_stop(images: ImageSet, folder: Path, writing: multiprocessing.synchronize.Event) -> None:

@@ -5,6 +5,7 @@ import torch
 
 from pfml import PotentialFieldLoss
 from pfml.field import PowerLaw
+from pfml.losses.checks import deferred_checks
 from pfml.losses.trust import fit, trusted
 from pfml.superposition import Charges
 
@@ -89,6 +90,41 @@ def test_what_is_not_trusted_neither_acts_nor_is_acted_upon():
     torch.testing.assert_close(of_embeddings[~wrong], of_rest)
     torch.testing.assert_close(of_proxies, of_plain)
     assert of_embeddings[wrong].abs().max() == 0
+
+
+def test_a_batch_without_samples_is_the_field_of_the_proxies():
+    loss, plain = make(trust=0.3), make()
+    nothing, labels = torch.empty(0, DIM, dtype=torch.float64, requires_grad=True), torch.empty(0, dtype=torch.int64)
+    value = loss(nothing, labels)
+    assert value.item() == plain(nothing, labels).item()
+    value.backward()
+    assert loss.trusted(nothing, labels).tolist() == []
+
+
+def test_a_wrong_label_whose_check_is_deferred_is_the_affair_of_that_check():
+    loss = make(trust=0.3)
+    embeddings, labels = blobs(loss)
+    labels[7] = CLASSES
+    with deferred_checks() as checks:
+        assert torch.isfinite(loss(embeddings, labels))
+    assert checks[0].is_bad
+    with pytest.raises(ValueError, match=rf"labels must lie in \[0, {CLASSES}\), got {CLASSES} at index 7"):
+        checks[0].explain()
+
+
+def test_samples_that_feel_no_class_at_all_are_trusted():
+    loss = make(trust=0.3, proxy_space="free", normalize_embeddings=False, normalization="none").float()
+    embeddings, labels = blobs(loss)
+    assert loss.trusted(1e9 * embeddings.float(), labels).all()
+
+
+def test_many_proxies_are_looked_at_in_parts(monkeypatch):
+    loss = make(trust=0.3)
+    embeddings, labels = blobs(loss)
+    samples, proxies = loss._charges(embeddings, labels)
+    whole = fit(samples, proxies, CLASSES, loss.field.law)
+    monkeypatch.setattr("pfml.losses.trust.PAIRS_AT_ONCE", 7 * CLASSES * PER_CLASS)
+    torch.testing.assert_close(fit(samples, proxies, CLASSES, loss.field.law), whole)
 
 
 def test_evaluation_mode_trusts_every_label():

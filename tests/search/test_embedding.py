@@ -15,6 +15,7 @@ import torch
 import small_collection as helpers
 from pfml.data.image_set import ImageSet
 from pfml.evaluation import embed, open_embeddings, read_embeddings
+from pfml.evaluation.parts import part_names
 from pfml.files import DamagedFileError
 from pfml.models import load_embedder
 from pfml.search import IndexLockedError, OtherModelError, Share, embed_collection
@@ -191,6 +192,55 @@ def test_a_damaged_part_is_named_by_a_reader_and_embedded_again_by_the_next_run(
         assert update.added in (3, 4)
         assert [victim.name in damage for damage in update.damaged] == [True]
         assert files_of(tmp_path / "out") == expected
+
+
+def test_a_share_goes_on_when_another_one_has_just_removed_a_damaged_part(tmp_path, embedder, images, monkeypatch):
+    embed_collection(tmp_path / "out", embedder, [images], **SMALL)
+    expected = files_of(tmp_path / "out")
+    victim = min((tmp_path / "out").glob("part-*.json"))
+
+    def listed(folder):
+        names = part_names(folder)
+        victim.unlink()
+        return names
+
+    monkeypatch.setattr("pfml.search.embedding.part_names", listed)
+    gone = json.loads(victim.read_text())["images"]["path"]
+    added = embed_collection(tmp_path / "out", embedder, [images], share=Share(1, 2)).added
+    assert added == sum(Share(1, 2).holds(path) for path in gone)
+    monkeypatch.undo()
+    embed_collection(tmp_path / "out", embedder, [images])
+    assert len(open_embeddings(tmp_path / "out")) == 23
+    assert len(files_of(tmp_path / "out")) >= len(expected)
+
+
+def test_a_reader_beside_a_writer_finds_one_whole_state(tmp_path, embedder, images, monkeypatch):
+    embed_collection(tmp_path / "out", embedder, [images], **SMALL)
+    gone = min(images.rglob("*.png"))
+
+    def listed(folder):
+        names = part_names(folder)
+        if gone.exists():
+            gone.unlink()
+            embed_collection(tmp_path / "out", embedder, [images])
+        return names
+
+    monkeypatch.setattr("pfml.evaluation.collection.part_names", listed)
+    assert len(read_embeddings(tmp_path / "out")[0]) == 22
+
+
+def test_embeddings_that_were_replaced_since_they_were_opened_say_so(tmp_path, embedder, images):
+    embed_collection(tmp_path / "out", embedder, [images], **SMALL)
+    before = open_embeddings(tmp_path / "out")
+    min(images.rglob("*.png")).unlink()
+    embed_collection(tmp_path / "out", embedder, [images])
+    with pytest.raises(FileNotFoundError, match=r"part-000-.*\.json .* is gone: pfml embed has replaced it"):
+        before.vectors(before.paths)
+
+
+def test_a_part_must_hold_an_image(tmp_path, embedder, images):
+    with pytest.raises(ValueError, match="part_images must be an integer of at least 1, got 0"):
+        embed_collection(tmp_path / "out", embedder, [images], part_images=0)
 
 
 def test_a_share_checks_its_own_parts(tmp_path, embedder, images):

@@ -255,3 +255,14 @@ def test_a_segment_with_a_number_that_is_none_is_refused_by_its_name(tmp_path, b
     described = write_segment(tmp_path, Segment(vectors, torch.arange(5), *columns, *packed([UNKNOWN_FILE] * 5)))
     with pytest.raises(DamagedFileError, match=rf"1 NaN or Inf of 40 numbers in 'vectors' of .*{described.file}"):
         read_segment(tmp_path, described, 8)
+
+
+def test_a_look_at_the_state_before_finds_nothing_of_the_state_after(tmp_path):
+    index = small_index(tmp_path / "index", entries=20)
+    before = index._state
+    index.add(unit_vectors(1, seed=5), ["new.jpg"], model=MODEL)
+    index._state = before  # as a thread has it that came before the one which takes up the new state
+    assert index.find("new.jpg") is None
+    assert index.find("3.jpg").id == 3
+    with pytest.raises(KeyError, match="has no entry 20"):
+        index.vectors([3, 20])

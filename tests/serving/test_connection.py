@@ -23,8 +23,12 @@ class Hasty(BoundedConnection):
 
 
 async def app(scope, receive, send):
-    """The number of bytes that were sent, or 30 MB of zeros for /large, or "late" after a while for /late."""
+    """The number of bytes that were sent, after a while for /late, 30 MB of zeros for /large, a no for /refused."""
     if scope["type"] != "http":
+        return
+    if scope["path"] == "/refused":  # before the body has arrived
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"no"})
         return
     seen, more = 0, True
     while more:
@@ -129,6 +133,38 @@ def test_a_second_request_that_drips_is_closed_too(port):
         time.sleep(0.8)  # idle between requests, which is uvicorn's own affair
         caller.sendall(b"GET / HTT")
         assert all_received(caller).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_body_that_came_before_its_turn_and_then_stops_is_closed_too(port):
+    DISCONNECTED.clear()
+    with connected(port) as caller:
+        caller.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" + POST % 1000 + b"a few bytes")
+        assert answered(caller)[1] == b"0"
+        began = time.monotonic()
+        assert all_received(caller).startswith(b"HTTP/1.1 408 ")
+        assert time.monotonic() - began < 5
+    assert DISCONNECTED.wait(5)
+
+
+def test_several_requests_sent_at_once_are_all_answered(port):
+    with connected(port) as caller:
+        caller.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" + 2 * (POST % 3 + b"abc"))
+        answer = b""
+        while answer.count(b"200 OK") < 3 and (part := caller.recv(2**16)):
+            answer += part
+        assert answer.count(b"200 OK") == 3
+
+
+def test_a_request_after_a_refused_one_has_its_whole_time(port):
+    following = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+    with connected(port) as caller:
+        caller.sendall(POST.replace(b"/ ", b"/refused ") % 10 + b"abc")
+        assert answered(caller)[0].startswith(b"HTTP/1.1 401 ")
+        time.sleep(0.4)
+        caller.sendall(b"defghij" + following[:9])
+        time.sleep(0.4)  # together more than a request has
+        caller.sendall(following[9:])
+        assert answered(caller)[1] == b"0"
 
 
 def test_a_body_that_comes_slowly_but_steadily_is_taken(port):

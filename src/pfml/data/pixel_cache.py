@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -29,6 +30,8 @@ YOUNG = 60.0
 class PixelCache:
     """The pixels of one list of files, in a subfolder of `folder` named after that list and `short_side`.
 
+    Several processes may store and load it at once: it is put in its place, and taken from it, in one step.
+
     Args:
         folder: May hold the caches of any number of sets.
         paths: The files.
@@ -44,6 +47,7 @@ class PixelCache:
         self._files = [_state(path) for path in self.paths]
         self._manifest = self.folder / "manifest.json"
         self._data = self.folder / "pixels.bin"
+        self._found: dict[str, Any] | None = None  # the manifest that `mismatch` found to be right
 
     def exists(self) -> bool:
         return self.folder.exists()
@@ -61,19 +65,25 @@ class PixelCache:
         for path, stored, now in zip(self.paths, manifest["files"], expected["files"], strict=True):
             if stored != now:
                 return f"{path} has changed"
-        if not self._data.exists() or self._data.stat().st_size != manifest["bytes"]:
+        state = _state(str(self._data))
+        if state is None or state[0] != manifest["bytes"]:
             return "its pixels are not complete"
+        self._found = manifest
         return None
 
     def sizes(self) -> Tensor:
         """Heights and widths (N, 2)."""
-        return torch.tensor(self._sealed()["sizes"], dtype=torch.int64).reshape(-1, 2)
+        return torch.tensor(self._checked()["sizes"], dtype=torch.int64).reshape(-1, 2)
 
     def load(self) -> PixelBuffer | None:
-        """The pixels in memory, or None if they are not those that were stored."""
-        manifest = self._sealed()
+        """The pixels in memory, or None if they are not those that were stored, or have just been replaced."""
+        manifest = self._checked()
+        try:
+            stream = self._data.open("rb")
+        except FileNotFoundError:
+            return None
         data, digest = torch.empty(manifest["bytes"], dtype=torch.uint8), hashlib.sha256()
-        with self._data.open("rb") as stream:
+        with stream:
             for piece in data.split(PIECE):
                 view = memoryview(piece.numpy())
                 if stream.readinto(view) != len(view):  # type: ignore[attr-defined]
@@ -89,13 +99,16 @@ class PixelCache:
         """Remove what killed processes have left of this cache; what a living one writes stays."""
         for left in self.folder.parent.glob(f".{self.folder.name}.*"):
             # a folder that its process has just renamed is gone
-            with _held(left) as is_free, suppress(FileNotFoundError):
-                if is_free and time.time() - left.stat().st_mtime > YOUNG:
-                    shutil.rmtree(left, ignore_errors=True)
+            with suppress(FileNotFoundError):
+                if time.time() - left.stat().st_mtime > YOUNG:  # else its process is about to hold it, and must get it
+                    with _held(left) as is_free:
+                        if is_free:
+                            shutil.rmtree(left, ignore_errors=True)
 
     def store(self, pixels: PixelBuffer) -> None:
         """Write under a temporary name, and rename when all of it is on disk."""
-        temporary = self.folder.with_name(f".{self.folder.name}.{uuid4().hex[:12]}")
+        self._found = None
+        temporary = self._temporary()
         temporary.mkdir(parents=True)
         with _held(temporary):
             self._store(pixels, temporary)
@@ -118,14 +131,31 @@ class PixelCache:
             with (temporary / self._manifest.name).open("w") as text:
                 json.dump({**manifest, "manifest_sha256": _digest(manifest)}, text)
                 _to_disk(text)
-            shutil.rmtree(self.folder, ignore_errors=True)
-            try:
-                temporary.rename(self.folder)
-            except OSError:
-                if self.mismatch() is not None:  # else another process has stored the same meanwhile
-                    raise
+            self._put_in_place(temporary)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+    def _put_in_place(self, whole: Path) -> None:
+        """Make the folder `whole` the cache. One that is there is moved away: who reads it has all of it or nothing."""
+        replaced = self._temporary()
+        try:
+            with suppress(FileNotFoundError):
+                self.folder.rename(replaced)
+            whole.rename(self.folder)
+        except OSError as error:
+            # another process has put its own there in this moment, which will be compared by whoever reads it
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        finally:
+            shutil.rmtree(replaced, ignore_errors=True)
+
+    def _temporary(self) -> Path:
+        """A fresh name beside the cache, as `remove_left_over` knows it."""
+        return self.folder.with_name(f".{self.folder.name}.{uuid4().hex[:12]}")
+
+    def _checked(self) -> dict[str, Any]:
+        """The manifest that `mismatch` found to be right, though another process may have replaced it since."""
+        return self._sealed() if self._found is None else self._found
 
     def _sealed(self) -> dict[str, Any]:
         """The manifest; a ValueError unless it is what was stored."""

@@ -101,7 +101,7 @@ def open_images(
         )
     loaded = stored.load() if usable and stored is not None else None
     if usable and loaded is None and stored is not None:
-        warnings.warn(f"the cache {stored.folder} is rebuilt: its pixels are damaged", stacklevel=2)
+        warnings.warn(f"the cache {stored.folder} is rebuilt: its pixels are damaged or just replaced", stacklevel=2)
     pixels = loaded or decode(images.images, sizes, short_side, workers, track)
     if stored is not None and loaded is None:
         stored.store(pixels)

@@ -10,6 +10,7 @@ lock                 held by those who write
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -26,6 +27,8 @@ __all__ = ["EmbeddedImages", "open_embeddings", "read_settings", "write_settings
 KIND = "embedded images"
 #: Rows of a part that a place counts in; a part has fewer.
 ROWS = 2**32
+#: How often a reader begins anew when a writer has replaced what it was about to read.
+ATTEMPTS = 100
 
 
 class EmbeddedImages:
@@ -98,7 +101,13 @@ class EmbeddedImages:
 
     def _vectors(self, number: int) -> tuple[Part, Tensor]:
         name = self._names[number]
-        part = read_part(self.folder, name, self.settings)
+        try:
+            part = read_part(self.folder, name, self.settings)
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"{self.folder / name}.json must be as it was when these embeddings were opened, but it is gone: "
+                f"pfml embed has replaced it; open them again"
+            ) from None
         if name not in self._checked:
             part.check(self.folder)
             self._checked.add(name)
@@ -108,7 +117,11 @@ class EmbeddedImages:
 def open_embeddings(folder: str | Path) -> EmbeddedImages:
     """The embedded collection in `folder`, which `pfml embed --out FOLDER` wrote, as far as it has come."""
     folder = Path(folder)
-    return EmbeddedImages(folder, read_settings(folder))
+    settings = read_settings(folder)
+    for _ in range(ATTEMPTS):
+        with suppress(FileNotFoundError):  # a writer has replaced a part since its name was read
+            return EmbeddedImages(folder, settings)
+    raise OSError(f"{folder} was changed {ATTEMPTS} times while it was being read: try again later")
 
 
 def read_settings(folder: Path) -> PartSettings:

@@ -20,18 +20,30 @@ from pfml.superposition import Charges
 
 __all__ = ["fit", "trusted"]
 
+#: Pairs of a sample and a proxy that are looked at together, so that memory does not grow with their number.
+PAIRS_AT_ONCE = 2**24
+
 
 @torch.no_grad()
 def fit(samples: Charges, proxies: Charges, num_classes: int, law: DecayLaw) -> Tensor:
     """How strong its own class is at each sample, in units of the strongest other class, (n,).
 
-    The proxies are laid class by class, as many of each.
+    The proxies are laid class by class, as many of each. Where no class is felt at all, fit is 0 for every sample.
     """
-    r = torch.cdist(samples.positions(), proxies.positions())
-    by_class = -law.attraction(r).view(len(r), num_classes, -1).sum(dim=2)
-    own = by_class.gather(1, samples.labels[:, None])
-    strongest = by_class.scatter(1, samples.labels[:, None], 0.0).amax(dim=1)
-    return own[:, 0] / strongest
+    sources = proxies.positions()
+    rows = max(PAIRS_AT_ONCE // len(sources), 1)
+    parts = zip(samples.positions().split(rows), samples.labels.split(rows), strict=True)
+    return torch.cat([_fit(points, labels, sources, num_classes, law) for points, labels in parts])
+
+
+def _fit(points: Tensor, labels: Tensor, sources: Tensor, num_classes: int, law: DecayLaw) -> Tensor:
+    r = torch.cdist(points, sources)  # (n, C * M)
+    by_class = -law.attraction(r).view(len(r), num_classes, len(sources) // num_classes).sum(dim=2)  # (n, C)
+    # not by index: a label out of range, whose check may be deferred, must not make the device fail
+    is_own = labels[:, None] == torch.arange(num_classes, device=labels.device)
+    own = by_class.masked_fill(~is_own, 0.0).sum(dim=1)
+    strongest = by_class.masked_fill(is_own, 0.0).amax(dim=1)
+    return own / strongest.clamp_min(torch.finfo(r.dtype).tiny)  # far away, or under a steep law, both vanish
 
 
 @torch.no_grad()

@@ -93,10 +93,9 @@ def _settings(folder: Path, embedder: Embedder, dtype: str | None, part_images: 
     """The settings of the folder, which must be those that are asked for; written if the folder is new."""
     model = ModelIdentity.of(embedder)
     if not (folder / "embeddings.json").is_file():
-        fresh = PartSettings(
-            model.description, model.digest, embedder.embedding_dim, dtype or "float32", part_images or PART_IMAGES
-        )
-        write_settings(folder, fresh)
+        numbers = "float32" if dtype is None else dtype
+        images = PART_IMAGES if part_images is None else part_images
+        write_settings(folder, PartSettings(model.description, model.digest, embedder.embedding_dim, numbers, images))
     found = read_settings(folder)
     ModelIdentity(found.model_digest, found.model).require(model, f"the embeddings {folder}")
     for name, asked in (("dtype", dtype), ("part_images", part_images)):
@@ -132,6 +131,8 @@ class _Comparison:
             except DamagedFileError as error:
                 self.update.damaged.append(str(error))
                 remove_part(self.folder, name)
+                continue
+            except FileNotFoundError:  # another share has found it damaged in this moment
                 continue
             self._compare(part, workers)
 

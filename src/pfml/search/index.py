@@ -104,23 +104,25 @@ class ImageIndex:
     def entry(self, id: int) -> Entry:  # noqa: A002 - what it is called everywhere
         """The entry of an id; KeyError if there is none, or none any more."""
         state = self._state
-        row = int(torch.searchsorted(state.ids, id)) if len(state.ids) else 0
-        if row == len(state.ids) or int(state.ids[row]) != id or not bool(state.live[row]):
-            raise KeyError(f"the index {self.path} has no entry {id}")
-        return state.entry(row)
+        return state.entry(self._row(state, id))
 
     def find(self, path: str | Path) -> Entry | None:
         """The entry of an image by its path, None if there is none."""
         state = self._state
         row = state.row_of_path.get(str(path))
-        return None if row is None else state.entry(row)
+        # another thread may be taking up a newer state, which goes on with the paths of this one
+        return None if row is None or row >= len(state.ids) else state.entry(row)
 
     def vectors(self, ids: Sequence[int]) -> Tensor:
         """The vectors of some entries, (len(ids), D)."""
         state = self._state
-        for each in ids:
-            self.entry(each)
-        return state.vectors(torch.searchsorted(state.ids, torch.as_tensor(ids, dtype=torch.int64)))
+        return state.vectors(torch.tensor([self._row(state, each) for each in ids], dtype=torch.int64))
+
+    def _row(self, state: State, id: int) -> int:  # noqa: A002 - what it is called everywhere
+        row = int(torch.searchsorted(state.ids, id)) if len(state.ids) else 0
+        if row == len(state.ids) or int(state.ids[row]) != id or not bool(state.live[row]):
+            raise KeyError(f"the index {self.path} has no entry {id}")
+        return row
 
     def refresh(self) -> bool:
         """Take up what others have written since; whether there was anything."""

@@ -17,8 +17,8 @@ __all__ = ["BoundedConnection"]
 
 #: Seconds that a request has to arrive, at least.
 REQUEST_SECONDS = 20.0
-#: Bytes that earn it a further second: a full upload of 10 MiB may take five minutes.
-BYTES_PER_SECOND = 2**15
+#: Bytes that earn it a further second: a full upload of 10 MiB may take twenty minutes.
+BYTES_PER_SECOND = 2**13
 #: Seconds in which a client must read something of its answer.
 READING_SECONDS = 30.0
 #: Seconds from one look at a connection to the next.
@@ -55,12 +55,18 @@ class BoundedConnection(H11Protocol):
         if self._began is None:
             self._began, self._received = self.loop.time(), 0
         self._received += len(data)
+        was_refused = self._is_refused()
         super().data_received(data)
+        if was_refused and not self._is_refused():  # all of it has arrived, and the next request has a time of its own
+            self._began, self._received = self.loop.time(), 0
 
     def on_response_complete(self) -> None:
-        if self.conn.their_state is not h11.SEND_BODY:  # else what was refused is still arriving
-            self._began = None
+        is_refused = self._is_refused()
         super().on_response_complete()
+        if not is_refused:
+            # a request that came before its turn, with a part of its body, has begun here and not when data arrives
+            self._began = None if self.conn.their_state is h11.IDLE else self.loop.time()
+            self._received = 0
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP; in the middle of a body, whatever works on the request answers nobody then."""
@@ -70,6 +76,11 @@ class BoundedConnection(H11Protocol):
             self.transport.close()
         else:
             super().send_400_response(msg)
+
+    def _is_refused(self) -> bool:
+        """Whether a request has its answer, and is still arriving."""
+        is_answered = self.cycle is not None and self.cycle.response_complete
+        return is_answered and self.conn.their_state is h11.SEND_BODY
 
     def _give_up_request(self) -> None:
         if self.cycle is not None and not self.cycle.response_complete:

@@ -94,7 +94,8 @@ def _images_below(folder: Path) -> tuple[list[Path], list[Path]]:
             folders.clear()
             continue
         visited.add(real)
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        # in order, so that what links lead to twice is found under the same name on every machine
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in files:
             if not name.startswith("."):
                 is_image = os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
