@@ -217,3 +217,10 @@ def test_tune_says_what_a_space_looks_like(capsys, tmp_path):
     with pytest.raises(SystemExit) as exit_:
         main(["tune", "--config", "glyphs", "--space", "optimizer.lr=5", "--out", str(tmp_path / "tune")])
     assert "got '5'" in str(exit_.value)
+
+
+def test_a_command_that_ranks_cannot_share_is_refused(monkeypatch):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match="pfml tune: error: 2 processes cannot share its work: start it without torch"):
+        main(["tune", "--data.name", "glyphs"])

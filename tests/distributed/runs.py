@@ -91,6 +91,9 @@ def faulty_training(group, out, fault):
     if fault == "image":
         target, culprit = "pfml.data.decoded.resample", 1
         function = broken(resample, culprit, 2, ValueError("photo 7 cannot be read"))
+    elif fault == "memory":
+        target, culprit = "pfml.data.decoded.resample", 1
+        function = broken(resample, culprit, 2, MemoryError())
     elif fault == "disk":
         target, culprit = "pfml.training.checkpoint.save_checkpoint", 0
         function = broken(save_checkpoint, culprit, 0, OSError("no space left"))

@@ -1,13 +1,19 @@
 """What torchrun tells a process."""
 
 from dataclasses import replace
+from datetime import timedelta
+from unittest import mock
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
-from pfml.cli.train import is_restarted
+from pfml.cli.commands import COMMANDS
+from pfml.cli.parser import create_parser
+from pfml.cli.suggestions import with_suggestions
+from pfml.cli.train import is_restarted, train
 from pfml.distributed import Ranks, World, open_world
-from pfml.distributed.launch import Launch
+from pfml.distributed.launch import FailedElsewhereError, Launch, _guarded, first_words
 from pfml.training import DataConfig, LossConfig, RunConfig
 from pfml.training.config_files import write_config
 
@@ -23,6 +29,14 @@ def environment(monkeypatch):
     for name in (*ALL, "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.delenv(name, raising=False)
     return put
+
+
+@pytest.fixture
+def store(monkeypatch):
+    """What torchrun keeps for all ranks and starts; here they are all in this process."""
+    kept = HashStore()
+    monkeypatch.setattr("pfml.distributed.launch._meeting_place", lambda launch: kept)
+    return kept
 
 
 def test_a_process_that_nobody_launched_is_alone(environment):
@@ -80,3 +94,70 @@ def test_a_run_that_may_be_restarted_needs_a_name():
     with pytest.raises(ValueError, match="--out"):
         is_restarted(RunConfig(), None, Launch(size=2, may_restart=True))
     assert not is_restarted(RunConfig(), None, Launch(size=2))
+
+
+def test_the_first_words_are_those_of_the_first_rank_at_the_first_start(store):
+    words = iter(["three", "four"])
+    launches = [Launch(rank, 2, restarts=start, by_agent=True) for start in (0, 1) for rank in (0, 1)]
+    assert [first_words("epochs", lambda: next(words), launch) for launch in launches] == ["three"] * 4
+    assert first_words("crops", lambda: next(words), launches[0]) == "four"
+
+
+def test_a_process_that_nobody_launched_speaks_for_itself():
+    assert [first_words("epochs", lambda word=word: word, Launch()) for word in ("three", "four")] == ["three", "four"]
+
+
+def test_a_first_rank_that_ends_before_it_has_spoken_is_named(store, monkeypatch):
+    monkeypatch.setattr("pfml.distributed.launch.LONGEST_WAIT", timedelta(seconds=0.1))
+    with pytest.raises(FailedElsewhereError, match="rank 0 has ended before it could say how many epochs"):
+        first_words("how many epochs", str, Launch(1, 2, by_agent=True))
+
+
+def test_a_restart_does_not_go_on_with_a_run_that_was_there_before(store, tmp_path):
+    config = RunConfig(data=DataConfig("glyphs"))
+    ranks = [Launch(rank, 2, may_restart=True, by_agent=True) for rank in (0, 1)]
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.mkdir()
+    new.mkdir()
+    write_config(old / "config.yaml", config)
+    for out in (old, new):
+        assert not any(is_restarted(config, out, launch) for launch in ranks)
+    write_config(new / "config.yaml", config)  # by this run
+    again = [replace(launch, restarts=1) for launch in ranks]
+    assert [is_restarted(config, new, launch) for launch in again] == [True, True]
+    assert [is_restarted(config, old, launch) for launch in again] == [False, False]
+
+
+def test_what_is_suggested_is_the_same_on_all_ranks_and_at_all_starts(environment, store, monkeypatch, tmp_path):
+    epochs = iter(range(5, 100))  # as many as fit into the time, which nobody measures twice alike
+    monkeypatch.setattr("pfml.cli.suggestions._added", lambda *_: [f"--epochs={next(epochs)}"])
+    parser, arguments = create_parser(COMMANDS), ["train", f"--data.name={tmp_path}", "--seed=1"]
+    for start in ("0", "1"):
+        for rank in ("0", "1"):
+            environment(**{**ALL, "RANK": rank, "WORLD_SIZE": "2"})
+            environment(TORCHELASTIC_RESTART_COUNT=start, TORCHELASTIC_USE_AGENT_STORE="True")
+            assert with_suggestions(parser, arguments) == ["train", "--epochs=5", *arguments[1:]]
+
+
+@pytest.mark.parametrize(("error", "reason"), [(ValueError("no images"), "no images"), (KeyboardInterrupt(), "Keyb")])
+def test_the_others_are_told_why_a_rank_fails_also_by_an_error_without_a_text(error, reason):
+    pulse = mock.Mock(reason=None)
+    block = _guarded(mock.Mock(rank=1), pulse)
+    next(block)
+    with pytest.raises(type(error)):
+        block.throw(error)
+    assert pulse.report.call_args.args[0].startswith(f"rank 1 failed: {reason}")
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_a_run_that_was_not_begun_is_not_one_to_go_on_with(monkeypatch, tmp_path, is_begun):
+    def lost(device):
+        raise FailedElsewhereError("rank 1 of 2 has not come")
+
+    monkeypatch.setattr("pfml.distributed.launch.open_world", lost)
+    if is_begun:
+        write_config(tmp_path / "config.yaml", RunConfig())
+    for out in (tmp_path, None):
+        with pytest.raises(SystemExit) as ended:
+            train(RunConfig(device="cpu"), out=out)
+        assert ("--resume" in str(ended.value)) == (is_begun and out is not None)

@@ -124,6 +124,7 @@ def test_a_folder_that_holds_a_run_is_refused_by_all_ranks(world, tmp_path):
     ("fault", "kind", "words"),
     [
         ("image", "ValueError", "rank 1: photo 7 cannot be read"),
+        ("memory", "RuntimeError", "rank 1: MemoryError"),  # which says nothing itself
         ("network", "NonFiniteLossError", "at step 2 (epoch 1, batch 3), nothing was updated; its 31 images"),
         ("disk", "OSError", "rank 0: no space left"),
     ],

@@ -23,6 +23,7 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     name = arguments[0] if arguments else ""
     try:
+        refuse_ranks(name)
         if name in COMMANDS and COMMANDS[name].run_config:
             refuse_nothing(arguments)
             arguments = with_suggestions(parser, with_config_first(with_long_data(arguments)))
@@ -35,3 +36,15 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.stderr.write(f"pfml {name}: interrupted\n")
         sys.exit(130)
+
+
+def refuse_ranks(name: str) -> None:
+    """Raise ValueError if torchrun has started several processes of a command that would all do the same."""
+    from pfml.distributed.launch import Launch
+
+    size = Launch.of_process().size
+    if size > 1 and name in COMMANDS and not COMMANDS[name].ranks:
+        known = ", ".join(each for each, command in COMMANDS.items() if command.ranks)
+        raise ValueError(
+            f"{size} processes cannot share its work: start it without torchrun (those of {known} share theirs)"
+        )

@@ -51,11 +51,13 @@ class Command:
             without a default are positional.
         run_config: Whether the fields of `RunConfig` are options too, and --config reads them from a file; `function`
             gets them as `config`.
+        ranks: Whether several processes that torchrun starts share its work.
     """
 
     function: Callable[..., None]
     add_arguments: Callable[[Parser], None] | None = None
     run_config: bool = False
+    ranks: bool = False
 
     @property
     def summary(self) -> str:
@@ -64,10 +66,10 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {
-    "train": Command(train, add_train_arguments, run_config=True),
+    "train": Command(train, add_train_arguments, run_config=True, ranks=True),
     "tune": Command(tune, add_tune_arguments, run_config=True),
-    "evaluate": Command(evaluate),
-    "embed": Command(embed, add_embed_arguments),
+    "evaluate": Command(evaluate, ranks=True),
+    "embed": Command(embed, add_embed_arguments, ranks=True),
     "index": Command(index, add_index_arguments),
     "search": Command(search, add_search_arguments),
     "calibrate": Command(calibrate, add_calibrate_arguments),

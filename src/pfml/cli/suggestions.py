@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from dataclasses import replace
@@ -59,7 +60,7 @@ def with_suggestions(parser: Parser, arguments: list[str]) -> list[str]:
 
     Nothing is added for data sets by name, for a resumed run, and where a configuration says it all.
     """
-    from pfml.distributed.launch import Launch
+    from pfml.distributed.launch import first_words
 
     given = given_options(arguments)
     if given & SETTLED:
@@ -67,18 +68,24 @@ def with_suggestions(parser: Parser, arguments: list[str]) -> list[str]:
     user = _parsed(parser, arguments)
     if not is_own(user.data.name) or user.loss.name == "zero-shot":
         return arguments
+    # epochs and crops depend on how fast this machine is just now: every rank would find other ones
+    added = json.loads(first_words("what it suggests", lambda: json.dumps(_added(user, given, arguments[0]))))
+    return [arguments[0], *added, *arguments[1:]]
+
+
+def _added(user: RunConfig, given: set[str], command: str) -> list[str]:
+    """The options that suit the images, but for those that the user has decided; prints reasons."""
     console = create_console()
-    console.quiet = Launch.of_process().rank > 0
     suggestion = _suggestion(user, given, console)
     added = []
     print_line(console, "suggested for these images; any of it can be given instead:")
     for option, reason in suggestion.reasons.items():
-        if _is_decided(option, given) or (option == "data.validation" and arguments[0] == "tune"):
+        if _is_decided(option, given) or (option == "data.validation" and command == "tune"):
             continue  # tune divides the training classes itself
         value = _value(suggestion.config, option)
         added.append(f"--{option}={'null' if value is None else value}")
         print_line(console, f"  {added[-1].replace('=', ' ', 1)}: {reason}")
-    return [arguments[0], *added, *arguments[1:]]
+    return added
 
 
 def _is_decided(option: str, given: set[str]) -> bool:

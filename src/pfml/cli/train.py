@@ -47,7 +47,9 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
         print_line(console, f"{interrupt}; go on with: pfml train --resume {out}")
         sys.exit(128 + interrupt.signal)
     except FailedElsewhereError as error:
-        sys.exit(f"pfml train: error: {error}. Go on with --resume {out}, on any number of ranks")
+        is_there = out is not None and RunFolder(out).config.is_file()
+        advice = f". Go on with --resume {out}, on any number of ranks" if is_there else ""
+        sys.exit(f"pfml train: error: {error}{advice}")
     if not world.is_first:
         return
     print_results(console, results)
@@ -81,11 +83,23 @@ def _trained(
 
 def is_restarted(config: RunConfig, out: Path | None, launch: Launch) -> bool:
     """Whether torchrun has started all ranks anew, and the run in `out` is the one that they have begun."""
+    from pfml.distributed.launch import first_words
     from pfml.training.run import is_begun
+    from pfml.training.run_folder import RunFolder
 
     if launch.may_restart and out is None:
         raise ValueError("with --max-restarts the folder of the run must be named by --out, to be found again")
-    return out is not None and launch.restarts > 0 and is_begun(config, out)
+    if out is None or not launch.may_restart:
+        return False
+    folder = RunFolder(out)
+
+    def state() -> str:
+        return "taken" if folder.config.exists() or folder.checkpoints.exists() else "free"
+
+    # the first start refuses a folder that holds a run, and so must the next one: that run is not of this torchrun
+    if launch.by_agent and first_words(f"whether {out} is free", state, launch) == "taken":
+        return False
+    return launch.restarts > 0 and is_begun(config, out)
 
 
 def is_own(name: str) -> bool:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from pfml.distributed.pulse import ARRIVAL, Pulse
 from pfml.distributed.world import Ranks, World
 from pfml.losses.checks import CollapseWarning
 
-__all__ = ["FailedElsewhereError", "Launch", "open_world"]
+__all__ = ["FailedElsewhereError", "Launch", "first_words", "open_world"]
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 #: Longer than a rank may work on its own while the others wait for it; one that is gone is noticed by `Pulse`.
@@ -113,11 +114,43 @@ def open_world(device: torch.device) -> Iterator[World]:
             dist.destroy_process_group()
 
 
+def first_words(name: str, words: Callable[[], str], launch: Launch | None = None) -> str:
+    """What `words` gives on the first rank at the first of torchrun's starts: the same on all ranks, at all starts.
+
+    For what is decided before `open_world`, and would come out otherwise on another rank or at another time.
+
+    Args:
+        name: What it is, by a name of its own.
+        words: Called on the first rank only, and once; everywhere by a process that is alone.
+        launch: That of this process if None.
+
+    Raises:
+        FailedElsewhereError: If the first rank has ended before it could say it.
+    """
+    launch = launch or Launch.of_process()
+    if launch.size == 1 and not launch.by_agent:
+        return words()
+    store = PrefixStore("first words", _meeting_place(launch))
+    if launch.rank == 0 and not store.check([name]):
+        store.set(name, words())
+    try:
+        store.wait([name], LONGEST_WAIT)
+        return str(store.get(name).decode())
+    except RuntimeError as error:
+        said = str(error).split("\n")[0]
+        raise FailedElsewhereError(f"rank 0 has ended before it could say {name} ({said})") from error
+
+
 def _store(launch: Launch) -> Any:
-    """What all ranks can reach before they are connected; torchrun keeps one for all its starts."""
-    store = next(rendezvous("env://", launch.rank, launch.size, timeout=MEETING))[0]
+    """What the ranks of one start have in common."""
     # without a name of its own for each start, ranks would look for those that have ended
-    return PrefixStore(f"start {launch.restarts}", store)
+    return PrefixStore(f"start {launch.restarts}", _meeting_place(launch))
+
+
+@cache  # where rank 0 keeps the store itself, it ends with this object
+def _meeting_place(launch: Launch) -> Any:
+    """What all ranks can reach before they are connected; torchrun keeps one for all its starts."""
+    return next(rendezvous("env://", launch.rank, launch.size, timeout=MEETING))[0]
 
 
 def _guarded(world: Ranks, pulse: Pulse) -> Iterator[World]:
@@ -130,7 +163,7 @@ def _guarded(world: Ranks, pulse: Pulse) -> Iterator[World]:
         raise FailedElsewhereError(reason) from error
     except BaseException as error:
         if pulse.reason is None:
-            pulse.report(f"rank {world.rank} failed: {error or type(error).__name__}")
+            pulse.report(f"rank {world.rank} failed: {str(error) or type(error).__name__}")
         raise
 
 

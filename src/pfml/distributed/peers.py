@@ -119,7 +119,8 @@ class Peers:
 
     def _raise_together(self, failed: list[int], error: Exception | None) -> None:
         kind = next((index for index, known in enumerate(ERRORS) if isinstance(error, known)), 0)
-        texts = self.texts("" if error is None else f"{kind}{error}")
+        name = "" if isinstance(error, ERRORS) and str(error) else f"{type(error).__name__} "
+        texts = self.texts("" if error is None else f"{kind}{name}{error}".rstrip())
         first = texts[failed[0]]
         others = f" (and {len(failed) - 1} more of {self.world} ranks)" if len(failed) > 1 else ""
         raise ERRORS[int(first[0])](f"rank {failed[0]}: {first[1:]}{others}") from error

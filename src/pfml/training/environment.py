@@ -93,6 +93,6 @@ def reproducible(deterministic: bool) -> Iterator[None]:
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Torch's generators seeded within the block, and as they were after it."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(range(torch.cuda.device_count())):  # named, since torch warns of all of several GPUs
         torch.manual_seed(seed)
         yield

@@ -121,7 +121,7 @@ def whole_loss(loss: nn.Module, config: LossConfig, num_classes: int, embedding_
     state = gather_state(loss)
     if state is None:
         return None
-    with torch.random.fork_rng():
+    with torch.random.fork_rng([]):  # it draws where it is made, in main memory
         whole = create_loss(config, num_classes, embedding_dim)
     whole.load_state_dict(state)
     return whole
