@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from pfml.evaluation import embed, open_embeddings
+from pfml.evaluation import open_embeddings
 from pfml.search import ImageIndex, ModelIdentity, OtherModelError, Share, embed_collection, list_images, update_index
 from small_collection import NAMES, SMALL, write_collection
 from small_data import small_embedder
@@ -22,19 +22,6 @@ def images(tmp_path):
 @pytest.fixture
 def embedder():
     return small_embedder().eval()
-
-
-@pytest.fixture
-def embedded(monkeypatch):
-    """How many images pass through the network."""
-    counts = []
-
-    def counting(embedder, source, **options):
-        counts.append(len(source))
-        return embed(embedder, source, **options)
-
-    monkeypatch.setattr("pfml.search.one_pass.embed", counting)
-    return counts
 
 
 def test_an_index_from_embeddings_equals_one_made_directly(tmp_path, embedder, images, embedded):

@@ -40,19 +40,6 @@ def embedder():
     return small_embedder().eval()
 
 
-@pytest.fixture
-def embedded(monkeypatch):
-    """How many images pass through the network, part by part."""
-    counts = []
-
-    def counting(embedder, source, **options):
-        counts.append(len(source))
-        return embed(embedder, source, **options)
-
-    monkeypatch.setattr("pfml.search.one_pass.embed", counting)
-    return counts
-
-
 def oracle(embedder, images):
     files = sorted(images.rglob("*.png"))
     return [str(file) for file in files], embed(embedder, ImageSet.unlabelled(files))

@@ -30,19 +30,6 @@ def index(tmp_path, embedder):
     return ImageIndex.create(tmp_path / "index", ModelIdentity.of(embedder), 8)
 
 
-@pytest.fixture
-def embedded(monkeypatch):
-    """How many images pass through the network."""
-    counts = []
-
-    def counting(embedder, source, **options):
-        counts.append(len(source))
-        return embed(embedder, source, **options)
-
-    monkeypatch.setattr("pfml.search.one_pass.embed", counting)
-    return counts
-
-
 def names_of(index):
     return {entry.path.rpartition("images/")[2]: entry.class_name for entry in index.entries()}
 

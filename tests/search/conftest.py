@@ -1,0 +1,18 @@
+"""Fixtures of the tests of search."""
+
+import pytest
+
+from pfml.evaluation import embed
+
+
+@pytest.fixture
+def embedded(monkeypatch):
+    """How many images pass through the network, part by part."""
+    counts = []
+
+    def counting(embedder, source, **options):
+        counts.append(len(source))
+        return embed(embedder, source, **options)
+
+    monkeypatch.setattr("pfml.search.one_pass.embed", counting)
+    return counts
