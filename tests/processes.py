@@ -1,4 +1,4 @@
-"""Processes for tests: they fork from one that has imported torch, which takes a fresh interpreter seconds."""
+"""Processes for tests: none of them imports torch anew, which takes a fresh interpreter seconds."""
 
 import multiprocessing
 
@@ -7,3 +7,18 @@ CONTEXT = multiprocessing.get_context("forkserver")
 # installed modules only: a fork server does not know the folders of the tests
 IMPORTED = ("pfml.experiments.store", "pfml.export", "pfml.models.convnet", "pfml.search", "pfml.training")
 CONTEXT.set_forkserver_preload([*IMPORTED, "torch.distributed"])
+
+
+def failures_of_several(count, target, *arguments):
+    """What processes that do the same at once report; each calls target(*arguments, number, barrier, failures)."""
+    context = multiprocessing.get_context("fork")
+    together, failures = context.Barrier(count), context.SimpleQueue()
+    workers = [context.Process(target=target, args=(*arguments, k, together, failures)) for k in range(count)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    found = [f"process {k} ended with {worker.exitcode}" for k, worker in enumerate(workers) if worker.exitcode]
+    while not failures.empty():
+        found.append(failures.get())
+    return found

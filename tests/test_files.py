@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
@@ -14,6 +13,7 @@ import torch
 import pfml.files
 from pfml.bundles import _no_other_writer, read_bundle, write_bundle
 from pfml.files import DamagedFileError, load_tensors, refuse_non_finite, save_tensors, sha256_of, write_atomically
+from processes import failures_of_several
 
 
 def some_tensors() -> dict[str, torch.Tensor]:
@@ -137,14 +137,7 @@ def write_often(folder: Path, number: int, together: Barrier, failures: SimpleQu
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows cannot lock folders")
 def test_two_writers_of_one_bundle_do_not_disturb_each_other(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    together, failures = context.Barrier(2), context.SimpleQueue()
-    writers = [context.Process(target=write_often, args=(tmp_path, k, together, failures)) for k in range(2)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert failures.empty(), failures.get()
+    assert failures_of_several(2, write_often, tmp_path) == []
     assert len(list(tmp_path.iterdir())) == 2
 
 

@@ -6,17 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from noisy_runs import noisy_config
 from PIL import Image
 
 from pfml.cli import main
 from pfml.cli.console import create_console, print_scores
-from pfml.data import ImageSet, LabelNoise
+from pfml.data import ImageSet
 from pfml.data.corrections import Corrections
-from pfml.models import EmbedderConfig
-from pfml.training import DataConfig, LossConfig, RunConfig, run
+from pfml.training import run
 from pfml.training.config_files import read_config, write_config
 from pfml.training.run import prepare_data
-from small_data import small_config
 
 COLOURS = {"[/blue]": (20, 40, 220), "[red]": (220, 30, 30), "green": (30, 200, 40), "grey": (128, 128, 128)}
 
@@ -32,20 +31,8 @@ def noisy_run(tmp_path_factory):
             rows.append((f"{number}-{k}.png", name, "test" if name == "grey" else "train"))
     with open(folder / "table.csv", "w", newline="") as file:
         csv.writer(file).writerows([("path", "label", "split"), *rows])
-    small = small_config()
-    config = RunConfig(
-        epochs=1,
-        warm_up_epochs=0,
-        batch_norm="train",
-        batch=replace(small.batch, size=12, samples_per_class=4),
-        optimizer=replace(small.optimizer, lr=1e-5),
-        loss=LossConfig("pfml", {"proxies_per_class": 1}),
-        device="cpu",
-        data=DataConfig(str(folder / "table.csv"), noise=LabelNoise(rate=0.2)),
-        model=EmbedderConfig("convnet", weights="none", embedding_dim=8),
-    )
     out = tmp_path_factory.mktemp("runs") / "noisy"
-    run(config, out)
+    run(noisy_config(folder / "table.csv"), out)
     return out
 
 

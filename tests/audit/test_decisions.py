@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from noisy_runs import noisy_config
 from PIL import Image
 from test_audit import clusters
 
@@ -12,12 +13,10 @@ from pfml.audit import audit, audit_run, corrections_of, read_decisions, write_s
 from pfml.cli import main
 from pfml.data import ImageSet, LabelNoise, RetrievalData, load_data
 from pfml.data.corrections import Corrections
-from pfml.models import EmbedderConfig
 from pfml.report.audit_page import audit_page
 from pfml.report.page import render
-from pfml.training import DataConfig, LossConfig, RunConfig, run
+from pfml.training import DataConfig, run
 from pfml.training.run import prepare_data
-from small_data import small_config
 
 COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 40), "red": (220, 30, 30), "grey": (128, 128, 128)}
 
@@ -49,19 +48,7 @@ def pictures(tmp_path_factory):
 def noisy_run(pictures, tmp_path_factory):
     """A zero-shot run on the pictures with wrong labels: colours need no training."""
     out = tmp_path_factory.mktemp("runs") / "noisy"
-    small = small_config()
-    config = RunConfig(
-        epochs=1,
-        warm_up_epochs=0,
-        batch_norm="train",
-        batch=replace(small.batch, size=12, samples_per_class=4),
-        optimizer=replace(small.optimizer, lr=1e-5),
-        loss=LossConfig("pfml", {"proxies_per_class": 1}),
-        device="cpu",
-        data=DataConfig(str(pictures), noise=LabelNoise(rate=0.2)),
-        model=EmbedderConfig("convnet", weights="none", embedding_dim=8),
-    )
-    run(config, out)
+    run(noisy_config(pictures), out)
     return out
 
 

@@ -28,6 +28,7 @@ from pfml.data.randomness import generator_for
 from pfml.data.resampling import resample
 from pfml.data.sources import open_images
 from pfml.data.windows import Windows
+from processes import failures_of_several
 
 PREPROCESSING = Preprocessing(resize=24, crop=21)
 
@@ -301,7 +302,7 @@ def test_a_cache_that_vanishes_while_it_is_being_read_is_rebuilt(
     assert open_images(images, cache=tmp_path).description.startswith("12 images read from a cache")
 
 
-def open_often(images: ImageSet, folder: Path, together: Barrier, failures: SimpleQueue[str]) -> None:
+def open_often(images: ImageSet, folder: Path, number: int, together: Barrier, failures: SimpleQueue[str]) -> None:
     """Store and load caches at the same moments as other processes."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # a cache may be replaced while it is being read
@@ -311,21 +312,13 @@ def open_often(images: ImageSet, folder: Path, together: Barrier, failures: Simp
             for _ in range(2):
                 open_images(images, cache=folder / str(turn), workers=0)
         except Exception as error:
-            failures.put(f"turn {turn}: {error!r}")
+            failures.put(f"{number}, turn {turn}: {error!r}")
 
 
 def test_processes_that_decode_the_same_images_at_once_do_not_disturb_each_other(
     images: ImageSet, tmp_path: Path
 ) -> None:
-    context = multiprocessing.get_context("fork")
-    together, failures = context.Barrier(4), context.SimpleQueue()
-    workers = [context.Process(target=open_often, args=(images, tmp_path, together, failures)) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert failures.empty(), failures.get()
-    assert [worker.exitcode for worker in workers] == [0] * 4
+    assert failures_of_several(4, open_often, images, tmp_path) == []
     for turn in tmp_path.iterdir():
         assert hidden(turn) == []
         assert open_images(images, cache=turn).description.startswith("12 images read from a cache")

@@ -86,6 +86,7 @@ def test_an_opened_index_goes_on_searching_what_was_compacted_away(folder):
     writer.add(unit_vectors(10), [f"0/{k}.jpg" for k in range(10)], ["change 0"] * 10, model=MODEL)
     reader = ImageIndex.open(folder)
     writer.compact(grace_seconds=0)
+    assert reader.class_counts() == {"change 0": 10}
     require_whole(reader)
 
 

@@ -327,3 +327,10 @@ def test_a_model_that_computes_no_numbers_is_refused_with_the_image(tmp_path, em
     assert not list((tmp_path / "out").glob("part-*"))
     with pytest.raises(FileNotFoundError, match="there is no embeddings.json"):
         read_embeddings(tmp_path)
+
+
+def test_a_file_where_the_folder_should_be_is_named(tmp_path, embedder, images):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(NotADirectoryError, match="out must be a folder for the parts, and there is a file"):
+        embed_collection(tmp_path / "out", embedder, [images])
+    assert (tmp_path / "out").read_text() == "mine"

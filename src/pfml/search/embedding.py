@@ -74,6 +74,8 @@ def embed_collection(
         IndexLockedError: If another process is writing all images, or this one wants to while shares are written.
     """
     folder, update = Path(folder), CollectionUpdate()
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} must be a folder for the parts, and there is a file: choose another name")
     folder.mkdir(parents=True, exist_ok=True)
     with WriterLock(folder, shared=not share.is_whole).held():
         settings = _settings(folder, embedder, dtype, part_images)

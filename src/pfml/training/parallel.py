@@ -45,7 +45,9 @@ def require_same_task(config: TrainConfig, data: RetrievalData, world: World) ->
     """Refuse ranks that would train on other images or in another way than the first."""
     if not isinstance(world, Ranks):
         return
-    task = {**plain(config), "the training images or labels": data.train.fingerprint()}
+    parts = {"training": data.train, "test": data.test, "gallery": data.gallery, "validation": data.validation}
+    digests = {f"the {name} images or labels": each.fingerprint() for name, each in parts.items() if each is not None}
+    task = {**plain(config), **digests}
     task = {name: value for name, value in task.items() if name not in ("device", "storage")}
     by_rank = [json.loads(text) for text in world.control.texts(json.dumps(task))]
     for rank, other in enumerate(by_rank):
