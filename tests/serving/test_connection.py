@@ -1,6 +1,7 @@
 """Connections whose clients are too slow, over sockets, with times that a test can wait for."""
 
 import asyncio
+import contextlib
 import socket
 import threading
 import time
@@ -11,7 +12,7 @@ pytest.importorskip("fastapi", reason="pfml serve needs the extra serve")
 import uvicorn
 
 from pfml.serving.connection import BYTES_PER_SECOND, BoundedConnection
-from pfml.serving.server import bound_socket
+from pfml.serving.server import listening_socket
 
 POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
 
@@ -48,17 +49,25 @@ async def app(scope, receive, send):
 DISCONNECTED = threading.Event()
 
 
-@pytest.fixture(scope="module")
-def server():
-    with bound_socket("127.0.0.1", 0) as listening:
-        config = uvicorn.Config(app, http=Hasty, lifespan="off", log_level="error", timeout_keep_alive=5)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-        thread.start()
-        server.port = listening.getsockname()[1]
+@contextlib.contextmanager
+def running(listening):
+    """The server of `app` at a socket, in a thread."""
+    config = uvicorn.Config(app, http=Hasty, lifespan="off", log_level="error", timeout_keep_alive=5)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
         yield server
+    finally:
         server.should_exit = True
         thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with listening_socket("127.0.0.1", 0) as listening, running(listening) as server:
+        server.port = listening.getsockname()[1]
+        yield server
 
 
 @pytest.fixture
@@ -98,6 +107,13 @@ def test_small_answers_are_sent_at_once(server, port):
         sockets = [one.transport.get_extra_info("socket") for one in server.server_state.connections]
         assert sockets
         assert all(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for one in sockets)
+
+
+def test_who_calls_before_the_server_runs_is_answered_once_it_does():
+    with listening_socket("127.0.0.1", 0) as listening, connected(listening.getsockname()[1]) as caller:
+        caller.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        with running(listening):
+            assert answered(caller)[1] == b"0"
 
 
 def test_silence_is_closed(port):

@@ -26,24 +26,28 @@ def address_of(host: str, port: int) -> str:
     return f"http://{f'[{reachable}]' if ':' in reachable else reachable}:{port}/"
 
 
-def bound_socket(host: str, port: int) -> socket.socket:
-    """A socket at an address, to be listened on; port 0 for any free one."""
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens at an address; port 0 for any free one.
+
+    Callers wait from now on, and are answered once the server runs: an address that was printed is never refused.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # said to be TCP, since asyncio sends answers at once on such sockets only: on others their second part waits until
     # the client has acknowledged the first, 40 ms on Linux
-    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(CONNECTIONS)
     except OSError as error:
-        bound.close()
+        listening.close()
         raise OSError(f"port {port} of {host} must be free, got: {error.strerror}; choose --port") from None
-    return bound
+    return listening
 
 
 def serve(service: Service, access: Access, port: int) -> None:
     """Answer requests until SIGINT or SIGTERM; requests under way are then answered, new ones are not taken."""
-    with bound_socket(access.host, port) as listening:
+    with listening_socket(access.host, port) as listening:
         print(f"pfml serve: {address_of(access.host, listening.getsockname()[1])}  (Ctrl-C ends it)", flush=True)
         config = uvicorn.Config(
             create_app(service, access),
