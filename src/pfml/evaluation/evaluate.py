@@ -101,11 +101,13 @@ def embed(
     autocast: torch.dtype | None = None,
     track: Track | None = None,
     world: World | None = None,
+    features: bool = False,
 ) -> Tensor:
     """The embeddings of all images, (N, D) float32, in their order and on the device of the embedder.
 
-    Images are resized and cropped as the embedder's preprocessing says. The arguments are those of `evaluate`. Several
-    ranks embed whole batches each, so that the result is that of one process to the bit, and each has all of it.
+    Images are resized and cropped as the embedder's preprocessing says. The arguments are those of `evaluate`; with
+    `features` it is what the head's linear layer gets instead, (N, F). Several ranks embed whole batches each, so that
+    the result is that of one process to the bit, and each has all of it.
     """
     world = world or World()
     if batch_size < 1:
@@ -116,7 +118,8 @@ def embed(
     source = open_images(images, device=place, track=track) if isinstance(images, ImageSet) else images
     batches = [indices for indices in torch.arange(len(source.sizes)).split(batch_size) if len(indices)]
     mine = batches[world.part(len(batches))]
-    result = torch.empty(sum(map(len, mine)), embedder.embedding_dim, device=place)
+    network, width = (embedder.features, embedder.head.num_features) if features else (embedder, embedder.embedding_dim)
+    result = torch.empty(sum(map(len, mine)), width, device=place)
     mixed = contextlib.nullcontext() if autocast is None else torch.autocast(place.type, dtype=autocast)
     plan = [embedder.preprocessing.windows(indices, source.sizes) for indices in mine]
     cropped = zip(plan, source.crops(plan), strict=True)
@@ -124,7 +127,7 @@ def embed(
     with world.together(), evaluation_mode(embedder), mixed:
         for windows, crops in track(cropped, "embedding", len(plan)) if track is not None else cropped:
             with torch.inference_mode():  # not around the crops: threads make them, which know nothing of it
-                points = embedder(send(crops, place)).float()
+                points = network(send(crops, place)).float()
             result[done : done + len(windows)] = points
             done += len(windows)
     return gathered_batches(result, batches, world)

@@ -104,6 +104,12 @@ class Embedder(nn.Module):
         """Unit vectors (B, D) in float32 of RGB images (B, 3, H, W), floats in [0, 1] or uint8."""
         return self.head(self.backbone(self.preprocessing.normalize(images)))
 
+    def features(self, images: Tensor) -> Tensor:
+        """What the head's linear layer gets for images as in `forward`, (B, F) in float32."""
+        maps = self.backbone(self.preprocessing.normalize(images))
+        with torch.autocast(maps.device.type, enabled=False):
+            return self.head.pooled(maps)
+
     def head_parameters(self) -> list[nn.Parameter]:
         """The parameters that no published weights exist for."""
         return list(self.head.parameters())

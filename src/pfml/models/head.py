@@ -75,13 +75,16 @@ class Head(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Unit vectors (B, D) in float32 of a feature map (B, C, h, w) or of tokens (B, T, C)."""
         with torch.autocast(features.device.type, enabled=False):
-            pooled = POOLINGS[self.pooling](self._tokens(features))
-            if self.layer_norm == "features":
-                pooled = F.layer_norm(pooled, (self.num_features,))
+            pooled = self.pooled(features)
             embedding = pooled if self.linear is None else self.linear(pooled.to(self.linear.weight.dtype)).float()
             if self.layer_norm == "embedding":
                 embedding = F.layer_norm(embedding, (self.embedding_dim,))
             return unit(embedding)
+
+    def pooled(self, features: Tensor) -> Tensor:
+        """What the linear layer gets, (B, C) in float32."""
+        pooled = POOLINGS[self.pooling](self._tokens(features))
+        return F.layer_norm(pooled, (self.num_features,)) if self.layer_norm == "features" else pooled
 
     def extra_repr(self) -> str:
         return f"{self.num_features} -> {self.embedding_dim}, pooling={self.pooling}, layer_norm={self.layer_norm}"

@@ -135,6 +135,8 @@ class TrainConfig:
     Args:
         epochs: Passes over the training images.
         warm_up_epochs: First epochs in which only the embedding layer and the proxies train, at full rate.
+        head_start: Where the embedding layer starts: "random"; or from the features of the training images, "principal"
+            or "whitened" (see `pfml.models.head_start`), for a trunk with pretrained weights.
         batch_norm: "train"; "freeze" (Proxy Anchor's sense: statistics frozen, the affine part trained once a warm-up
             has ended); "freeze-all" (the affine part too, throughout).
         evaluate_every: Epochs between evaluations on the unseen classes; the last epoch is always evaluated.
@@ -151,6 +153,7 @@ class TrainConfig:
 
     epochs: int = 200
     warm_up_epochs: int = 1
+    head_start: Literal["random", "principal", "whitened"] = "random"
     batch_norm: Literal["train", "freeze", "freeze-all"] = "freeze"
     loss: LossConfig = field(default_factory=LossConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)

@@ -30,6 +30,7 @@ from pfml.files import write_atomically
 from pfml.losses.checks import DeferredCheck, deferred_checks
 from pfml.models import Embedder
 from pfml.models.batch_norm import set_trainable, start_training_mode
+from pfml.models.head_start import require_layer, start_head
 from pfml.training.checkpoint import CheckpointWriter
 from pfml.training.config import TrainConfig
 from pfml.training.environment import compiled, compiles, precision, reading_lag, reproducible, resolve_device
@@ -127,6 +128,7 @@ class Training:
         echo = ECHO_SECONDS if self.world.size > 1 else 0.0
         with stop_wish(echo_seconds=echo) as wish, reproducible(self.config.deterministic):
             if self.step == 0:
+                self.place_head()
                 self.place_proxies()
             self.monitor.start(self.config.epochs, len(self.batches), self.step)
             try:
@@ -261,6 +263,16 @@ class Training:
             f"are listed in {self.folder.failed_batch}. A lower learning rate or gradient clipping may help"
         )
 
+    def place_head(self) -> None:
+        """Start the embedding layer from features of the training set where the configuration asks for it."""
+        start, head = self.config.head_start, self.embedder.head
+        if start == "random":
+            return
+        require_layer(head, start)
+        features = self.embeddings("train", features=True)
+        start_head(head, start, features, self.labels)
+        self.world.copy_first(list(head.state_dict().values()))
+
     def place_proxies(self) -> None:
         """Start proxies from embeddings of the training set where the loss asks for it."""
         if getattr(self.loss, "proxies_ready", True):
@@ -301,9 +313,10 @@ class Training:
         )
         return metrics.as_dict()
 
-    def embeddings(self, role: str) -> Tensor:
-        """Embeddings of all images of a part of the data, as evaluation sees them."""
-        return embed(self.embedder, self.sources[role], autocast=precision(self.config.autocast), world=self.world)
+    def embeddings(self, role: str, *, features: bool = False) -> Tensor:
+        """Embeddings (or features) of all images of a part of the data, as evaluation sees them."""
+        mixed = precision(self.config.autocast)
+        return embed(self.embedder, self.sources[role], autocast=mixed, world=self.world, features=features)
 
     def finish(self) -> dict[str, Any]:
         """Save embedder and loss, measure how well proxies fit their data, write the results."""

@@ -1,0 +1,58 @@
+"""Where the embedding layer of a run starts."""
+
+import pytest
+import torch
+
+from pfml.evaluation import embed
+from pfml.models import create_embedder
+from pfml.models.head_start import start_head
+from pfml.training import train
+from pfml.training.checkpoint import load_checkpoint
+from small_data import InterruptAt, letters, small_config, small_embedder
+
+
+@pytest.mark.parametrize("start", ["principal", "whitened"])
+def test_a_run_starts_its_head_from_the_features_of_its_training_images(tmp_path, monkeypatch, start):
+    seen = []
+    monkeypatch.setattr("pfml.training.loop.Training.train_epoch", lambda self, wish: seen.append(self) or _end(self))
+    monkeypatch.setattr("pfml.training.loop.Training.finish", lambda self: {})
+    torch.manual_seed(1)
+    train(small_embedder(), letters(), small_config(head_start=start), out=tmp_path / "run")
+    torch.manual_seed(1)
+    expected = small_embedder()
+    features = embed(expected, letters().train, features=True)
+    assert features.shape == (len(letters().train), expected.head.num_features)
+    torch.testing.assert_close(expected.head.linear(features), expected.head.linear(expected_inputs(expected)))
+    start_head(expected.head, start, features, letters().train.labels)
+    torch.testing.assert_close(seen[0].embedder.head.linear.weight, expected.head.linear.weight)
+    torch.testing.assert_close(seen[0].embedder.head.linear.bias, expected.head.linear.bias)
+
+
+def _end(training):
+    training.epoch = training.config.epochs
+
+
+def expected_inputs(embedder):
+    """What the linear layer really gets."""
+    caught = []
+    handle = embedder.head.linear.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0].clone()))
+    embed(embedder, letters().train)
+    handle.remove()
+    return torch.cat(caught)
+
+
+def test_a_run_that_goes_on_does_not_start_its_head_again(tmp_path):
+    def trained(name, **options):
+        torch.manual_seed(1)
+        train(small_embedder(), letters(), small_config(head_start="whitened"), out=tmp_path / name, **options)
+        return load_checkpoint(tmp_path / name / "checkpoints")[0]["embedder/head.linear.weight"]
+
+    with pytest.raises(KeyboardInterrupt):
+        trained("halves", monitor=InterruptAt(3))
+    assert torch.equal(trained("halves", resume=True), trained("whole"))
+
+
+def test_a_head_that_cannot_start_so_is_refused_before_the_first_step(tmp_path):
+    config = small_config(head_start="whitened")
+    with pytest.raises(ValueError, match=r"head_start='whitened' needs a head with a linear layer"):
+        train(create_embedder("convnet", embedding_dim=None), letters(), config, out=tmp_path / "run")
