@@ -70,6 +70,14 @@ def _recipe(**options: Any) -> dict[str, Any]:
     return EIGHT | {"loss.name": "trial", "loss.options": {"trust": 0.3, **options}}
 
 
+WHITENED = {"head_start": "whitened"}
+
+
+def _local(alpha: float, delta: float, delta_rep: float, **more: Any) -> dict[str, Any]:
+    """A logarithmic field that starts near its data: a whitened head, and proxies among the samples."""
+    return EIGHT | WHITENED | _log(alpha, delta, delta_rep, **{"sample_sample": 0.2, "proxy_init": "kmeans", **more})
+
+
 #: Eq. 6 without pairs of proxies, which gains from a lower learning rate and more time.
 SLOW = PLUS5 | {"schedule.name": "cosine", "loss.options": NO_PROXY_PAIRS}
 
@@ -220,6 +228,29 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "5 mix, lr 3e-5, head 2e-4": (FIELD, _recipe(mix=2.0) | {"optimizer.lr": 3e-5, "optimizer.head_lr": 2e-4}),
     "5 mix, trust .1": (FIELD, _recipe(mix=2.0, trust=0.1)),
     "5 mix, relabel": (FIELD, _recipe(mix=2.0, relabel=True)),
+    # sixth round: heads that start from features (the lead of the linear probes), fields of the data's own scale
+    "6 pa": (PROXY_ANCHOR, EIGHT),
+    "6 pa, principal": (PROXY_ANCHOR, EIGHT | {"head_start": "principal"}),
+    "6 pa, whitened": (PROXY_ANCHOR, EIGHT | WHITENED),
+    "6 pa, whitened, no warm-up": (PROXY_ANCHOR, EIGHT | WHITENED | {"warm_up_epochs": 0}),
+    "6 pa, whitened, lr 3e-5": (PROXY_ANCHOR, EIGHT | WHITENED | {"optimizer.lr": 3e-5}),
+    "6 pa, whitened, avg": (PROXY_ANCHOR, EIGHT | WHITENED | {"model.pooling": "avg"}),
+    "6 pa, whitened, no LayerNorm": (PROXY_ANCHOR, EIGHT | WHITENED | {"model.layer_norm": "none"}),
+    "6 no proxy pairs, whitened": (FIELD, EIGHT | WHITENED | {"schedule.name": "step"}),
+    "6 no proxy pairs, whitened, kmeans": (
+        FIELD,
+        EIGHT | WHITENED | {"schedule.name": "step", "loss.options": NO_PROXY_PAIRS | {"proxy_init": "kmeans"}},
+    ),
+    "6 literal, whitened, kmeans": (FIELD, EIGHT | WHITENED | {"loss.options": LITERAL | {"proxy_init": "kmeans"}}),
+    "6 log 24, 1, 1.3": (FIELD, _local(24, 1.0, 1.3) | {"head_start": "random"}),
+    "6 log 24, 1, 1.3, whitened": (FIELD, _local(24, 1.0, 1.3)),
+    "6 log 24, .7, 1, whitened": (FIELD, _local(24, 0.7, 1.0)),
+    "6 log 24, .5, .8, whitened": (FIELD, _local(24, 0.5, 0.8)),
+    "6 log 24, .7, 1, whitened, trust .3": (FIELD, _local(24, 0.7, 1.0, trust=0.3)),
+    "6 log 24, 1, 1.3, whitened, trust .3": (FIELD, _local(24, 1.0, 1.3, trust=0.3)),
+    "6 multi-similarity, whitened": (PROXY_ANCHOR, EIGHT | WHITENED | _method("multi-similarity")),
+    "6 proxy-nca, whitened": (PROXY_ANCHOR, EIGHT | WHITENED | _method("proxy-nca")),
+    "6 fast-ap, whitened": (PROXY_ANCHOR, EIGHT | WHITENED | _method("fast-ap")),
     # on the test classes, beside what the fifth round chose
     "t pa": (PROXY_ANCHOR, EIGHT),
     "t literal": (FIELD, EIGHT | {"loss.options": LITERAL}),
