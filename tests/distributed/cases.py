@@ -90,6 +90,29 @@ def errors_of_a_step(group, options, spread, deal, dtype, sizes=()):
     )
 
 
+def trusted_samples(group, options, spread, deal, sizes=()):
+    """What `trusted` tells this rank, and the gradient of its embeddings in training and in evaluation mode."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    state = state_of(spread, *sizes)
+    sizes = batch_sizes(len(state.samples), world, deal)
+    mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+    loss = shard_of(whole_loss(state, options, torch.float32), group, options)
+    gradients = []
+    for training in (True, False):
+        part = state.samples[mine].clone().requires_grad_()
+        loss.train(training)(part, state.sample_labels[mine]).backward()
+        gradients.append(part.grad)
+    return loss.trusted(state.samples[mine], state.sample_labels[mine]), *gradients
+
+
+def errors_of_mixed_modes(group, options):
+    """What a loss raises that rank 1 has in evaluation mode and the others in training mode, and a value after it."""
+    state = state_of(0.4)
+    loss = shard_of(whole_loss(state, options, torch.float32), group, options).train(dist.get_rank(group) != 1)
+    message = message_of(loss, state.samples, state.sample_labels)
+    return message, loss.train()(state.samples, state.sample_labels).item()
+
+
 def two_steps_and_half_precision(group):
     """Values and gradients of two equal steps, bit by bit, and the types of the gradients of float16 embeddings."""
     rank = dist.get_rank(group)
@@ -119,7 +142,9 @@ def step_cost_of(group, options, deal, dtype, with_gradient):
     state = state_of(0.4)
     sizes = batch_sizes(len(state.samples), world, deal)
     mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
-    loss = shard_of(whole_loss(state, options, dtype), group, options)
+    whole = whole_loss(state, options, dtype)
+    kept = whole.trusted(state.samples.to(dtype), state.sample_labels)
+    loss = shard_of(whole, group, options)
     posted = {dist.isend: 0, dist.irecv: 0}
     post = dist.batch_isend_irecv
 
@@ -142,6 +167,7 @@ def step_cost_of(group, options, deal, dtype, with_gradient):
         with_gradient=with_gradient,
         samples_on_sphere=loss.normalize_embeddings,
         proxies_on_sphere=loss.proxy_space != "free",
+        trusted_sizes=[int(part.sum()) for part in kept.split(sizes)] if loss.trust else None,
     )
     return tuple(loss.last_step), tuple(step_cost(problem, rank))
 
@@ -266,12 +292,12 @@ def errors_of_forward(group, fault, culprits):
     return message, loss(*good).item()
 
 
-def shard_of_stored_state(group, whole):
+def shard_of_stored_state(group, whole, options):
     """The proxies of a rank that loads its part of a whole state, and what is gathered from all of them."""
     from pfml.distributed import gather_rows, gather_state, shard_state
 
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    loss = ShardedPotentialFieldLoss(5, 4, proxies_per_class=3, alpha=2.0, group=group)
+    loss = ShardedPotentialFieldLoss(5, 4, proxies_per_class=3, alpha=2.0, group=group, **options)
     loss.load_state_dict(shard_state(whole, rank=rank, world=world))
     moments = gather_rows(loss, 2 * loss.proxies)
     gathered = gather_state(loss)

@@ -1,5 +1,7 @@
 """The model of a step's cost, against what steps report, and the plan of who meets whom."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from cases import step_costs
@@ -43,6 +45,9 @@ def test_ranks_share_the_pairs_evenly(world):
         {"proxy_space": "free", "normalize_embeddings": False},
         {**LOG, "proxy_attraction": False, "proxy_repulsion": False},
         {**WIDE, "sample_sample": False},
+        {**WIDE, "trust": 0.9},
+        {**LOG, "trust": 0.9},
+        {"normalization": "anchor", "alpha": 16.0, "proxy_space": "free", "trust": 0.9},
     ],
     ids=str,
 )
@@ -58,3 +63,21 @@ def test_what_is_sent_is_received():
         problem = ShardedProblem((7, 0, 3, 9, 2), 1000, 3, 16, Field(PowerLaw(), normalization))
         costs = [step_cost(problem, rank) for rank in range(problem.world)]
         assert sum(cost.bytes_sent for cost in costs) == sum(cost.bytes_received for cost in costs) > 0
+
+
+def test_what_is_sent_for_trust_grows_with_the_batch_and_not_with_the_classes():
+    batch = (7, 0, 3, 9, 2)
+
+    def sent_for_trust(sizes, num_classes, rank):
+        plain = ShardedProblem(sizes, num_classes, 3, 16, Field(PowerLaw()))
+        with_trust = replace(plain, trusted_sizes=sizes)
+        assert sum(step_cost(with_trust, rank).bytes_sent for rank in range(5)) == sum(
+            step_cost(with_trust, rank).bytes_received for rank in range(5)
+        )
+        return step_cost(with_trust, rank).bytes_sent - step_cost(plain, rank).bytes_sent
+
+    for rank in range(5):
+        few, many = sent_for_trust(batch, 16, rank), sent_for_trust(batch, 100_001, rank)
+        assert few == many
+        assert 0 < many <= 5 * 8 * sum(batch)
+        assert sent_for_trust([10 * size for size in batch], 16, rank) == pytest.approx(10 * few, rel=0.05)

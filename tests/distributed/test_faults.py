@@ -21,6 +21,7 @@ def test_without_a_process_group_the_error_says_how_to_make_one():
         ({"proxy_init": "kmeans"}, ["proxy_init", "kmeans"]),
         ({"network_gradients": "summed"}, ["network_gradients"]),
         ({"proxy_init_norm": 1.0}, ["proxy_init_norm"]),
+        ({"trust": 0.3}, ["trust", "[None, 0.3, None]"]),
     ],
 )
 def test_other_hyperparameters_on_one_rank_are_named_on_all(world, odd, words):
@@ -39,6 +40,9 @@ def test_other_hyperparameters_on_one_rank_are_named_on_all(world, odd, words):
         ({"proxies_per_class": -1}, "ValueError", "proxies_per_class must be an integer >= 0, got -1"),
         ({"backend": "dense"}, "ValueError", "backend of a sharded loss must be 'auto' or 'tiled', got 'dense'"),
         ({"network_gradients": "mean"}, "ValueError", "network_gradients must be one of"),
+        ({"trust": 1.5}, "ValueError", "trust must lie in [0, 1], got 1.5"),
+        ({"trust": 0.3, "proxies_per_class": 0}, "ValueError", "trust needs proxies of two classes or more"),
+        ({"trust": 0.3, "potential": "cpml"}, "ValueError", "trust needs an attraction that decays"),
         ({"normalize_embeddings": "no"}, "TypeError", "normalize_embeddings must be True or False"),
     ],
 )

@@ -12,6 +12,8 @@ import pytest
 import torch
 from runs import outcome, training
 
+from pfml.training.run_folder import RunFolder
+
 PROGRAM = Path(__file__).parent / "rank_program.py"
 ENVIRONMENT = {
     **os.environ,
@@ -87,8 +89,9 @@ GLYPHS = {
 }
 
 
-def train_command(out):
-    return ["-m", "pfml.cli", "train", *(f"--{name}={value}" for name, value in GLYPHS.items()), f"--out={out}"]
+def train_command(out, **changes):
+    options = {**GLYPHS, **changes}
+    return ["-m", "pfml.cli", "train", *(f"--{name}={value}" for name, value in options.items()), f"--out={out}"]
 
 
 def children(parent):
@@ -122,3 +125,25 @@ def test_a_signal_to_torchrun_stops_all_ranks_at_one_step_with_one_checkpoint(tm
     assert text.count(f"stopped at step {step}, state saved; go on with: pfml train --resume") == 1
     resumed = torchrun("-m", "pfml.cli", "train", "--resume", str(tmp_path / "run"))
     assert "last epoch, epoch 1" in resumed.communicate(timeout=300)[0]
+
+
+@pytest.mark.slow
+def test_a_run_that_does_not_trust_every_label_is_that_of_one_process(tmp_path):
+    changes = {"loss.options.trust": 0.9, "batch.size": 560, "optimizer.lr": 1e-4}
+    alone = [sys.executable, *train_command(tmp_path / "one", **changes)]
+    agents = [
+        torchrun(*train_command(tmp_path / "ranks", **changes)),
+        subprocess.Popen(alone, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True),
+    ]
+    for agent in agents:
+        text = agent.communicate(timeout=300)[0]
+        assert agent.returncode == 0, text
+    (tensors, state), (expected, expected_state) = (outcome(tmp_path / name) for name in ("ranks", "one"))
+    assert state["step"] == expected_state["step"] > 4
+    for name, value in expected.items():
+        if not name.startswith("optimizer/"):
+            torch.testing.assert_close(tensors[name], value, rtol=1e-3, atol=1e-4)
+    losses, expected_losses = (
+        [entry["loss"] for entry in RunFolder(tmp_path / name).entries("step")] for name in ("ranks", "one")
+    )
+    assert losses == pytest.approx(expected_losses, rel=1e-4)

@@ -34,6 +34,8 @@ def assert_same_run(folder, expected, *, error=1e-4):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=error)
 
 
+#: Embeddings that have learned little: nearly half of each batch is left out.
+TRUST = {"loss": LossConfig("pfml-log", {"proxies_per_class": 3, "reduction": "points", "trust": 0.9})}
 CASES = {
     "pfml": {},
     "warm-up, log": {
@@ -41,6 +43,7 @@ CASES = {
         "loss": LossConfig("pfml-log", {"proxies_per_class": 2, "reduction": "points"}),
     },
     "kmeans": {"loss": LossConfig("pfml", {"proxies_per_class": 3, "proxy_init": "kmeans", "reduction": "points"})},
+    "trust": TRUST,
     "proxy anchor": {"loss": LossConfig("proxy-anchor"), "optimizer": OptimizerConfig("sgd", lr=1e-3, momentum=0.9)},
     "hist": {"loss": LossConfig("hist", {"hidden_dim": 16})},
     "float16": {"autocast": "float16", "epochs": 1},
@@ -59,17 +62,19 @@ def test_the_steps_are_those_of_one_process(world, tmp_path, case, size):
         assert answers[0]["alignment"] == pytest.approx(expected["alignment"], rel=1e-3)
 
 
-def test_a_run_goes_from_4_ranks_to_2_to_1_and_from_1_to_4(world, tmp_path):
-    training(None, tmp_path / "one", {})
-    assert world.run(training, 4, tmp_path / "down", {}, False, 3) == [None] * 4
+@pytest.mark.parametrize("case", ["pfml", "trust"])
+def test_a_run_goes_from_4_ranks_to_2_to_1_and_from_1_to_4(world, tmp_path, case):
+    changes = CASES[case]
+    training(None, tmp_path / "one", changes)
+    assert world.run(training, 4, tmp_path / "down", changes, False, 3) == [None] * 4
     assert outcome(tmp_path / "down")[1]["step"] == 3
-    assert world.run(training, 2, tmp_path / "down", {}, True, 2) == [None] * 2
+    assert world.run(training, 2, tmp_path / "down", changes, True, 2) == [None] * 2
     assert outcome(tmp_path / "down")[1]["step"] == 5
-    training(None, tmp_path / "down", {}, resume=True)
+    training(None, tmp_path / "down", changes, resume=True)
     assert_same_run(tmp_path / "down", tmp_path / "one")
 
-    training(None, tmp_path / "up", {}, interrupt_at=3)
-    world.run(training, 4, tmp_path / "up", {}, True)
+    training(None, tmp_path / "up", changes, interrupt_at=3)
+    world.run(training, 4, tmp_path / "up", changes, True)
     assert_same_run(tmp_path / "up", tmp_path / "one")
     steps = [entry["step"] for entry in RunFolder(tmp_path / "up").entries("step")]
     assert steps == list(range(1, 9))

@@ -8,15 +8,16 @@ from pfml.distributed import shard_rows, shard_state
 from pfml.losses import PotentialFieldLoss
 
 
-def whole_loss():
-    return PotentialFieldLoss(5, 4, proxies_per_class=3, alpha=2.0)
+def whole_loss(**options):
+    return PotentialFieldLoss(5, 4, proxies_per_class=3, alpha=2.0, **options)
 
 
-def test_a_state_goes_from_4_ranks_to_2_to_1_to_3_unchanged(world):
-    start = whole_loss()
+@pytest.mark.parametrize("options", [{}, {"trust": 0.3}], ids=str)
+def test_a_state_goes_from_4_ranks_to_2_to_1_to_3_unchanged(world, options):
+    start = whole_loss(**options)
     state = start.state_dict()
     for size in (4, 2, 1, 3):
-        answers = world.run(shard_of_stored_state, size, state)
+        answers = world.run(shard_of_stored_state, size, state, options)
         sizes = [len(proxies) for proxies, _, _ in answers]
         assert sum(sizes) == 15
         assert max(sizes) - min(sizes) <= 1
@@ -26,7 +27,7 @@ def test_a_state_goes_from_4_ranks_to_2_to_1_to_3_unchanged(world):
         assert torch.equal(state["_extra_state"], start.state_dict()["_extra_state"])
         assert torch.equal(moments, 2 * start.proxies)
         assert all(gathered is None for _, gathered, _ in answers[1:])
-    again = whole_loss()
+    again = whole_loss(**options)
     again.load_state_dict(state)
     assert torch.equal(again.proxies, start.proxies)
 

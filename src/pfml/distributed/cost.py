@@ -14,6 +14,7 @@ from typing import NamedTuple
 from pfml.backends.sweep import PREPARED_BYTES
 from pfml.distributed.meetings import length, meetings, num_pairs, part_sizes
 from pfml.distributed.sharded_field import block_counts, counts_at_all
+from pfml.distributed.sharded_trust import cuts
 from pfml.superposition import Field, PairWeights
 
 __all__ = ["RECORD_NUMBERS", "ShardedProblem", "StepCost", "step_cost"]
@@ -45,6 +46,8 @@ class ShardedProblem:
         number_bytes: 4 for float32, 8 for float64.
         with_gradient: False for a forward pass that nobody will differentiate.
         samples_on_sphere, proxies_on_sphere: Whether they are normalised by the loss.
+        trusted_sizes: How many samples of each rank are trusted, in training mode of a loss with `trust`, which the
+            values decide; None where all labels count.
     """
 
     batch_sizes: Sequence[int]
@@ -57,6 +60,12 @@ class ShardedProblem:
     with_gradient: bool = True
     samples_on_sphere: bool = True
     proxies_on_sphere: bool = True
+    trusted_sizes: Sequence[int] | None = None
+
+    @property
+    def field_sizes(self) -> Sequence[int]:
+        """How many samples of each rank are in the field."""
+        return self.batch_sizes if self.trusted_sizes is None else self.trusted_sizes
 
     @property
     def world(self) -> int:
@@ -81,14 +90,15 @@ def step_cost(problem: ShardedProblem, rank: int) -> StepCost:
 
 
 def _pairs(problem: ShardedProblem, rank: int) -> int:
-    num_samples, proxy_sizes = sum(problem.batch_sizes), problem.proxy_sizes
+    num_samples, proxy_sizes = sum(problem.field_sizes), problem.proxy_sizes
+    for_trust = 0 if problem.trusted_sizes is None else sum(problem.batch_sizes) * proxy_sizes[rank]
     of_samples, of_mixed, of_proxies = block_counts(problem.field, problem.weights)
     once = (
         counts_at_all(of_samples) * num_pairs(part_sizes(num_samples, problem.world), rank)
         + counts_at_all(of_mixed) * num_samples * proxy_sizes[rank]
         + counts_at_all(of_proxies) * num_pairs(proxy_sizes, rank)
     )
-    return problem.sweeps * once
+    return problem.sweeps * once + for_trust
 
 
 def _visits(problem: ShardedProblem, rank: int) -> list[tuple[int, int]]:
@@ -108,13 +118,16 @@ def _traffic(problem: ShardedProblem, rank: int) -> tuple[int, int]:
     row = problem.embedding_dim * problem.number_bytes  # a point, or a force
     to_each = 8 * RECORD_NUMBERS + mine * (8 + row)  # labels are int64
     sent, received = others * to_each, others * 8 * RECORD_NUMBERS + (total - mine) * (8 + row)
-    both = _summed(1, problem.world, rank)
+    going_home, coming_home = _traffic_for_trust(problem, rank)
+    sent, received = sent + going_home, received + coming_home
+    mine, total = problem.field_sizes[rank], sum(problem.field_sizes)
+    both = _over_ranks(1, problem.world, rank)
     rule, forces = problem.field.rule, problem.with_gradient
     if rule.linear:
         sweeps = [(row, row if forces else 0)]  # what each visitor brings, and what it takes home
     else:
         sweeps = [(row, 16), (row + 2 * problem.number_bytes, row)][: problem.sweeps]  # sums are two float64
-        both = _summed(2 * total, problem.world, rank) + (both if rule.proxies_are_anchors else 0)
+        both = _over_ranks(2 * total, problem.world, rank) + (both if rule.proxies_are_anchors else 0)
     for brought, taken_home in sweeps:
         for away, guests in _visits(problem, rank):
             sent += away * brought + guests * taken_home
@@ -124,8 +137,17 @@ def _traffic(problem: ShardedProblem, rank: int) -> tuple[int, int]:
     return sent + both, received + both
 
 
-def _summed(numbers: int, world: int, rank: int) -> int:
-    """Bytes sent, and as many received, to add `numbers` float64 over ranks."""
+def _traffic_for_trust(problem: ShardedProblem, rank: int) -> tuple[int, int]:
+    """Bytes sent and received to choose the trusted samples: classes that are cut go home, then the strongest win."""
+    if problem.trusted_sizes is None:
+        return 0, 0
+    cut, strengths = cuts(problem.proxy_sizes, problem.proxies_per_class, rank), 8 * sum(problem.batch_sizes)
+    both = _over_ranks(2 * sum(problem.batch_sizes), problem.world, rank)
+    return both + strengths * (cut.home is not None), both + strengths * len(cut.guests)
+
+
+def _over_ranks(numbers: int, world: int, rank: int) -> int:
+    """Bytes sent, and as many received, to add up `numbers` float64 over ranks, or to find the largest ones."""
     mine = part_sizes(numbers, world)[rank]
     return 8 * (numbers - mine + (world - 1) * mine)
 
@@ -133,11 +155,12 @@ def _summed(numbers: int, world: int, rank: int) -> int:
 def _held(problem: ShardedProblem, rank: int) -> int:
     """The most bytes of charges and of what is added up for them, at any time."""
     row = problem.embedding_dim * problem.number_bytes
-    mine, linear = problem.batch_sizes[rank], problem.field.rule.linear
-    most = 0
+    mine, linear = problem.field_sizes[rank], problem.field.rule.linear
+    in_choice = (*problem.batch_sizes, *problem.field_sizes, problem.proxy_sizes[rank])  # two copies of those trusted
+    most = 0 if problem.trusted_sizes is None else sum(in_choice) * (row + 8)
     for sweep in range(problem.sweeps):
         forces = problem.with_gradient and (linear or sweep == 1)
-        samples = _group_bytes(problem, sum(problem.batch_sizes), problem.samples_on_sphere, forces)
+        samples = _group_bytes(problem, sum(problem.field_sizes), problem.samples_on_sphere, forces)
         proxies = _group_bytes(problem, problem.proxy_sizes[rank], problem.proxies_on_sphere, forces)
         taken_home = (0 if linear or sweep == 1 else 16) + forces * row
         guests = [

@@ -85,12 +85,9 @@ class Peers:
 
     def scattered_sum(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
         """This rank's part of the sum of all ranks' `rows`, (sizes[rank], ...)."""
-        outgoing = rows.contiguous().split(list(sizes))
-        mine = outgoing[self.rank]
-        incoming = [mine if peer == self.rank else torch.empty_like(mine) for peer in range(self.world)]
-        self.exchange(list(enumerate(outgoing)), list(enumerate(incoming)))
-        total = incoming[0].clone()
-        for part in incoming[1:]:
+        first, *others = self._scattered(rows, sizes)
+        total = first.clone()
+        for part in others:
             total += part
         return total
 
@@ -98,6 +95,20 @@ class Peers:
         """The sum of all ranks' `values`, the same bits on every rank."""
         sizes = part_sizes(values.numel(), self.world)
         return self.gathered(self.scattered_sum(values.flatten(), sizes), sizes).view(values.shape)
+
+    def largest(self, values: Tensor) -> Tensor:
+        """The largest of all ranks' `values`, place by place."""
+        sizes = part_sizes(values.numel(), self.world)
+        parts = self._scattered(values.flatten(), sizes)
+        return self.gathered(torch.stack(parts).amax(dim=0), sizes).view(values.shape)
+
+    def _scattered(self, rows: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """What each rank has in the rows that are this rank's, by rank."""
+        outgoing = rows.contiguous().split(list(sizes))
+        mine = outgoing[self.rank]
+        incoming = [mine if peer == self.rank else torch.empty_like(mine) for peer in range(self.world)]
+        self.exchange(list(enumerate(outgoing)), list(enumerate(incoming)))
+        return incoming
 
     def texts(self, mine: str) -> list[str]:
         """One text of each rank, by rank."""

@@ -18,19 +18,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from pfml.backends.sweep import Counts, Group, sweep_block
 from pfml.backends.tiled import centred_groups, group_of
 from pfml.distributed.meetings import Meeting, meetings, part_sizes, part_slice
 from pfml.distributed.peers import Peers
+from pfml.losses.trust import some_of
 from pfml.precision import full_precision
 from pfml.superposition import Charges, Field, PairWeights, source_weights
 
-__all__ = ["ShardedEnergy", "ShardedField", "block_counts", "counts_at_all"]
+__all__ = ["LocalEnergy", "ShardedEnergy", "ShardedField", "block_counts", "counts_at_all"]
 
 #: How much a pair of the own class and one of another class count at either end.
 BlockCounts = tuple[Counts, Counts]
@@ -69,7 +71,7 @@ class ShardedField:
     """One step's field as this rank sees it.
 
     Attributes:
-        batch_sizes: How many samples each rank has brought.
+        batch_sizes: How many samples of each rank are in the field.
         proxy_sizes: How many proxies each rank holds.
         pairs: How many pairs this rank has computed so far.
         bytes_held: The most that the charges and all that is added up for them have taken so far.
@@ -87,6 +89,14 @@ class ShardedField:
     proxies: Group = dataclasses.field(init=False)
     of_guests: Tensor = dataclasses.field(init=False)  # what guests have summed here: their part of a linear energy
     on_sphere: bool = dataclasses.field(init=False)  # the proxies
+
+    def trusted_samples(self, samples: Charges, proxies: Charges, keep: Tensor) -> Charges:
+        """Those of all ranks' samples that `keep`, (B,), leaves in the field; what it took to choose them is noted."""
+        kept = some_of(samples, keep)
+        self.batch_sizes = [int(part.sum()) for part in keep.cpu().split(list(self.batch_sizes))]
+        self.pairs += len(samples.points) * len(proxies.points)
+        self.bytes_held = sum(charges.points.nbytes + charges.labels.nbytes for charges in (samples, kept, proxies))
+        return kept
 
     def energy(self, samples: Charges, proxies: Charges, *, with_gradient: bool) -> ShardedEnergy:
         """The energy of all samples and of all ranks' proxies, of which `proxies` are this rank's."""
@@ -202,3 +212,23 @@ def _group_bytes(group: Group) -> int:
     """What a group takes."""
     tensors = (group.points, group.labels, group.inverse_norms, group.squared_norms, group.sums, group.slopes)
     return sum(tensor.nbytes for tensor in (*tensors, group.gradient, group.prepared) if tensor is not None)
+
+
+class LocalEnergy(torch.autograd.Function):
+    """An energy whose gradient is already here when it is asked for.
+
+    Of a function that computes a `ShardedEnergy`, a factor of the samples' gradient, and what the gradients are of.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, compute: Any, factor: float, embeddings: Tensor, proxies: Tensor) -> Tensor:
+        energy, of_samples, of_proxies = compute()
+        ctx.factor = factor
+        ctx.save_for_backward(of_samples, of_proxies)
+        return energy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[None, None, Tensor, Tensor]:
+        of_samples, of_proxies = ctx.saved_tensors
+        return None, None, (scale * ctx.factor) * of_samples, scale * of_proxies

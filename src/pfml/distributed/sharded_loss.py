@@ -9,16 +9,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Generator, Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from pfml.distributed.cost import StepCost
 from pfml.distributed.meetings import part_sizes, part_slice
 from pfml.distributed.peers import Peers
 from pfml.distributed.placement import normal_rows, sample_rows
-from pfml.distributed.sharded_field import ShardedEnergy, ShardedField
-from pfml.distributed.shards import check_shard, checked_batch, extra_state, require_equal
+from pfml.distributed.sharded_field import LocalEnergy, ShardedField
+from pfml.distributed.sharded_trust import sharded_fit
+from pfml.distributed.shards import agreed_batch, check_options, check_shard, checked_batch, extra_state, require_equal
 from pfml.field import DecayLaw
 from pfml.losses.potential_field import REDUCTIONS, PotentialFieldLoss
+from pfml.losses.trust import check_trust, trusted
 from pfml.sphere import unit
 from pfml.superposition import Charges
 
@@ -26,7 +27,6 @@ __all__ = ["ShardedPotentialFieldLoss"]
 
 #: What becomes of the network's gradients -> the factor of the embeddings' gradient, for a world of that size.
 NETWORK_GRADIENTS = {"averaged": lambda world: world, "summed": lambda world: 1}
-_TYPES = (torch.float32, torch.float64)
 
 
 class ShardedPotentialFieldLoss(nn.Module):
@@ -50,8 +50,10 @@ class ShardedPotentialFieldLoss(nn.Module):
 
     Args:
         num_classes, ..., normalize_embeddings: As in `PotentialFieldLoss`; equal on all ranks. Its `proxy_sample`
-            and `trust` are missing: no rank has all proxies, and every pair counts.
+            is missing: every pair counts.
         backend: "auto" or "tiled"; the other backends compute no blocks.
+        trust: As in `PotentialFieldLoss`: how well a sample fits its label is measured by all ranks' proxies, and by
+            the median of the global batch.
         network_gradients: "averaged" or "summed", see above.
         group: The process group; None for the default one.
 
@@ -89,6 +91,7 @@ class ShardedPotentialFieldLoss(nn.Module):
         sample_sample: bool | float = True,
         normalize_embeddings: bool = True,
         backend: str = "auto",
+        trust: float = 0.0,
         network_gradients: str = "averaged",
         group: dist.ProcessGroup | None = None,
     ) -> None:
@@ -116,11 +119,12 @@ class ShardedPotentialFieldLoss(nn.Module):
                 normalize_embeddings=normalize_embeddings,
                 backend=backend,
             )
-            _check_options(proxies_per_class, backend, network_gradients)
+            check_options(proxies_per_class, backend, network_gradients, NETWORK_GRADIENTS)
+            check_trust(trust, num_classes, proxies_per_class, whole.field.law)
         except Exception as caught:  # whatever it is, the other ranks must not wait for this one
             error = caught
         self.peers.records([], error)
-        self._set_options(whole, proxies_per_class, network_gradients)
+        self._set_options(whole, proxies_per_class, float(trust), network_gradients)
         self.digest = require_equal(self.peers, self._settings())
         self.proxies = nn.Parameter(torch.empty(self.proxy_sizes[self.peers.rank], embedding_dim))
         labels = torch.arange(self.rows.start, self.rows.stop) // max(proxies_per_class, 1)
@@ -128,7 +132,9 @@ class ShardedPotentialFieldLoss(nn.Module):
         self._set_proxies(unit(normal_rows(sum(self.proxy_sizes), embedding_dim, self.rows)))
         self.register_load_state_dict_pre_hook(check_shard)
 
-    def _set_options(self, whole: PotentialFieldLoss, proxies_per_class: int, network_gradients: str) -> None:
+    def _set_options(
+        self, whole: PotentialFieldLoss, proxies_per_class: int, trust: float, network_gradients: str
+    ) -> None:
         self.num_classes, self.embedding_dim = whole.num_classes, whole.embedding_dim
         self.proxies_per_class = proxies_per_class
         self.field, self.weights, self.reduction = whole.field, whole.weights, whole.reduction
@@ -136,12 +142,13 @@ class ShardedPotentialFieldLoss(nn.Module):
             whole.proxy_init, whole.proxy_init_norm, whole.proxy_space,
         )  # fmt: skip
         self.normalize_embeddings = whole.normalize_embeddings
-        self.network_gradients = network_gradients
+        self.trust, self.network_gradients = trust, network_gradients
         self.proxies_ready = self.proxy_init == "normal" or proxies_per_class == 0
         self.proxy_sizes = part_sizes(self.num_classes * proxies_per_class, self.peers.world)
         self.rows = part_slice(self.proxy_sizes, self.peers.rank)
         self.last_step: StepCost | None = None
-        self._hyperparameters = {**whole.hyperparameters(), "proxies_per_class": proxies_per_class}
+        of_proxies = {"proxies_per_class": proxies_per_class, **({"trust": trust} if trust else {})}
+        self._hyperparameters = {**whole.hyperparameters(), **of_proxies}
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The energy of all ranks' samples and proxies, a scalar; all ranks call it together.
@@ -153,22 +160,39 @@ class ShardedPotentialFieldLoss(nn.Module):
         sent, received = self.peers.bytes_sent, self.peers.bytes_received
         if self.proxy_space == "projected" and self.training and torch.is_grad_enabled():
             self.proxies.data.copy_(unit(self.proxies.data))  # as PotentialFieldLoss does
-        labels, wide, batch_sizes, with_gradient = self._agreed_batch(embeddings, labels)
+        labels, wide, batch_sizes, with_gradient = agreed_batch(self, embeddings, labels)
         mine, proxies = embeddings.to(wide), self.proxies.to(wide)
         with torch.autocast(mine.device.type, enabled=False):
+            samples, charges = self._charges(mine, labels, batch_sizes, proxies)
             step = ShardedField(
                 self.peers, self.field, self.weights, batch_sizes, self.proxy_sizes, self.proxies_per_class
             )
-            compute = partial(self._energy, step, labels, with_gradient)
+            if self.training and self.trust:
+                keep = self._trusted(samples, charges)
+                samples = step.trusted_samples(samples, charges, keep)
+                mine = mine[keep[part_slice(batch_sizes, self.peers.rank)]]
+            compute = partial(step.energy, samples, charges, with_gradient=with_gradient)
             if torch.is_grad_enabled() and (mine.requires_grad or proxies.requires_grad):
                 factor = NETWORK_GRADIENTS[self.network_gradients](self.peers.world)
-                energy = _Local.apply(compute, factor, mine, proxies)
+                energy = LocalEnergy.apply(compute, factor, mine, proxies)
             else:
-                energy = compute(mine, proxies).energy
+                energy = compute().energy
         self.last_step = StepCost(
             step.pairs, self.peers.bytes_sent - sent, self.peers.bytes_received - received, step.bytes_held
         )
-        return energy.to(wide) / REDUCTIONS[self.reduction](sum(batch_sizes) + sum(self.proxy_sizes))
+        return energy.to(wide) / REDUCTIONS[self.reduction](sum(step.batch_sizes) + sum(self.proxy_sizes))
+
+    @torch.no_grad()
+    def trusted(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Which of this rank's samples fit their labels well enough to be trained with, (b,) of bool.
+
+        All ranks call it together: the others' samples are what a sample is measured by.
+        """
+        if not self.trust:
+            return torch.ones(len(embeddings), dtype=torch.bool, device=embeddings.device)
+        labels, wide, batch_sizes, _ = agreed_batch(self, embeddings, labels)
+        charges = self._charges(embeddings.to(wide), labels, batch_sizes, self.proxies.to(wide))
+        return self._trusted(*charges)[part_slice(batch_sizes, self.peers.rank)]
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """This rank's proxies as an optimiser's parameter group; an empty list if there are none anywhere.
@@ -229,65 +253,24 @@ class ShardedPotentialFieldLoss(nn.Module):
         names = ("proxy_init", "proxy_init_norm", "network_gradients")
         return {**self._hyperparameters, **{name: getattr(self, name) for name in names}}
 
-    def _agreed_batch(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, torch.dtype, list[int], bool]:
-        """Labels, the type to compute in, all ranks' batch sizes, and whether any rank wants a gradient."""
-        error, record = None, [0, 0, 0, self.digest]
-        try:
-            if not self.proxies_ready:
-                raise RuntimeError(f"proxy_init={self.proxy_init!r} needs loss.initialize_proxies before the first use")
-            labels, wide = checked_batch(self, embeddings, labels)
-            wants = torch.is_grad_enabled() and (embeddings.requires_grad or self.proxies.requires_grad)
-            record[:3] = len(embeddings), _TYPES.index(wide), wants
-        except Exception as caught:
-            error = caught
-        batch_sizes, types, wanted, digests = map(list, zip(*self.peers.records(record, error), strict=True))
-        if len(set(digests)) > 1:
-            raise RuntimeError(
-                "all ranks must call the same loss at the same time, got losses of other hyper-parameters"
-            )
-        if len(set(types)) > 1:
-            names = [str(_TYPES[index]) for index in types]
-            raise TypeError(f"embeddings and proxies must give one type on all ranks, got {names} by rank")
-        return labels, wide, batch_sizes, any(wanted)
+    def _charges(
+        self, mine: Tensor, labels: Tensor, batch_sizes: list[int], proxies: Tensor
+    ) -> tuple[Charges, Charges]:
+        """All ranks' samples, and this rank's proxies."""
+        all_labels = self.peers.gathered(labels, batch_sizes)
+        points = self.peers.gathered(mine.detach(), batch_sizes)
+        return (
+            Charges(points, all_labels, on_sphere=self.normalize_embeddings),
+            Charges(proxies.detach().contiguous(), self.proxy_labels, on_sphere=self.proxy_space != "free"),
+        )
 
-    def _energy(
-        self, step: ShardedField, labels: Tensor, with_gradient: bool, embeddings: Tensor, proxies: Tensor
-    ) -> ShardedEnergy:
-        """The energy of the gathered batch."""
-        all_labels = self.peers.gathered(labels, step.batch_sizes)
-        points = self.peers.gathered(embeddings.detach(), step.batch_sizes)
-        samples = Charges(points, all_labels, on_sphere=self.normalize_embeddings)
-        mine = Charges(proxies.detach().contiguous(), self.proxy_labels, on_sphere=self.proxy_space != "free")
-        return step.energy(samples, mine, with_gradient=with_gradient)
+    def _trusted(self, samples: Charges, proxies: Charges) -> Tensor:
+        """Which of all ranks' samples are trusted, (B,), the same on every rank."""
+        fits = sharded_fit(self.peers, samples, proxies, self.proxy_sizes, self.proxies_per_class, self.field.law)
+        return trusted(fits, self.trust)
 
     @torch.no_grad()
     def _set_proxies(self, points: Tensor) -> None:
         if self.proxy_space != "free":
             points = unit(points)
         self.proxies.copy_(points * (self.proxy_init_norm if self.proxy_space == "normalized" else 1.0))
-
-
-def _check_options(proxies_per_class: Any, backend: str, network_gradients: str) -> None:
-    if not isinstance(proxies_per_class, int) or isinstance(proxies_per_class, bool) or proxies_per_class < 0:
-        raise ValueError(f"proxies_per_class must be an integer >= 0, got {proxies_per_class!r}")
-    if backend not in ("auto", "tiled"):
-        raise ValueError(f"backend of a sharded loss must be 'auto' or 'tiled', got {backend!r}")
-    if network_gradients not in NETWORK_GRADIENTS:
-        raise ValueError(f"network_gradients must be one of {tuple(NETWORK_GRADIENTS)}, got {network_gradients!r}")
-
-
-class _Local(torch.autograd.Function):
-    """An energy whose gradient is already here when it is asked for."""
-
-    @staticmethod
-    def forward(ctx: Any, compute: Any, factor: float, embeddings: Tensor, proxies: Tensor) -> Tensor:
-        energy, of_samples, of_proxies = compute(embeddings, proxies)
-        ctx.factor = factor
-        ctx.save_for_backward(of_samples, of_proxies)
-        return energy
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, scale: Tensor) -> tuple[None, None, Tensor, Tensor]:
-        of_samples, of_proxies = ctx.saved_tensors
-        return None, None, (scale * ctx.factor) * of_samples, scale * of_proxies

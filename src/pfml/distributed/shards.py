@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,18 @@ from pfml.losses.potential_field import MAY_DIFFER
 if TYPE_CHECKING:
     from pfml.distributed.sharded_loss import ShardedPotentialFieldLoss
 
-__all__ = ["check_shard", "checked_batch", "extra_state", "extra_state_of", "require_equal"]
+__all__ = [
+    "agreed_batch",
+    "check_options",
+    "check_shard",
+    "checked_batch",
+    "extra_state",
+    "extra_state_of",
+    "require_equal",
+]
+
+#: The types that a field is computed in; ranks tell each other the place in this list.
+_TYPES = (torch.float32, torch.float64)
 
 
 def checked_batch(loss: ShardedPotentialFieldLoss, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, torch.dtype]:
@@ -36,13 +48,50 @@ def checked_batch(loss: ShardedPotentialFieldLoss, embeddings: Tensor, labels: T
     return labels, torch.promote_types(torch.promote_types(embeddings.dtype, loss.proxies.dtype), torch.float32)
 
 
+def agreed_batch(
+    loss: ShardedPotentialFieldLoss, embeddings: Tensor, labels: Tensor
+) -> tuple[Tensor, torch.dtype, list[int], bool]:
+    """Labels, the type to compute in, all ranks' batch sizes, and whether any rank wants a gradient."""
+    chooses_samples = bool(loss.training and loss.trust)  # with messages that a rank in the other mode would not send
+    error, record = None, [0, 0, 0, 2 * loss.digest + chooses_samples]
+    try:
+        if not loss.proxies_ready:
+            raise RuntimeError(f"proxy_init={loss.proxy_init!r} needs loss.initialize_proxies before the first use")
+        labels, wide = checked_batch(loss, embeddings, labels)
+        wants = torch.is_grad_enabled() and (embeddings.requires_grad or loss.proxies.requires_grad)
+        record[:3] = len(embeddings), _TYPES.index(wide), wants
+    except Exception as caught:
+        error = caught
+    batch_sizes, types, wanted, digests = map(list, zip(*loss.peers.records(record, error), strict=True))
+    if len(set(digests)) > 1:
+        raise RuntimeError(
+            "all ranks must call the same loss at the same time, "
+            "got losses of other hyper-parameters, or some in training mode and others not"
+        )
+    if len(set(types)) > 1:
+        names = [str(_TYPES[index]) for index in types]
+        raise TypeError(f"embeddings and proxies must give one type on all ranks, got {names} by rank")
+    return labels, wide, batch_sizes, any(wanted)
+
+
+def check_options(proxies_per_class: Any, backend: str, network_gradients: str, choices: Iterable[str]) -> None:
+    """Raise unless these options of a sharded loss, which a whole one lacks or has others of, can be."""
+    if not isinstance(proxies_per_class, int) or isinstance(proxies_per_class, bool) or proxies_per_class < 0:
+        raise ValueError(f"proxies_per_class must be an integer >= 0, got {proxies_per_class!r}")
+    if backend not in ("auto", "tiled"):
+        raise ValueError(f"backend of a sharded loss must be 'auto' or 'tiled', got {backend!r}")
+    if network_gradients not in choices:
+        raise ValueError(f"network_gradients must be one of {tuple(choices)}, got {network_gradients!r}")
+
+
 def require_equal(peers: Peers, settings: dict[str, Any]) -> int:
     """A digest of the settings; all ranks raise the same error unless it is the same everywhere."""
     text = json.dumps(settings, sort_keys=True)
     digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
     if len({number for (number,) in peers.records([digest])}) > 1:
         by_rank = [json.loads(text) for text in peers.texts(text)]
-        names = [name for name in by_rank[0] if any(other.get(name) != by_rank[0][name] for other in by_rank)]
+        all_names = dict.fromkeys(name for settings in by_rank for name in settings)  # some are there only if set
+        names = [name for name in all_names if any(other.get(name) != by_rank[0].get(name) for other in by_rank)]
         differing = "; ".join(f"{name}: {[other.get(name) for other in by_rank]} by rank" for name in names)
         raise ValueError(f"a sharded loss must have the same hyper-parameters on all ranks, got {differing}")
     return digest

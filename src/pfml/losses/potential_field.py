@@ -18,7 +18,7 @@ from pfml.losses.checks import check_batch
 from pfml.losses.diagnostics import FieldDiagnostics, diagnose
 from pfml.losses.draw import draw_anchors
 from pfml.losses.proxies import PROXY_INITS, normal_proxies
-from pfml.losses.trust import fit, trusted
+from pfml.losses.trust import check_trust, fit, some_of, trusted
 from pfml.sphere import unit
 from pfml.superposition import Charges, Field, PairWeights
 
@@ -135,7 +135,6 @@ class PotentialFieldLoss(nn.Module):
             raise TypeError(f"normalize_embeddings must be True or False, got {normalize_embeddings!r}")
         resolve_backend(backend, 0)
         _check_proxy_sample(proxy_sample, proxies_per_class, bool(proxy_attraction or proxy_repulsion), normalization)
-        _check_trust(trust, num_classes, proxies_per_class)
 
         self.num_classes = num_classes
         self.embedding_dim = embedding_dim
@@ -153,9 +152,8 @@ class PotentialFieldLoss(nn.Module):
         self.normalize_embeddings = normalize_embeddings
         self.backend = backend
         self.proxy_sample = proxy_sample
+        check_trust(trust, num_classes, proxies_per_class, self.field.law)
         self.trust = float(trust)
-        if trust and not self.field.law.decays:
-            raise ValueError(f"trust needs an attraction that decays; {type(self.field.law).__name__} has none")
 
         self.proxies = nn.Parameter(torch.empty(num_classes, proxies_per_class, embedding_dim))
         labels = torch.arange(num_classes).repeat_interleave(proxies_per_class)
@@ -187,7 +185,7 @@ class PotentialFieldLoss(nn.Module):
         samples, proxies = self._charges(embeddings, labels)
         if self.training and self.trust:
             keep = trusted(fit(samples, proxies, self.num_classes, self.field.law), self.trust)
-            samples = samples._replace(points=samples.points[keep], labels=samples.labels[keep])
+            samples = some_of(samples, keep)
         if self.training and self.proxy_sample is not None and self.proxy_sample < len(proxies.points):
             drawn = draw_anchors(samples.labels, self.num_classes, self.proxies_per_class, self.proxy_sample)
             proxies = proxies._replace(anchors=drawn)
@@ -364,17 +362,6 @@ def _check_proxy_sample(
     ):
         if fails:
             raise ValueError(f"proxy_sample needs {reason}")
-
-
-def _check_trust(trust: Any, num_classes: int, proxies_per_class: int) -> None:
-    if not isinstance(trust, int | float) or isinstance(trust, bool):
-        raise TypeError(f"trust must be a number, got {trust!r}")
-    if not 0 <= trust <= 1:
-        raise ValueError(f"trust must lie in [0, 1], got {trust}")
-    if trust and (proxies_per_class == 0 or num_classes < 2):
-        raise ValueError(
-            f"trust needs proxies of two classes or more, got {num_classes} classes with {proxies_per_class} proxies"
-        )
 
 
 def _extra_state(state: Any) -> dict[str, Any]:

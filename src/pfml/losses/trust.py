@@ -8,9 +8,14 @@ if its own class is there about as strong as any other one:
 
 A sample with a wrong label lies where its true class is strong, so its fit is far below 1. The median is there for the
 start, when proxies lie anywhere and no sample fits: then a sample is measured by the others of its batch.
+
+Strengths are computed in float64 and compared in float32. So it does not depend on the order in which proxies were
+added up who is trusted: not on tiles, and not on ranks (`pfml.distributed.sharded_trust`).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,32 +23,35 @@ from torch import Tensor
 from pfml.field import DecayLaw
 from pfml.superposition import Charges
 
-__all__ = ["fit", "trusted"]
+__all__ = [
+    "check_trust",
+    "fit",
+    "fit_of",
+    "own_and_strongest",
+    "proxy_strengths",
+    "some_of",
+    "strengths",
+    "trusted",
+]
 
 #: Pairs of a sample and a proxy that are looked at together, so that memory does not grow with their number.
-PAIRS_AT_ONCE = 2**24
+PAIRS_AT_ONCE = 2**23
+#: ... and samples among them: with fewer, the proxies would be read again and again.
+SAMPLES_AT_ONCE = 2**12
 
 
-@torch.no_grad()
-def fit(samples: Charges, proxies: Charges, num_classes: int, law: DecayLaw) -> Tensor:
-    """How strong its own class is at each sample, in units of the strongest other class, (n,).
-
-    The proxies are laid class by class, as many of each. Where no class is felt at all, fit is 0 for every sample.
-    """
-    sources = proxies.positions()
-    rows = max(PAIRS_AT_ONCE // len(sources), 1)
-    parts = zip(samples.positions().split(rows), samples.labels.split(rows), strict=True)
-    return torch.cat([_fit(points, labels, sources, num_classes, law) for points, labels in parts])
-
-
-def _fit(points: Tensor, labels: Tensor, sources: Tensor, num_classes: int, law: DecayLaw) -> Tensor:
-    r = torch.cdist(points, sources)  # (n, C * M)
-    by_class = -law.attraction(r).view(len(r), num_classes, len(sources) // num_classes).sum(dim=2)  # (n, C)
-    # not by index: a label out of range, whose check may be deferred, must not make the device fail
-    is_own = labels[:, None] == torch.arange(num_classes, device=labels.device)
-    own = by_class.masked_fill(~is_own, 0.0).sum(dim=1)
-    strongest = by_class.masked_fill(is_own, 0.0).amax(dim=1)
-    return own / strongest.clamp_min(torch.finfo(r.dtype).tiny)  # far away, or under a steep law, both vanish
+def check_trust(trust: Any, num_classes: int, proxies_per_class: int, law: DecayLaw) -> None:
+    """Raise unless a loss of these sizes and this law can trust its labels by that much."""
+    if not isinstance(trust, int | float) or isinstance(trust, bool):
+        raise TypeError(f"trust must be a number, got {trust!r}")
+    if not 0 <= trust <= 1:
+        raise ValueError(f"trust must lie in [0, 1], got {trust}")
+    if trust and (proxies_per_class == 0 or num_classes < 2):
+        raise ValueError(
+            f"trust needs proxies of two classes or more, got {num_classes} classes with {proxies_per_class} proxies"
+        )
+    if trust and not law.decays:
+        raise ValueError(f"trust needs an attraction that decays; {type(law).__name__} has none")
 
 
 @torch.no_grad()
@@ -51,4 +59,68 @@ def trusted(fits: Tensor, trust: float) -> Tensor:
     """Whether each sample of a batch is trusted, (n,), given the `fit` of all of them."""
     if not len(fits):
         return fits >= 0
+    fits = fits.float()
     return fits >= trust * fits.median().clamp(max=1.0)
+
+
+@torch.no_grad()
+def fit(samples: Charges, proxies: Charges, num_classes: int, law: DecayLaw) -> Tensor:
+    """How strong its own class is at each sample, in units of the strongest other class, (n,) in float64.
+
+    The proxies are laid class by class, as many of each. Where no class is felt at all, fit is 0 for every sample.
+    """
+    return fit_of(strengths(samples, proxies, len(proxies.points) // num_classes, law))
+
+
+def fit_of(felt: Tensor) -> Tensor:
+    """The own over the strongest other strength, (n,), given both, (2, n)."""
+    own, strongest = felt
+    return own / strongest.clamp_min(torch.finfo(felt.dtype).tiny)  # far away, or under a steep law, both vanish
+
+
+@torch.no_grad()
+def strengths(samples: Charges, proxies: Charges, per_class: int, law: DecayLaw) -> Tensor:
+    """The strength of the own and of the strongest other class at each sample, (2, n) in float64.
+
+    The proxies are laid class by class, `per_class` of each. A class that has none here counts as 0: of several sets of
+    classes, the largest of these numbers are those of all classes.
+    """
+    starts = range(0, max(len(samples.points), 1), SAMPLES_AT_ONCE)
+    parts = [some_of(samples, slice(start, start + SAMPLES_AT_ONCE)) for start in starts]
+    return torch.cat([_strengths(part, proxies, per_class, law) for part in parts], dim=1)
+
+
+def _strengths(samples: Charges, proxies: Charges, per_class: int, law: DecayLaw) -> Tensor:
+    felt = samples.points.new_zeros(2, len(samples.points), dtype=torch.float64)
+    classes_at_once = max(PAIRS_AT_ONCE // max(len(samples.points) * per_class, 1), 1)
+    step = classes_at_once * per_class
+    for start in range(0, len(proxies.points), step):
+        some = some_of(proxies, slice(start, start + step))
+        by_class = proxy_strengths(samples, some, law).unflatten(1, (-1, per_class)).sum(dim=2)
+        felt = felt.maximum(own_and_strongest(by_class, samples.labels, some.labels[::per_class]))
+    return felt
+
+
+@torch.no_grad()
+def proxy_strengths(samples: Charges, proxies: Charges, law: DecayLaw) -> Tensor:
+    """The strength of each proxy at each sample, (n, proxies) in float64; those of a class add up."""
+    points, sources = (charges._replace(points=charges.points.double()).positions() for charges in (samples, proxies))
+    return -law.attraction(torch.cdist(points, sources))
+
+
+def own_and_strongest(by_class: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
+    """The strength of the own and of the strongest other class, (2, n), of those that are there; 0 if none is.
+
+    Args:
+        by_class: (n, classes), their strengths, none of which is negative.
+        labels: (n,), the own class of each sample.
+        classes: (classes,), which ones they are.
+    """
+    # not by index: a label out of range, whose check may be deferred, must not make the device fail
+    is_own = labels[:, None] == classes
+    return torch.stack([by_class.masked_fill(hidden, 0.0).amax(dim=1) for hidden in (~is_own, is_own)])
+
+
+def some_of(charges: Charges, rows: slice | Tensor) -> Charges:
+    """The charges in these rows, given as a slice or as a mask."""
+    return charges._replace(points=charges.points[rows], labels=charges.labels[rows])
