@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
 import pfml.files
 from pfml.bundles import _no_other_writer, read_bundle, write_bundle
-from pfml.files import DamagedFileError, load_tensors, refuse_non_finite, save_tensors, sha256_of, write_atomically
+from pfml.files import (
+    DamagedFileError,
+    create_atomically,
+    load_tensors,
+    refuse_non_finite,
+    save_tensors,
+    sha256_of,
+    write_atomically,
+)
 from processes import failures_of_several
 
 
@@ -133,6 +143,37 @@ def write_often(folder: Path, number: int, together: Barrier, failures: SimpleQu
                 failures.put(f"the tensors {tensors} beside {content}")
         except Exception as error:
             failures.put(f"{number}, {turn}: {error!r}")
+
+
+def create_often(folder: Path, number: int, together: Barrier, failures: SimpleQueue[str]) -> None:
+    """Create 50 files beside others that do so; a file that says it was created by both is a failure."""
+    for k in range(50):
+        together.wait(60)
+        try:
+            create_atomically(folder / f"{k}", f"{number}".encode())
+            own = True
+        except FileExistsError:
+            own = False
+        if ((folder / f"{k}").read_text() == f"{number}") != own:
+            failures.put(f"process {number} and file {k}: created {own}")
+        together.wait(60)
+
+
+def test_of_several_that_create_a_file_at_once_one_does(tmp_path: Path) -> None:
+    assert failures_of_several(2, create_often, tmp_path) == []
+    assert len(list(tmp_path.iterdir())) == 50
+
+
+def test_a_file_is_created_once_where_there_are_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = mock.Mock(side_effect=PermissionError(errno.EPERM, "no links"))
+    monkeypatch.delattr("os.O_TMPFILE", raising=False)  # such a file is given its name by a link, too
+    monkeypatch.setattr("os.link", tried)
+    create_atomically(tmp_path / "file", b"first")
+    with pytest.raises(FileExistsError):
+        create_atomically(tmp_path / "file", b"second")
+    assert (tmp_path / "file").read_bytes() == b"first"
+    assert tried.call_count == 2
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows cannot lock folders")

@@ -104,8 +104,13 @@ def _read_once(folder: Path, path: Path) -> tuple[dict[str, Any], dict[str, Tens
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """The values of a manifest, after comparing its checksum."""
+    return parse_manifest(path.read_bytes(), path)
+
+
+def parse_manifest(content: bytes, path: Path) -> dict[str, Any]:
+    """The values of a manifest that was read from `path`, after comparing its checksum."""
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(f"{path} must be a whole JSON file, got one that cannot be read: {error}") from None
     version = manifest.get("format_version") if isinstance(manifest, dict) else None

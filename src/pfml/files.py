@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import os
 import shutil
@@ -18,6 +19,7 @@ from torch import Tensor
 
 __all__ = [
     "DamagedFileError",
+    "create_atomically",
     "load_tensors",
     "named_errors",
     "refuse_non_finite",
@@ -42,6 +44,22 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    _sync_folder(path.parent)
+
+
+def create_atomically(path: Path, content: bytes) -> None:
+    """Write a new file as `write_atomically` does; of several processes that do so at once, one succeeds.
+
+    Raises:
+        FileExistsError: If there is such a file; it stays as it is.
+    """
+    path = Path(path)
+    temporary = _temporary(path)
+    try:
+        _write_to_disk(temporary, content)
+        _name_anew(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
 
 
@@ -157,6 +175,23 @@ def _write_to_disk(path: Path, content: bytes) -> None:
         if not path.exists():
             # the first argument is absolute; naming a folder is what makes Python follow the link in /proc
             os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
+
+
+def _name_anew(temporary: Path, path: Path) -> None:
+    """Give a file its name unless that is taken."""
+    if os.name == "nt":
+        os.rename(temporary, path)  # which replaces nothing there
+        return
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        # A file system without links, such as that of a memory card, can only claim the name before the content.
+        with open(path, "xb") as file:
+            file.write(temporary.read_bytes())
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:

@@ -35,7 +35,7 @@ def environment(monkeypatch):
 def store(monkeypatch):
     """What torchrun keeps for all ranks and starts; here they are all in this process."""
     kept = HashStore()
-    monkeypatch.setattr("pfml.distributed.launch._meeting_place", lambda launch: kept)
+    monkeypatch.setattr("pfml.distributed.launch.meeting_place", lambda launch: kept)
     return kept
 
 

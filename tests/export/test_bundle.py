@@ -8,6 +8,7 @@ import torch
 from small_runs import letters, save_index, save_model, save_run, save_threshold
 
 import pfml
+from pfml.bundles import read_bundle, write_bundle
 from pfml.export import export_bundle, load_bundle
 from pfml.files import DamagedFileError
 from pfml.search import ImageIndex, ModelIdentity, OtherModelError
@@ -193,4 +194,52 @@ def test_an_index_that_changes_while_it_is_packed_is_an_error_and_not_half_an_in
     next((broken / "index").glob("segment-*.safetensors")).unlink()
     with pytest.raises(FileNotFoundError, match="must be there to be packed.*export again"):
         export_bundle(broken, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize(
+    "manifest", ["model/model.json", "loss/loss.json", "threshold.json", "index/index.json"], ids=lambda name: name
+)
+def test_a_writer_between_two_reads_does_not_give_a_bundle_of_two_states(tmp_path, monkeypatch, manifest):
+    embedder = save_run(tmp_path / "run")
+    place = tmp_path / "run" / manifest
+    before, copy = place.read_bytes(), shutil.copyfile
+    # the writer has renamed its manifest into place, and not yet removed the tensors before
+    monkeypatch.setattr("pfml.bundles._remove_left_over", lambda *_: None)
+
+    def copied_late(source, target):
+        if source.parent == place.parent and place.read_bytes() == before:
+            content, tensors = read_bundle(place.parent, place.stem)
+            write_bundle(place.parent, place.stem, tensors, {**content, "later": True})
+        return copy(source, target)
+
+    monkeypatch.setattr("pfml.export.pack.shutil.copyfile", copied_late)
+    assert export_bundle(tmp_path / "run", tmp_path / "bundle") == ALL
+    assert place.read_bytes() != before
+    assert (tmp_path / "bundle" / manifest).read_bytes() == before
+    assert torch.equal(load_bundle(tmp_path / "bundle").encode(letters().images), embedder.encode(letters().images))
+
+
+def test_a_model_that_is_replaced_while_it_is_packed_is_packed_as_it_was_or_as_it_is(tmp_path, monkeypatch):
+    embedder = save_model(tmp_path / "run" / "model")
+    load = pfml.load_embedder
+
+    def loaded(folder):
+        found = load(folder)
+        save_model(tmp_path / "run" / "model", seed=1)
+        return found
+
+    monkeypatch.setattr("pfml.export.pack.load_embedder", loaded)
+    save_index(tmp_path / "run" / "index", embedder)
+    export_bundle(tmp_path / "run", tmp_path / "bundle.zip")
+    bundle = load_bundle(tmp_path / "bundle.zip")  # which refuses an index of another model
+    assert bundle.model == bundle.index.model == ModelIdentity.of(embedder)
+
+
+def test_a_damaged_file_is_named_before_it_is_packed(tmp_path):
+    save_run(tmp_path / "run")
+    (victim,) = (tmp_path / "run" / "loss").glob("*.safetensors")
+    victim.write_bytes(victim.read_bytes()[:-1] + b"?")
+    with pytest.raises(DamagedFileError, match=f"run/loss/{victim.name} is not what loss.json says"):
+        export_bundle(tmp_path / "run", tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()

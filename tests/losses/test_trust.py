@@ -151,7 +151,7 @@ def test_by_default_every_label_is_trusted():
 def test_a_stored_loss_must_trust_as_much():
     loss = make(trust=0.3)
     make(trust=0.3).load_state_dict(loss.state_dict())
-    with pytest.raises(ValueError, match=r"trust: stored 0\.3, here None"):
+    with pytest.raises(ValueError, match=r"trust: stored 0\.3, here none"):
         make().load_state_dict(loss.state_dict())
 
 

@@ -94,6 +94,33 @@ def test_float16_is_stored_as_such_and_may_not_change(tmp_path, embedder, images
         embed_collection(tmp_path / "other", embedder, [images], dtype="int8")
 
 
+@pytest.mark.parametrize(("first", "second"), [("float16", "float32"), ("float32", "float16"), ("float16", None)])
+def test_of_two_first_shares_at_the_same_moment_one_decides_the_type(
+    tmp_path, embedder, images, monkeypatch, first, second
+):
+    from pfml.evaluation.collection import write_settings
+
+    def share(number, dtype):
+        return embed_collection(tmp_path / "out", embedder, [images], share=Share(number, 2), dtype=dtype, **SMALL)
+
+    def beaten(folder, settings):
+        """The other share comes between the look for settings and writing them."""
+        monkeypatch.setattr("pfml.search.embedding.write_settings", write_settings)
+        share(1, first)
+        write_settings(folder, settings)
+
+    monkeypatch.setattr("pfml.search.embedding.write_settings", beaten)
+    if second is None:
+        share(2, second)  # it takes what is there
+    else:
+        with pytest.raises(ValueError, match=f"dtype of the embeddings .* must stay {first}, got {second}: leave it"):
+            share(2, second)
+    collection = open_embeddings(tmp_path / "out")
+    assert collection.settings.dtype == first
+    assert {vectors.dtype for _, vectors in collection.parts()} == {getattr(torch, first)}
+    assert (len(collection) == len(NAMES)) == (second is None)
+
+
 def test_another_model_is_refused(tmp_path, embedder, images):
     embed_collection(tmp_path / "out", embedder, [images], **SMALL)
     before = files_of(tmp_path / "out")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from pfml.cli.commands import COMMANDS
+from pfml.cli.last_words import end
 from pfml.cli.parser import create_parser, with_config_first, with_run_config
 from pfml.cli.suggestions import refuse_nothing, with_long_data, with_suggestions
 
@@ -32,9 +34,10 @@ def main(arguments: list[str] | None = None) -> None:
         values = vars(parser.instantiate(parsed)[name])
         command.function(**with_run_config(values) if command.run_config else values)
     except (ValueError, OSError, ImportError, NonFiniteLossError) as error:
-        sys.exit(f"pfml {name}: error: {error}")
+        end(f"pfml {name}", error)
     except KeyboardInterrupt:
-        sys.stderr.write(f"pfml {name}: interrupted\n")
+        if os.environ.get("RANK", "0") == "0":  # torchrun interrupts all
+            sys.stderr.write(f"pfml {name}: interrupted\n")
         sys.exit(130)
 
 

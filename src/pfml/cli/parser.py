@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from jsonargparse import ArgumentParser
 
 from pfml import __version__
+from pfml.cli.last_words import end
 from pfml.words import did_you_mean
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ class Parser(ArgumentParser):
             known = {action.dest for parser in self._with_subparsers() for action in parser._actions}
             message += did_you_mean(unknown[1] or unknown[2], known)
         name = self.prog.replace(" [options]", "")
-        sys.stderr.write(f"{name}: error: {message}\nFor all options: {name} --help\n")
-        sys.exit(2)
+        end(name, message, status=2, hint=f"For all options: {name} --help")
 
     def _with_subparsers(self) -> list[ArgumentParser]:
         action = self._subcommands_action
@@ -119,8 +118,7 @@ def _config_file(name: str) -> str:
         return name
     if name not in shipped:
         hint = did_you_mean(name, shipped) or f"; the package has {', '.join(shipped)}"
-        sys.stderr.write(f"pfml: error: {name!r} is neither a file nor a configuration of the package{hint}\n")
-        sys.exit(2)
+        end("pfml", f"{name!r} is neither a file nor a configuration of the package{hint}", status=2)
     return str(shipped[name])
 
 
@@ -133,7 +131,6 @@ def _refuse_hostile_yaml(config_file: str) -> None:
     try:
         plain_yaml(Path(config_file).read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        sys.stderr.write(f"pfml: error: {config_file} must be a configuration: {error}\n")
-        sys.exit(2)
+        end("pfml", f"{config_file} must be a configuration: {error}", status=2)
     except (OSError, UnicodeDecodeError):
         return

@@ -141,7 +141,11 @@ def add_search_arguments(parser: Parser) -> None:
     add("--k", type=int, default=10, help="How many images to find.")
     add("--class_name", "--class", nargs="+", help="Search these classes only.")
     add("--index", type=Path, help="Folder of the index; by default `index` in the run.")
-    add("--backend", default="exact", help="exact, faiss, or auto: faiss from a million images on, if it is installed.")
+    add(
+        "--backend",
+        default="exact",
+        help="exact, faiss, or auto: faiss from a million images on, if it is installed and memory has ample room.",
+    )
     add("--json_", "--json", action="store_true", help="Print JSON instead of tables.")
 
 

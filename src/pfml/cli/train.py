@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfml.cli.console import create_console, print_line, print_results
+from pfml.cli.last_words import end
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,7 +50,7 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
     except FailedElsewhereError as error:
         is_there = out is not None and RunFolder(out).config.is_file()
         advice = f". Go on with --resume {out}, on any number of ranks" if is_there else ""
-        sys.exit(f"pfml train: error: {error}{advice}")
+        end("pfml train", f"{error}{advice}")
     if not world.is_first:
         return
     print_results(console, results)

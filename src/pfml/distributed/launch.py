@@ -21,7 +21,7 @@ from pfml.distributed.pulse import ARRIVAL, Pulse
 from pfml.distributed.world import Ranks, World
 from pfml.losses.checks import CollapseWarning
 
-__all__ = ["FailedElsewhereError", "Launch", "first_words", "open_world"]
+__all__ = ["FailedElsewhereError", "Launch", "first_words", "meeting_place", "open_world"]
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 #: Longer than a rank may work on its own while the others wait for it; one that is gone is noticed by `Pulse`.
@@ -130,7 +130,7 @@ def first_words(name: str, words: Callable[[], str], launch: Launch | None = Non
     launch = launch or Launch.of_process()
     if launch.size == 1 and not launch.by_agent:
         return words()
-    store = PrefixStore("first words", _meeting_place(launch))
+    store = PrefixStore("first words", meeting_place(launch))
     if launch.rank == 0 and not store.check([name]):
         store.set(name, words())
     try:
@@ -144,11 +144,11 @@ def first_words(name: str, words: Callable[[], str], launch: Launch | None = Non
 def _store(launch: Launch) -> Any:
     """What the ranks of one start have in common."""
     # without a name of its own for each start, ranks would look for those that have ended
-    return PrefixStore(f"start {launch.restarts}", _meeting_place(launch))
+    return PrefixStore(f"start {launch.restarts}", meeting_place(launch))
 
 
 @cache  # where rank 0 keeps the store itself, it ends with this object
-def _meeting_place(launch: Launch) -> Any:
+def meeting_place(launch: Launch) -> Any:
     """What all ranks can reach before they are connected; torchrun keeps one for all its starts."""
     return next(rendezvous("env://", launch.rank, launch.size, timeout=MEETING))[0]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pfml.distributed.peers import Peers
 from pfml.losses.checks import check_batch, deferred_checks
-from pfml.losses.potential_field import MAY_DIFFER
+from pfml.losses.potential_field import require_same
 
 if TYPE_CHECKING:
     from pfml.distributed.sharded_loss import ShardedPotentialFieldLoss
@@ -114,14 +114,7 @@ def extra_state_of(state_dict: dict[str, Any], prefix: str = "") -> dict[str, An
 def check_shard(loss: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Refuse a state_dict of a different loss, or of another part, before anything of it is loaded."""
     stored = extra_state_of(state_dict, prefix)
-    theirs, mine = stored["hyperparameters"], loss.hyperparameters()
-    differing = [
-        f"{name}: stored {theirs.get(name)!r}, here {mine.get(name)!r}"
-        for name in sorted((theirs.keys() | mine.keys()) - MAY_DIFFER)
-        if theirs.get(name) != mine.get(name)
-    ]
-    if differing:
-        raise ValueError("the stored loss has other hyper-parameters: " + "; ".join(differing))
+    require_same(stored["hyperparameters"], loss.hyperparameters())
     here = {"rank": loss.peers.rank, "world": loss.peers.world}
     if stored.get("shard") != here:
         raise ValueError(

@@ -20,7 +20,7 @@ from torch import Tensor
 from pfml.bundles import read_manifest
 from pfml.evaluation.file_state import FileState, packed, unpacked
 from pfml.evaluation.parts import DTYPES, Part, PartSettings, part_names, read_part, write_sealed
-from pfml.files import DamagedFileError
+from pfml.files import DamagedFileError, create_atomically
 
 __all__ = ["EmbeddedImages", "open_embeddings", "read_settings", "write_settings"]
 
@@ -141,5 +141,9 @@ def read_settings(folder: Path) -> PartSettings:
 
 
 def write_settings(folder: Path, settings: PartSettings) -> None:
-    """Make `folder` a collection with these settings."""
-    write_sealed(folder / "embeddings.json", {"kind": KIND, "settings": asdict(settings)})
+    """Make `folder` a collection with these settings.
+
+    Raises:
+        FileExistsError: If it is one already; of several processes at the same moment, one makes it.
+    """
+    write_sealed(folder / "embeddings.json", {"kind": KIND, "settings": asdict(settings)}, create_atomically)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,11 +184,11 @@ def part_names(folder: Path) -> list[str]:
     return sorted(names, key=_revision, reverse=True)
 
 
-def write_sealed(path: Path, content: dict[str, Any]) -> None:
-    """Write a manifest that `pfml.bundles.read_manifest` reads."""
+def write_sealed(path: Path, content: dict[str, Any], write: Callable[[Path, bytes], None] = write_atomically) -> None:
+    """Write a manifest that `pfml.bundles.read_manifest` reads, by a function of `pfml.files`."""
     manifest = json.loads(json.dumps({"format_version": 1, **content}))
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-    write_atomically(path, (json.dumps({**manifest, "manifest_sha256": digest}) + "\n").encode())
+    write(path, (json.dumps({**manifest, "manifest_sha256": digest}) + "\n").encode())
 
 
 def _revision(name: str) -> int:

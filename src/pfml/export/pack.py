@@ -17,15 +17,17 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
-from pfml.bundles import read_manifest
+from pfml.bundles import parse_manifest
 from pfml.data import ImageSet
 from pfml.export.archive import write_archive
 from pfml.export.manifest import write_manifest
 from pfml.export.onnx import export_onnx
 from pfml.export.preprocessing import preprocessing_description
 from pfml.export.runs import model_folder
+from pfml.files import DamagedFileError, sha256_of
 from pfml.models import Embedder, load_embedder
 from pfml.search import ImageIndex, ModelIdentity, Threshold
 
@@ -50,10 +52,9 @@ def export_bundle(run: str | Path, path: str | Path, *, onnx_images: ImageSet | 
     if path.exists():
         raise FileExistsError(f"{path} must not exist yet, and does: remove it, or choose another name with --out")
     model = model_folder(run)
-    embedder = load_embedder(model)
     with _building(path) as folder:
-        parts = [*_pack_model(model, embedder, folder)]
-        parts += _pack_run(run, ModelIdentity.of(embedder), folder)
+        embedder = _pack_model(model, folder)
+        parts = ["model", "preprocessing", *_pack_run(run, ModelIdentity.of(embedder), folder)]
         if onnx_images is not None:
             export_onnx(embedder, folder / "onnx" / "model.onnx", onnx_images)
             parts.append("onnx")
@@ -77,13 +78,15 @@ def _building(path: Path) -> Iterator[Path]:
         shutil.rmtree(building, ignore_errors=True)
 
 
-def _pack_model(model: Path, embedder: Embedder, folder: Path) -> tuple[str, str]:
+def _pack_model(model: Path, folder: Path) -> Embedder:
+    """The embedder that is packed. It is loaded from the copy: the original may be replaced meanwhile."""
     _copy_sealed(model, "model", folder / "model")
+    embedder = load_embedder(folder / "model")
     if (model / "README.md").is_file():
         shutil.copyfile(model / "README.md", folder / "model" / "README.md")
     description = json.dumps(preprocessing_description(embedder), indent=2)
     (folder / "preprocessing.json").write_text(description + "\n", encoding="utf-8")
-    return "model", "preprocessing"
+    return embedder
 
 
 def _pack_run(run: Path, identity: ModelIdentity, folder: Path) -> list[str]:
@@ -92,9 +95,11 @@ def _pack_run(run: Path, identity: ModelIdentity, folder: Path) -> list[str]:
     if (run / "loss" / "loss.json").is_file():
         _copy_sealed(run / "loss", "loss", folder / "loss")
         parts.append("loss")
-    if (threshold := Threshold.load(run)) is not None:
-        threshold.model.require(identity, f"the threshold of {run}")
+    if (run / "threshold.json").is_file():
         _copy_sealed(run, "threshold", folder)
+        threshold = Threshold.load(folder)
+        assert threshold is not None
+        threshold.model.require(identity, f"the threshold of {run}")
         parts.append("threshold")
     if (run / "index" / "index.json").is_file():
         manifest = _copy_sealed(run / "index", "index", folder / "index")
@@ -121,12 +126,21 @@ def _finish(folder: Path, embedder: Embedder, parts: list[str]) -> None:
     )
 
 
-def _copy_sealed(folder: Path, name: str, target: Path) -> dict[str, list[dict[str, str]]]:
-    """Copy the manifest `name`.json (`pfml.bundles`) and the tensors that it names; its values."""
-    manifest = read_manifest(folder / f"{name}.json")
+def _copy_sealed(folder: Path, name: str, target: Path) -> dict[str, Any]:
+    """Copy the manifest `name`.json (`pfml.bundles`) and the tensors that it names; its values.
+
+    It is read once, so that the copy is of one state, whoever writes meanwhile.
+    """
+    content = (folder / f"{name}.json").read_bytes()
+    manifest = parse_manifest(content, folder / f"{name}.json")
     target.mkdir(parents=True, exist_ok=True)
-    _copy(folder / f"{name}.json", target)
-    _copy(folder / Path(manifest["tensors"]["file"]).name, target)
+    file = folder / Path(manifest["tensors"]["file"]).name
+    _copy(file, target)
+    if sha256_of(target / file.name) != manifest["tensors"]["sha256"]:
+        raise DamagedFileError(
+            f"{file} is not what {name}.json says: it was damaged or changed; restore it from a copy"
+        )
+    (target / f"{name}.json").write_bytes(content)
     return manifest
 
 

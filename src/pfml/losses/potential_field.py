@@ -22,7 +22,7 @@ from pfml.losses.trust import check_trust, fit, some_of, trusted
 from pfml.sphere import unit
 from pfml.superposition import Charges, Field, PairWeights
 
-__all__ = ["PotentialFieldLoss"]
+__all__ = ["PotentialFieldLoss", "require_same"]
 
 #: reduction -> what the sum over anchors is divided by, for n points
 REDUCTIONS: dict[str, Callable[[int], int]] = {
@@ -377,9 +377,17 @@ def _check_hyperparameters(loss: nn.Module, state_dict: dict[str, Any], prefix: 
     state = state_dict.get(prefix + "_extra_state")
     if state is None:
         return  # torch reports the missing key itself
-    stored, mine = _extra_state(state)["hyperparameters"], loss.hyperparameters()
+    require_same(_extra_state(state)["hyperparameters"], loss.hyperparameters())
+
+
+def require_same(stored: dict[str, Any], mine: dict[str, Any]) -> None:
+    """Raise unless the hyper-parameters of a stored loss are those of this one, apart from such as may differ."""
+
+    def told(values: dict[str, Any], name: str) -> str:
+        return repr(values[name]) if name in values else "none"  # options that are off are not stored
+
     differing = [
-        f"{name}: stored {stored.get(name)!r}, here {mine.get(name)!r}"
+        f"{name}: stored {told(stored, name)}, here {told(mine, name)}"
         for name in sorted((stored.keys() | mine.keys()) - MAY_DIFFER)
         if stored.get(name) != mine.get(name)
     ]

@@ -10,15 +10,18 @@ import torch
 from torch import Tensor
 
 from pfml.precision import full_precision
+from pfml.search.memory import available_memory
 
-__all__ = ["BACKENDS", "FAISS_FROM", "ExactSearcher", "FaissSearcher", "Searcher", "backend_for"]
+__all__ = ["BACKENDS", "COMFORTABLE_SHARE", "FAISS_FROM", "ExactSearcher", "FaissSearcher", "Searcher", "backend_for"]
 
 #: Bytes of similarities that are held at once.
 MEMORY = 2**26
 #: Queries that are compared at once.
 QUERIES_AT_ONCE = 1024
-#: Entries from which "auto" takes faiss, if it is installed.
+#: Entries from which "auto" takes faiss, if it is installed and its copy of the vectors fits comfortably: in this share
+#: of the available memory, since the copy grows by being copied itself, and the caller has other uses for the rest.
 FAISS_FROM = 1_000_000
+COMFORTABLE_SHARE = 0.25
 
 
 class Searcher(Protocol):
@@ -82,15 +85,27 @@ class FaissSearcher:
 BACKENDS: dict[str, Callable[[Sequence[Tensor]], Searcher]] = {"exact": ExactSearcher, "faiss": FaissSearcher}
 
 
-def backend_for(name: str, entries: int) -> str:
-    """The key of `BACKENDS` that `name` means for an index of so many entries."""
+def backend_for(name: str, entries: int, copied_bytes: int = 0) -> str:
+    """The key of `BACKENDS` that `name` means for an index.
+
+    Args:
+        name: A key, or "auto".
+        entries: Of the index.
+        copied_bytes: What a copy of its vectors takes. They are mapped from files: only "exact" leaves them there.
+    """
     if name == "auto":
-        return "faiss" if entries >= FAISS_FROM and find_spec("faiss") is not None else "exact"
+        is_wanted = entries >= FAISS_FROM and find_spec("faiss") is not None
+        return "faiss" if is_wanted and _fits(copied_bytes) else "exact"
     if name not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join((*BACKENDS, 'auto'))}, got {name!r}")
     if name == "faiss":
         _faiss()
     return name
+
+
+def _fits(copied_bytes: int) -> bool:
+    available = available_memory()
+    return available is not None and copied_bytes <= COMFORTABLE_SHARE * available
 
 
 def _faiss() -> Any:

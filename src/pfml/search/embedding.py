@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from pfml.data.decoding import Track, in_threads
-from pfml.data.readers.folder import image_files
+from pfml.data.readers.folder import image_paths
 from pfml.evaluation.collection import read_settings, write_settings
 from pfml.evaluation.parts import Part, PartSettings, part_names, read_part, remove_part, write_part
 from pfml.files import DamagedFileError, remove_partials
@@ -97,7 +98,9 @@ def _settings(folder: Path, embedder: Embedder, dtype: str | None, part_images: 
     if not (folder / "embeddings.json").is_file():
         numbers = "float32" if dtype is None else dtype
         images = PART_IMAGES if part_images is None else part_images
-        write_settings(folder, PartSettings(model.description, model.digest, embedder.embedding_dim, numbers, images))
+        wanted = PartSettings(model.description, model.digest, embedder.embedding_dim, numbers, images)
+        with suppress(FileExistsError):  # another share has come first, and its settings count
+            write_settings(folder, wanted)
     found = read_settings(folder)
     ModelIdentity(found.model_digest, found.model).require(model, f"the embeddings {folder}")
     for name, asked in (("dtype", dtype), ("part_images", part_images)):
@@ -118,7 +121,7 @@ class _Comparison:
         self.folder, self.settings, self.share, self.update = folder, settings, share, update
         self.folders = [place for place in places if place.is_dir()]
         # path -> whether a part mentions it; in the order of the listing
-        self.listed = {path: False for path in map(str, image_files(places)) if share.holds(path)}
+        self.listed = {path: False for path in image_paths(places) if share.holds(path)}
         self.again: dict[str, int] = {}  # path -> revision of the part that mentions it, but has no vector of it now
         self.failed: set[str] = set()  # of these, such as could not be read before
 

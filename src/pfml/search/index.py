@@ -46,7 +46,8 @@ class ImageIndex:
             model: What will make the vectors; those of another model are refused.
             dimension: D.
             backend: How to search: "exact" (torch), "faiss" (its flat index, exact too, a copy in memory), or "auto":
-                faiss if it is installed and the index has at least a million entries.
+                faiss if it is installed, the index has at least a million entries, and a copy of their vectors takes
+                a quarter of the available memory at most; else, and where the system does not say, exact.
         """
         backend_for(backend, 0)
         place = IndexFolder(Path(folder))

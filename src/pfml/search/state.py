@@ -65,7 +65,7 @@ class State:
         self.live = snapshot.live()
         self.ids = torch.cat([torch.empty(0, dtype=torch.int64), *(segment.ids for segment in snapshot.segments)])
         self.num_entries = int(self.live.sum())
-        self.backend = backend_for(backend, self.num_entries)
+        self.backend = backend_for(backend, self.num_entries, 4 * len(self.ids) * snapshot.dimension)
         self.first = [0, *accumulate(len(segment) for segment in snapshot.segments)]
         self._searcher: Searcher | None = None
         files = () if before is None else before.snapshot.files

@@ -35,7 +35,7 @@ from pfml.training.config_files import plain, read_config, write_config
 from pfml.training.environment import resolve_device, seeded
 from pfml.training.loop import Training
 from pfml.training.methods import METHODS
-from pfml.training.methods.untrained import evaluate_untrained
+from pfml.training.methods.untrained import evaluate_untrained, without_layer
 from pfml.training.monitor import Monitor
 from pfml.training.run_folder import ReadOnlyRunFolder, RunFolder
 from pfml.training.saved_loss import load_loss
@@ -120,7 +120,8 @@ def run(
     config = replace(config, data=_absolute(config.data))
     data, corruption = prepare_data(config.data)
     if not METHODS[config.loss.name].trains:
-        return evaluate_untrained(config, data, RunFolder(Path(out)), monitor, world)
+        resume = resume and is_begun(config, Path(out))
+        return evaluate_untrained(config, data, RunFolder(Path(out)), monitor, world, resume=resume)
     with seeded(config.seed):
         embedder = Embedder(config.model)
     if corruption is not None:
@@ -135,10 +136,9 @@ def is_begun(config: RunConfig, out: Path) -> bool:
     if not folder.config.is_file():
         return False
     stored = read_config(folder.config)
-    given = replace(config, data=_absolute(config.data))
     # a run keeps a copy of its list of corrections
-    given = replace(given, data=replace(given.data, corrections=stored.data.corrections))
-    if plain(stored) != plain(given):
+    given = replace(config, data=replace(_absolute(config.data), corrections=stored.data.corrections))
+    if plain(stored) != plain(given if METHODS[config.loss.name].trains else without_layer(given)):
         raise ValueError(f"{out} holds a run of another configuration: choose another folder")
     return True
 

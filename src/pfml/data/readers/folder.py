@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from pfml.data.image_set import ImageSet, RetrievalData
 from pfml.data.splits import class_order, zero_shot
 
-__all__ = ["IMAGE_SUFFIXES", "image_files", "read_folder"]
+__all__ = ["IMAGE_SUFFIXES", "image_files", "image_paths", "read_folder"]
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff", ".jp2", ".ppm", ".pgm"),
@@ -43,14 +43,20 @@ def read_folder(root: Path) -> RetrievalData:
 
 def image_files(places: Sequence[Path]) -> list[Path]:
     """The image files that `places` name: files as they are, and all images in folders and below them, sorted."""
-    found: list[Path] = []
+    return [Path(path) for path in image_paths(places)]
+
+
+def image_paths(places: Sequence[Path]) -> Iterator[str]:
+    """The same one by one, as texts: of millions, a list of `Path` takes several times the memory of their names."""
+    is_any = False
     for place in places:
         if not place.exists():
             raise FileNotFoundError(f"images must be files or folders, got {place}, which does not exist")
-        found += _images_below(place)[0] if place.is_dir() else [place]
-    if not found:
+        for path in filter(_is_image, _files_below(place)) if place.is_dir() else [str(place)]:
+            is_any = True
+            yield path
+    if not is_any:
         raise ValueError(f"there are no images ({', '.join(IMAGE_SUFFIXES)}) in {', '.join(map(str, places))}")
-    return found
 
 
 def _image_set(folder: Path) -> tuple[ImageSet, tuple[str, ...]]:
@@ -86,18 +92,36 @@ def _images_below(folder: Path) -> tuple[list[Path], list[Path]]:
     """The images in `folder` and in the folders in it, links followed, sorted; and the other files there."""
     found: list[Path] = []
     others: list[Path] = []
+    for path in _files_below(folder):
+        (found if _is_image(path) else others).append(Path(path))
+    return found, others
+
+
+def _is_image(path: str) -> bool:
+    return os.path.splitext(path)[1].lower() in IMAGE_SUFFIXES
+
+
+def _files_below(folder: Path) -> Iterator[str]:
+    """All files in `folder` and in the folders in it, links followed, in the order of `Path`; hidden ones left out."""
     # a link to a folder around this one would give it the images of all other classes
     visited = {str(parent) for parent in Path(os.path.realpath(folder)).parents}
-    for place, folders, files in os.walk(folder, followlinks=True):
-        real = os.path.realpath(place)
-        if real in visited:
-            folders.clear()
+    # a path of the working directory begins with the name of the file
+    return _walked("" if folder == Path() else str(folder), visited)
+
+
+def _walked(place: str, visited: set[str]) -> Iterator[str]:
+    real = os.path.realpath(place)
+    if real in visited:
+        return
+    visited.add(real)
+    _, folders, files = next(os.walk(place or os.curdir), (place, [], []))
+    deeper = set(folders)
+    # in order, so that what links lead to twice is found under the same name on every machine
+    for name in sorted((*folders, *files), key=os.path.normcase):
+        if name.startswith("."):
             continue
-        visited.add(real)
-        # in order, so that what links lead to twice is found under the same name on every machine
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in files:
-            if not name.startswith("."):
-                is_image = os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
-                (found if is_image else others).append(Path(place, name))
-    return sorted(found), sorted(others)
+        path = os.path.join(place, name)
+        if name in deeper:
+            yield from _walked(path, visited)
+        else:
+            yield path

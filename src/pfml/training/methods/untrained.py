@@ -19,21 +19,29 @@ from pfml.training.run_folder import RunFolder
 if TYPE_CHECKING:
     from pfml.training.run import RunConfig
 
-__all__ = ["evaluate_untrained"]
+__all__ = ["evaluate_untrained", "without_layer"]
 
 
 def evaluate_untrained(
-    config: RunConfig, data: RetrievalData, folder: RunFolder, monitor: Monitor, world: World | None = None
+    config: RunConfig,
+    data: RetrievalData,
+    folder: RunFolder,
+    monitor: Monitor,
+    world: World | None = None,
+    *,
+    resume: bool = False,
 ) -> dict[str, Any]:
     """Evaluate the backbone as it comes, without an embedding layer; the results, as those of a run, of epoch 0.
 
-    The folder gets config.yaml, log.jsonl, model/ and results.json, so that what reads runs reads it too.
+    The folder gets config.yaml, log.jsonl, model/ and results.json, so that what reads runs reads it too. With `resume`
+    it may hold what an evaluation that was cut short has written; it is evaluated again, and all is written again.
     """
     world = world or World()
-    config = replace(config, model=replace(config.model, embedding_dim=None))
+    config = without_layer(config)
     with seeded(config.seed):
         embedder = Embedder(config.model).to(world.device or resolve_device(config.device))
-    world.by_first(folder.start)
+    if not resume:
+        world.by_first(folder.start)
     for remark in data.remarks:
         monitor.remark(remark)
     entry: dict[str, Any] = {"epoch": 0}
@@ -48,10 +56,16 @@ def evaluate_untrained(
     return results
 
 
+def without_layer(config: RunConfig) -> RunConfig:
+    """`config` as a run that trains nothing stores it: the backbone's features are the embedding."""
+    return replace(config, model=replace(config.model, embedding_dim=None))
+
+
 def _written(
     config: RunConfig, data: RetrievalData, folder: RunFolder, embedder: Embedder, entry: dict[str, Any]
 ) -> dict[str, Any]:
     write_config(folder.config, config)
+    folder.forget_after(0, 0)  # the same lines, if a run was cut short here
     folder.append("evaluation", 0, **entry)
     embedder.save(folder.model)
     results = summarize([entry], select_by=config.select_by)
