@@ -42,7 +42,10 @@ CASES = {
         "warm_up_epochs": 1,
         "loss": LossConfig("pfml-log", {"proxies_per_class": 2, "reduction": "points"}),
     },
-    "kmeans": {"loss": LossConfig("pfml", {"proxies_per_class": 3, "proxy_init": "kmeans", "reduction": "points"})},
+    "kmeans, whitened": {
+        "head_start": "whitened",
+        "loss": LossConfig("pfml", {"proxies_per_class": 3, "proxy_init": "kmeans", "reduction": "points"}),
+    },
     "trust": TRUST,
     "proxy anchor": {"loss": LossConfig("proxy-anchor"), "optimizer": OptimizerConfig("sgd", lr=1e-3, momentum=0.9)},
     "hist": {"loss": LossConfig("hist", {"hidden_dim": 16})},
