@@ -40,6 +40,7 @@ def lines(out, quick_interpreter):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_every_section_has_rows_and_every_row_says_where_it_was_measured(lines):
     assert {line["section"] for line in lines} == set(gpu.SECTIONS) - {"training"}
     for line in lines:
@@ -51,6 +52,7 @@ def test_every_section_has_rows_and_every_row_says_where_it_was_measured(lines):
         assert line["triton"]
 
 
+@pytest.mark.slow
 def test_all_states_and_normalizations_are_checked_against_float64(lines):
     checked = [line for line in lines if line["section"] == "field" and line["target_error"] != "nan"]
     assert len(checked) == 9
@@ -58,6 +60,7 @@ def test_all_states_and_normalizations_are_checked_against_float64(lines):
     assert {line["verdict"] for line in checked} == {"met"}
 
 
+@pytest.mark.slow
 def test_every_measured_row_says_what_bounds_it(lines):
     for line in lines:
         assert line["bound"]
@@ -65,6 +68,7 @@ def test_every_measured_row_says_what_bounds_it(lines):
         assert float(line["share_of_bound"]) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_the_picture_is_drawn(lines, out):
     assert (out / "gpu.png").stat().st_size > 10_000
 
@@ -149,6 +153,7 @@ def test_training_can_be_run():
         assert f'"{option}"' in inspect.getsource(training.main)
 
 
+@pytest.mark.slow
 def test_the_table_shows_every_row(lines, out):
     rows = [Row("field", "first", p50_ms=1.0, target_ms=2.0), Row("small", "second", note="failed: why")]
     text = io.StringIO()

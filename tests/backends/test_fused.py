@@ -47,7 +47,7 @@ def test_every_kind_of_pair_counts_by_its_weight(weights, field):
 
 
 @settings(
-    max_examples=500 if DEVICE == "cuda" else 10,
+    max_examples=500 if DEVICE == "cuda" else 5,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     derandomize=DEVICE == "cpu",

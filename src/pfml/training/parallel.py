@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from pfml.data import RetrievalData
 from pfml.distributed import GatheredLoss, Ranks, ShardedPotentialFieldLoss, World
@@ -100,6 +99,9 @@ def create_scaler(config: TrainConfig, device: torch.device, world: World) -> to
     """What keeps float16 gradients in range; on all ranks it skips the same steps."""
     enabled = config.autocast == "float16"
     if isinstance(world, Ranks):
+        # here, since it would add a third to the time that `import pfml` takes
+        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
         return ShardedGradScaler(device.type, enabled=enabled, process_group=world.group)
     return torch.amp.GradScaler(device.type, enabled=enabled)
 
