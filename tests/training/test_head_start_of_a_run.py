@@ -22,7 +22,7 @@ def test_a_run_starts_its_head_from_the_features_of_its_training_images(tmp_path
     expected = small_embedder()
     features = embed(expected, letters().train, features=True)
     assert features.shape == (len(letters().train), expected.head.num_features)
-    torch.testing.assert_close(expected.head.linear(features), expected.head.linear(expected_inputs(expected)))
+    torch.testing.assert_close(features, inputs_of_the_layer(expected))
     start_head(expected.head, start, features, letters().train.labels)
     torch.testing.assert_close(seen[0].embedder.head.linear.weight, expected.head.linear.weight)
     torch.testing.assert_close(seen[0].embedder.head.linear.bias, expected.head.linear.bias)
@@ -32,8 +32,8 @@ def _end(training):
     training.epoch = training.config.epochs
 
 
-def expected_inputs(embedder):
-    """What the linear layer really gets."""
+def inputs_of_the_layer(embedder):
+    """What the linear layer gets for the training images."""
     caught = []
     handle = embedder.head.linear.register_forward_pre_hook(lambda _, inputs: caught.append(inputs[0].clone()))
     embed(embedder, letters().train)
@@ -50,6 +50,11 @@ def test_a_run_that_goes_on_does_not_start_its_head_again(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         trained("halves", monitor=InterruptAt(3))
     assert torch.equal(trained("halves", resume=True), trained("whole"))
+
+
+def test_a_start_that_nobody_knows_is_refused():
+    with pytest.raises(ValueError, match="head_start must be one of random, principal, whitened, got 'whiten'"):
+        small_config(head_start="whiten")
 
 
 def test_a_head_that_cannot_start_so_is_refused_before_the_first_step(tmp_path):

@@ -37,7 +37,7 @@ def start_head(head: Head, start: str, features: Tensor, labels: Tensor) -> None
     if start == "random":
         return
     if start not in HEAD_STARTS:
-        raise ValueError(f"head_start must be one of {HEAD_STARTS}, got {start!r}")
+        raise ValueError(f"head_start must be one of {', '.join(HEAD_STARTS)}, got {start!r}")
     layer = require_layer(head, start)
     centre = features.double().mean(0)
     centred = features.double() - centre

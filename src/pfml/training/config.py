@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from pfml.data.preprocessing import Augmentation
+from pfml.models.head_start import HEAD_STARTS
 from pfml.training.methods import LossConfig
 from pfml.words import did_you_mean
 
@@ -176,6 +177,9 @@ class TrainConfig:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
         if self.log_every < 1:
             raise ValueError(f"log_every must be >= 1, got {self.log_every}")
+        if self.head_start not in HEAD_STARTS:
+            hint = did_you_mean(self.head_start, HEAD_STARTS)
+            raise ValueError(f"head_start must be one of {', '.join(HEAD_STARTS)}, got {self.head_start!r}{hint}")
         if not isinstance(self.compile, bool) and self.compile != "auto":
             raise ValueError(f"compile must be true, false or auto, got {self.compile!r}")
         if not 0 <= self.seed < 2**63:
