@@ -36,14 +36,16 @@ def test_a_server_answers_rightly_beside_clients_that_make_trouble(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_minutes_of_trouble_leave_the_server_as_it_was(tmp_path):
-    result = server_soak(tmp_path, seconds=120, warm_up=20)
+def test_three_minutes_of_trouble_leave_the_server_as_it_was(tmp_path):
+    result = server_soak(tmp_path, seconds=180, warm_up=20)
     assert_survived(result)
     assert len(result.beside) > 500
     assert sum(sum(answers.values()) for answers in result.answers.values()) > 2000
-    half = len(result.samples) // 2
-    middle, end = (
-        min(one.resident for one in part) for part in (result.samples[half // 2 : half], result.samples[-half // 2 :])
+    # pools and arenas fill up for two minutes; then what is held between requests stays as it is
+    quarter = len(result.samples) // 4
+    third, last = (
+        min(one.resident for one in part)
+        for part in (result.samples[2 * quarter : -quarter], result.samples[-quarter:])
     )
-    assert end - middle < 16 * MIB
+    assert last - third < 16 * MIB
     assert result.samples[-1].resident - result.samples[0].resident < 64 * MIB
