@@ -5,7 +5,6 @@ Every save has a number that all of its content repeats, so that a reader sees a
 
 import json
 import math
-import os
 import resource
 import shutil
 import signal
@@ -219,7 +218,7 @@ def limit_files(limit: int) -> None:
 
 
 def kill(process) -> None:
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.join()
 
 

@@ -2,10 +2,8 @@
 
 import json
 import multiprocessing
-import os
 import random
 import shutil
-import signal
 import threading
 import time
 
@@ -46,7 +44,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_index_that_can_be_written_again(fol
         writer.start()
         assert started.wait(60)
         time.sleep(delays.uniform(0.0, 0.12))
-        os.kill(writer.pid, signal.SIGKILL)
+        writer.kill()
         writer.join()
         index = ImageIndex.open(folder)
         require_whole(index)
@@ -75,7 +73,7 @@ def test_a_reader_beside_a_writer_always_sees_a_whole_state(folder):
             assert len(kept) <= len(fresh)
             seen.append(len(fresh))
     finally:
-        os.kill(writer.pid, signal.SIGKILL)
+        writer.kill()
         writer.join()
     assert seen == sorted(seen)
     assert len(set(seen)) > 3

@@ -2,10 +2,8 @@
 
 import json
 import multiprocessing
-import os
 import random
 import shutil
-import signal
 import time
 
 import numpy
@@ -133,18 +131,25 @@ def test_another_model_is_refused(tmp_path, embedder, images):
 
 def test_a_kill_at_any_moment_loses_no_more_than_the_part_under_way(tmp_path, embedder, images):
     """Twenty kills at random moments; the parts in the end are, byte by byte, those of a run that was let be."""
+
+    def writing(folder):
+        started = CONTEXT.Event()
+        process = CONTEXT.Process(target=helpers.embed_in_process, args=(folder, tmp_path / "model", images, started))
+        process.start()
+        assert started.wait(60)
+        return process
+
     embedder.save(tmp_path / "model")
     (images / "b" / "bad.png").write_bytes(b"no image")
-    embed_collection(tmp_path / "whole", load_embedder(tmp_path / "model"), [images], **SMALL)
+    let_be, began = writing(tmp_path / "whole"), time.monotonic()
+    let_be.join()
+    longest = time.monotonic() - began
     expected, delays, cut_short = files_of(tmp_path / "whole"), random.Random(0), 0
     for trial in range(20):
-        folder, started = tmp_path / f"killed {trial}", CONTEXT.Event()
-        arguments = (folder, tmp_path / "model", images, started)
-        writer = CONTEXT.Process(target=helpers.embed_in_process, args=arguments)
-        writer.start()
-        assert started.wait(60)
-        time.sleep(delays.uniform(0.0, 0.15))
-        os.kill(writer.pid, signal.SIGKILL)
+        folder = tmp_path / f"killed {trial}"
+        writer = writing(folder)
+        time.sleep(delays.uniform(0.0, longest))
+        writer.kill()
         writer.join()
         left = files_of(folder) if folder.exists() else {}
         finished = {name for name in left if name.startswith("part-") and name.endswith(".json")}
