@@ -10,8 +10,10 @@ from pfml.training.config_files import shipped_config
 from pfml.training.methods import LossConfig
 from pfml.training.run import RunConfig
 
-__all__ = ["CANDIDATES", "NOISY", "candidate_config"]
+__all__ = ["CANDIDATES", "NOISY", "candidate_config", "extras_of"]
 
+#: Beginning of changes that are none of the package's options, but of `cub.Quick.extend`.
+EXTRA = "extra."
 PROXY_ANCHOR, FIELD = "cub-resnet50_he-proxy_anchor", "cub-resnet50_he-pfml"
 COSINE = {"schedule.name": "cosine"}
 #: What helped the baseline in the first round.
@@ -76,6 +78,11 @@ WHITENED = {"head_start": "whitened"}
 def _local(alpha: float, delta: float, delta_rep: float, **more: Any) -> dict[str, Any]:
     """A logarithmic field that starts near its data: a whitened head, and proxies among the samples."""
     return EIGHT | WHITENED | _log(alpha, delta, delta_rep, **{"sample_sample": 0.2, "proxy_init": "kmeans", **more})
+
+
+def _field(**options: Any) -> dict[str, Any]:
+    """The field of research/trial.py as round 5 left it, from a whitened head, all labels trusted."""
+    return EIGHT | WHITENED | {"loss.name": "trial", "loss.options": {"mix": 2.0, "proxy_anchors": 0.0, **options}}
 
 
 #: Eq. 6 without pairs of proxies, which gains from a lower learning rate and more time.
@@ -228,29 +235,30 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "5 mix, lr 3e-5, head 2e-4": (FIELD, _recipe(mix=2.0) | {"optimizer.lr": 3e-5, "optimizer.head_lr": 2e-4}),
     "5 mix, trust .1": (FIELD, _recipe(mix=2.0, trust=0.1)),
     "5 mix, relabel": (FIELD, _recipe(mix=2.0, relabel=True)),
-    # sixth round: heads that start from features (the lead of the linear probes), fields of the data's own scale
+    # sixth round: heads that start from features (the lead of the linear probes)
     "6 pa": (PROXY_ANCHOR, EIGHT),
-    "6 pa, principal": (PROXY_ANCHOR, EIGHT | {"head_start": "principal"}),
     "6 pa, whitened": (PROXY_ANCHOR, EIGHT | WHITENED),
     "6 pa, whitened, no warm-up": (PROXY_ANCHOR, EIGHT | WHITENED | {"warm_up_epochs": 0}),
     "6 pa, whitened, lr 3e-5": (PROXY_ANCHOR, EIGHT | WHITENED | {"optimizer.lr": 3e-5}),
-    "6 pa, whitened, avg": (PROXY_ANCHOR, EIGHT | WHITENED | {"model.pooling": "avg"}),
-    "6 pa, whitened, no LayerNorm": (PROXY_ANCHOR, EIGHT | WHITENED | {"model.layer_norm": "none"}),
-    "6 no proxy pairs, whitened": (FIELD, EIGHT | WHITENED | {"schedule.name": "step"}),
-    "6 no proxy pairs, whitened, kmeans": (
-        FIELD,
-        EIGHT | WHITENED | {"schedule.name": "step", "loss.options": NO_PROXY_PAIRS | {"proxy_init": "kmeans"}},
-    ),
-    "6 literal, whitened, kmeans": (FIELD, EIGHT | WHITENED | {"loss.options": LITERAL | {"proxy_init": "kmeans"}}),
-    "6 log 24, 1, 1.3": (FIELD, _local(24, 1.0, 1.3) | {"head_start": "random"}),
+    "6 pa, whitened, head 2e-4": (PROXY_ANCHOR, EIGHT | WHITENED | {"optimizer.head_lr": 2e-4}),
+    "6 pa, whitened, early lr .2": (PROXY_ANCHOR, EIGHT | WHITENED | {"extra.early_lr": 0.2}),
+    "6 pa, whitened, mixup .5": (PROXY_ANCHOR, EIGHT | WHITENED | {"extra.mixup": 0.5}),
+    "6 pa, whitened, crops from .4": (PROXY_ANCHOR, EIGHT | WHITENED | {"augmentation.scale": (0.4, 1.0)}),
     "6 log 24, 1, 1.3, whitened": (FIELD, _local(24, 1.0, 1.3)),
-    "6 log 24, .7, 1, whitened": (FIELD, _local(24, 0.7, 1.0)),
-    "6 log 24, .5, .8, whitened": (FIELD, _local(24, 0.5, 0.8)),
-    "6 log 24, .7, 1, whitened, trust .3": (FIELD, _local(24, 0.7, 1.0, trust=0.3)),
     "6 log 24, 1, 1.3, whitened, trust .3": (FIELD, _local(24, 1.0, 1.3, trust=0.3)),
+    "6 trial, whitened": (FIELD, _field()),
+    "6 trial, random": (FIELD, _field() | {"head_start": "random"}),
+    "6 trial, memory 2000": (FIELD, _field(memory=2000)),
+    "6 trial, memory 2000 x .03": (FIELD, _field(memory=2000, memory_weight=0.03)),
+    "6 trial, 4 parts": (FIELD, _field(parts=4)),
+    "6 trial, 2 parts": (FIELD, _field(parts=2)),
+    "6 trial, mixup .5": (FIELD, _field() | {"extra.mixup": 0.5}),
+    "6 trial, early lr .2": (FIELD, _field() | {"extra.early_lr": 0.2}),
+    "6 trial, trust .3": (FIELD, _field(trust=0.3)),
+    "6 trial, trust .3 late": (FIELD, _field(trust=0.3, trust_after=90)),
+    "6 trial, trust .05 late": (FIELD, _field(trust=0.05, trust_after=90)),
     "6 multi-similarity, whitened": (PROXY_ANCHOR, EIGHT | WHITENED | _method("multi-similarity")),
     "6 proxy-nca, whitened": (PROXY_ANCHOR, EIGHT | WHITENED | _method("proxy-nca")),
-    "6 fast-ap, whitened": (PROXY_ANCHOR, EIGHT | WHITENED | _method("fast-ap")),
     # on the test classes, beside what the fifth round chose
     "t pa": (PROXY_ANCHOR, EIGHT),
     "t literal": (FIELD, EIGHT | {"loss.options": LITERAL}),
@@ -262,8 +270,11 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "t soft-triple": (PROXY_ANCHOR, EIGHT | _method("soft-triple")),
 }
 
-#: Of the third round, those that are also tried with wrong labels.
-NOISY = tuple(
+#: Of the third and the sixth round, those that are also tried with wrong labels.
+NOISY = (
+    "6 pa, whitened", "6 trial, whitened", "6 trial, trust .3", "6 trial, trust .3 late", "6 trial, trust .05 late",
+    "6 log 24, 1, 1.3, whitened, trust .3", "6 proxy-nca, whitened",
+) + tuple(
     f"3 {name}"
     for name in (
         "pa", "multi-similarity", "log 24, 1, 1.3", "log 32, 1.2, 1.4", "log 48, 1.3, 1.6",
@@ -282,5 +293,12 @@ def candidate_config(name: str) -> RunConfig:
     if "loss.name" in changes:
         config = replace(config, loss=LossConfig(changes["loss.name"], changes["loss.options"]))
     for path, value in changes.items():
+        if path.startswith(EXTRA):
+            continue
         config = with_value(config, path, value)
     return config
+
+
+def extras_of(name: str) -> dict[str, float]:
+    """What a candidate has that the package has not."""
+    return {path.removeprefix(EXTRA): value for path, value in CANDIDATES[name][1].items() if path.startswith(EXTRA)}

@@ -10,6 +10,7 @@ divide them. A line has the whole configuration, every evaluation, commit and de
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import tempfile
 import time
@@ -23,16 +24,18 @@ from typing import Any
 import torch
 import torch.multiprocessing as multiprocessing
 import trial  # noqa: F401  # makes the method known
-from candidates import CANDIDATES, NOISY, candidate_config
+from candidates import CANDIDATES, NOISY, candidate_config, extras_of
 from torch import Tensor
 
 from pfml import PotentialFieldLoss
 from pfml.data import RetrievalData
 from pfml.data.sources import ImageSource
-from pfml.evaluation import proxy_alignment
+from pfml.evaluation import proxy_alignment, retrieval_metrics
 from pfml.experiments.record import device_name, now, versions
 from pfml.losses.checks import CollapseWarning
 from pfml.models import Embedder, EmbedderConfig
+from pfml.models.head_start import start_head
+from pfml.sphere import unit
 from pfml.training import Monitor
 from pfml.training.config_files import plain
 from pfml.training.environment import compiled, resolve_device, seeded
@@ -40,7 +43,7 @@ from pfml.training.interrupts import StopWish
 from pfml.training.loop import Training, on_device
 from pfml.training.run import DataConfig, RunConfig, open_sources, prepare_data
 from pfml.training.run_folder import RunFolder
-from pfml.training.watch import Outcome
+from pfml.training.watch import Batch, Outcome
 
 STAGES = ("validation", "test")
 Task = tuple[str, int, float]
@@ -50,7 +53,24 @@ class Quick(Training):
     """A run that leaves results and nothing to go on from; it also averages the weights over its steps."""
 
     average: list[Tensor] | None = None
-    start: list[Tensor] | None = None
+    mixup: tuple[float, Tensor] | None = None
+    extras: dict[str, float] | None = None
+
+    def extend(self, extras: dict[str, float]) -> None:
+        """What candidates have that the package has not: "early_lr", "mixup"."""
+        self.extras = extras
+        if "early_lr" in extras:
+            late = {
+                id(weight)
+                for name in ("layer3", "layer4")
+                for weight in getattr(self.embedder.backbone, name).parameters()
+            }
+            trunk = self.optimizer.param_groups[0]
+            early = [weight for weight in trunk["params"] if id(weight) not in late]
+            trunk["params"] = [weight for weight in trunk["params"] if id(weight) in late]
+            rate = extras["early_lr"] * trunk["base_lr"]
+            self.optimizer.add_param_group({**trunk, "params": early, "lr": rate, "base_lr": rate})
+            self.optimizer.param_groups.insert(1, self.optimizer.param_groups.pop())
 
     def save(self) -> None:
         """Nothing: a run takes seconds."""
@@ -59,14 +79,25 @@ class Quick(Training):
     def update(self, indices: Tensor, pixels: Tensor) -> list[Outcome]:
         """A step, and the running average of about the last hundred."""
         weights = [weight.data for weight in self.embedder.parameters()]
-        if self.start is None:
-            self.start = [weight.clone() for weight in weights]
+        self.mixup, warm = None, self.epoch >= self.config.warm_up_epochs
+        if warm and (self.extras or {}).get("mixup", 0.0) > float(torch.rand(())):
+            share, other = float(torch.rand(())), torch.randperm(len(pixels))
+            self.mixup = share, other
+            pixels = torch.lerp(pixels[other.to(pixels.device)].float(), pixels.float(), share).to(pixels.dtype)
         outcomes = super().update(indices, pixels)
         if self.epoch == self.config.warm_up_epochs and self.position == 0:
             self.average = [weight.clone() for weight in weights]
         elif self.average is not None:
             torch._foreach_lerp_(self.average, weights, 0.01)
         return outcomes
+
+    def energy(self, embeddings: Tensor, batch: Batch) -> Tensor:
+        """Of images that are two at once, the mean by share."""
+        if self.mixup is None:
+            return super().energy(embeddings, batch)
+        share, other = self.mixup
+        second = replace(batch, indices=batch.indices[other])
+        return share * super().energy(embeddings, batch) + (1 - share) * super().energy(embeddings, second)
 
     def evaluate(self, mean_loss: float, images_per_second: float) -> None:
         """Also what the field does, where it can tell."""
@@ -108,24 +139,23 @@ class Quick(Training):
 
     @torch.no_grad()
     def variants(self) -> dict[str, dict[str, float]]:
-        """Scores of the averaged weights, and of a trunk that is moved back to where it began."""
-        last = [weight.data.clone() for weight in self.embedder.parameters()]
-        assert self.start is not None
+        """Scores of the averaged weights, and of the trained features with heads that are computed from them."""
+        train, judged = (self.embeddings(role, features=True) for role in ("train", "test"))
+        found = {"features": self.scored(judged)}
+        for start in ("principal", "whitened"):
+            head = copy.deepcopy(self.embedder.head)
+            start_head(head, start, train, self.labels)
+            assert head.linear is not None
+            found[f"{start} again"] = self.scored(head.linear(judged))
         assert self.average is not None
-        head = {id(weight) for weight in self.embedder.head_parameters()}
-        found = {}
-        for name in ("averaged", "0.7 of the way"):
-            for weight, end, begin, mean in zip(
-                self.embedder.parameters(), last, self.start, self.average, strict=True
-            ):
-                if name == "averaged":
-                    weight.data.copy_(mean)
-                elif id(weight) not in head:
-                    weight.data.copy_(torch.lerp(begin, end, 0.7))
-                else:
-                    weight.data.copy_(end)
-            found[name] = self.scores("test")
+        for weight, mean in zip(self.embedder.parameters(), self.average, strict=True):
+            weight.data.copy_(mean)
+        found["averaged"] = self.scores("test")
         return found
+
+    def scored(self, points: Tensor) -> dict[str, float]:
+        """Retrieval among these points of the classes that judge."""
+        return retrieval_metrics(unit(points), self.data.test.labels, recall_at=(1,)).as_dict()
 
 
 class Workbench:
@@ -167,7 +197,12 @@ class QuickCompiled(Quick):
 
 
 def run(
-    config: RunConfig, data: RetrievalData, sources: dict[str, ImageSource], bench: Workbench, variants: bool
+    config: RunConfig,
+    data: RetrievalData,
+    sources: dict[str, ImageSource],
+    bench: Workbench,
+    variants: bool,
+    extras: dict[str, float],
 ) -> dict[str, Any]:
     """Every evaluation of a candidate, and what it took."""
     start = time.perf_counter()
@@ -177,6 +212,7 @@ def run(
         training = kind(embedder, data, sources, replace(config, compile=False), RunFolder(Path(folder)), Monitor())
         if isinstance(training, QuickCompiled):
             training.prepared = bench.network(embedder, config)
+        training.extend(extras)
         results = training.run()
         return {
             "seconds": time.perf_counter() - start,
@@ -215,7 +251,8 @@ def work(tasks: Iterable[Task | None], options: argparse.Namespace) -> None:
         )
         line: dict[str, Any] = {
             "stage": options.stage, "candidate": name, "seed": seed, "noise": noise, "epochs": config.epochs,
-            "status": "done", "error": None, "processes": options.jobs, "config": plain(_anywhere(config)),
+            "extras": extras_of(name), "status": "done", "error": None, "processes": options.jobs,
+            "config": plain(_anywhere(config)),
             "device": device_name(options.device), "commit": options.commit, "versions": versions(),
         }  # fmt: skip
         try:
@@ -225,7 +262,7 @@ def work(tasks: Iterable[Task | None], options: argparse.Namespace) -> None:
                 if not sources:
                     sources = open_sources(clean, resolve_device(options.device), config.storage, Monitor())
                 opened = (data.train.fingerprint(), data.test.fingerprint())
-            line |= run(config, data, sources, bench, options.variants)
+            line |= run(config, data, sources, bench, options.variants, extras_of(name))
         except Exception as error:
             said = f"{type(error).__name__}: {error}".replace(f"{options.cache}", "cache")
             line |= {"status": "failed", "error": said}
@@ -290,7 +327,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--variants", action="store_true", help="also score averaged weights and a trunk moved back")
+    parser.add_argument("--variants", action="store_true", help="also score averaged weights and new heads")
     parser.add_argument("--compile", action="store_true", help="compile one network for all runs of a process")
     parser.add_argument("--out", default="results/cub.jsonl")
     parser.add_argument("--commit", default="unknown")

@@ -25,6 +25,8 @@ class TrialField(nn.Module):
     """The energy per anchor; options as above, weights by kind of pair and of anchor."""
 
     proxy_labels: Tensor
+    memory_points: Tensor
+    memory_labels: Tensor
 
     def __init__(
         self,
@@ -48,7 +50,12 @@ class TrialField(nn.Module):
         proxy_anchors: float = 1.0,
         mix: float = 0.0,
         trust: float = 0.0,
+        trust_after: int = 0,
         relabel: bool = False,
+        memory: int = 0,
+        memory_weight: float = 0.2,
+        parts: int = 0,
+        parts_weight: float = 1.0,
         norm: float = 3.0,
     ) -> None:
         super().__init__()
@@ -58,6 +65,9 @@ class TrialField(nn.Module):
         self.proxies = nn.Parameter(points)
         labels = torch.arange(num_classes).repeat_interleave(proxies_per_class)
         self.register_buffer("proxy_labels", labels, persistent=False)
+        self.register_buffer("memory_points", torch.zeros(memory, embedding_dim), persistent=False)
+        self.register_buffer("memory_labels", torch.full((memory,), -1), persistent=False)
+        self.steps = 0
 
     def proxy_points(self) -> Tensor:
         """On the sphere, (C, M, D)."""
@@ -69,26 +79,45 @@ class TrialField(nn.Module):
         with torch.autocast(embeddings.device.type, enabled=False):
             samples, proxies = unit(embeddings.float()), unit(self.proxies.flatten(0, 1))
             labels = labels.to(samples.device)
-            if o["trust"] and self.training:
+            self.steps += self.training
+            if o["trust"] and self.training and self.steps > o["trust_after"]:
                 keep, strongest = self.trusted(samples.detach(), labels)
                 if o["relabel"]:
                     labels = torch.where(keep, labels, strongest)
                 else:
                     samples, labels = samples[keep], labels[keep]
-            points = torch.cat([samples, proxies])
-            every = torch.cat([labels, self.proxy_labels])
-            is_sample = torch.arange(len(points), device=points.device) < len(samples)
-            energies = self.energies(points, every, points, every, is_sample, is_sample)
-            weights = torch.where(is_sample, o["sample_anchors"], o["proxy_anchors"])
-            total = (weights * energies).sum() / len(points)
-            if o["mix"] and self.training and len(samples) > 1:
-                total = total + o["mix"] * self.mixed(samples, labels, proxies) * len(samples) / len(points)
+            total = self.total(samples, labels, proxies, self.memory_points)
+            for k in range(o["parts"]):
+                some = [unit(each[:, k :: o["parts"]]) for each in (samples, proxies, self.memory_points)]
+                total = total + o["parts_weight"] / o["parts"] * self.total(some[0], labels, some[1], some[2])
+            if self.training and len(self.memory_points):
+                self.memory_points = torch.cat([samples.detach(), self.memory_points])[: o["memory"]]
+                self.memory_labels = torch.cat([labels, self.memory_labels])[: o["memory"]]
+        return total
+
+    def total(self, samples: Tensor, labels: Tensor, proxies: Tensor, memory: Tensor) -> Tensor:
+        """The mean energy of an anchor, and of charges between samples."""
+        o = self.options
+        points, every = torch.cat([samples, proxies]), torch.cat([labels, self.proxy_labels])
+        is_sample = torch.arange(len(points), device=points.device) < len(samples)
+        energies = self.energies(points, every, points, every, is_sample, is_sample, memory)
+        weights = torch.where(is_sample, o["sample_anchors"], o["proxy_anchors"])
+        total = (weights * energies).sum() / len(points)
+        if o["mix"] and self.training and len(samples) > 1:
+            total = total + o["mix"] * self.mixed(samples, labels, proxies) * len(samples) / len(points)
         return total
 
     def energies(
-        self, anchors: Tensor, of: Tensor, sources: Tensor, by: Tensor, a_sample: Tensor, s_sample: Tensor
+        self,
+        anchors: Tensor,
+        of: Tensor,
+        sources: Tensor,
+        by: Tensor,
+        a_sample: Tensor,
+        s_sample: Tensor,
+        memory: Tensor | None = None,
     ) -> Tensor:
-        """Of each anchor, (n,)."""
+        """Of each anchor, (n,); samples also feel those of earlier batches."""
         o = self.options
         x = torch.log((2 - 2 * anchors @ sources.T).clamp_min(1e-4)) / 2
         own = of[:, None] == by[None, :]
@@ -98,6 +127,11 @@ class TrialField(nn.Module):
         w_own = torch.where(both_samples, o["sample_attraction"], 1.0) * (own & ~itself & ~both_proxies)
         w_other = torch.where(both_samples, o["sample_repulsion"], 1.0)
         w_other = torch.where(both_proxies, o["proxy_repulsion"], w_other) * ~own
+        if memory is not None and len(memory):
+            x = torch.cat([x, torch.log((2 - 2 * anchors @ memory.T).clamp_min(1e-4)) / 2], dim=1)
+            felt = o["memory_weight"] * (a_sample[:, None] & (self.memory_labels >= 0)[None, :])
+            own = of[:, None] == self.memory_labels[None, :]
+            w_own, w_other = torch.cat([w_own, felt * own], dim=1), torch.cat([w_other, felt * ~own], dim=1)
         return o["attraction_weight"] * self.pull(x, w_own) + o["repulsion_weight"] * self.push(x, w_other)
 
     def pull(self, x: Tensor, weights: Tensor) -> Tensor:
