@@ -73,6 +73,7 @@ def _recipe(**options: Any) -> dict[str, Any]:
 
 
 WHITENED = {"head_start": "whitened"}
+MILD = {"augmentation.scale": (0.4, 1.0)}
 
 
 def _local(alpha: float, delta: float, delta_rep: float, **more: Any) -> dict[str, Any]:
@@ -259,6 +260,22 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "6 trial, trust .05 late": (FIELD, _field(trust=0.05, trust_after=90)),
     "6 multi-similarity, whitened": (PROXY_ANCHOR, EIGHT | WHITENED | _method("multi-similarity")),
     "6 proxy-nca, whitened": (PROXY_ANCHOR, EIGHT | WHITENED | _method("proxy-nca")),
+    # seventh round: milder crops, which helped the baseline; the package's own logarithmic field
+    "7 pa": (PROXY_ANCHOR, EIGHT | WHITENED | MILD),
+    "7 pa, crops from .6": (PROXY_ANCHOR, EIGHT | WHITENED | {"augmentation.scale": (0.6, 1.0)}),
+    "7 pa, max": (PROXY_ANCHOR, EIGHT | WHITENED | MILD | {"model.pooling": "max"}),
+    "7 log": (FIELD, _local(24, 1.0, 1.3) | MILD),
+    "7 log, trust .3": (FIELD, _local(24, 1.0, 1.3, trust=0.3) | MILD),
+    "7 log, trust 1": (FIELD, _local(24, 1.0, 1.3, trust=1.0) | MILD),
+    "7 log, trust .3, head 2e-4": (FIELD, _local(24, 1.0, 1.3, trust=0.3) | MILD | {"optimizer.head_lr": 2e-4}),
+    "7 log, trust .3, samples 1": (FIELD, _local(24, 1.0, 1.3, trust=0.3, sample_sample=1.0) | MILD),
+    "7 log, random batches": (FIELD, _local(24, 1.0, 1.3) | MILD | {"batch.samples_per_class": 0}),
+    "7 log, normal proxies": (FIELD, _local(24, 1.0, 1.3, proxy_init="normal") | MILD),
+    "7 log, max": (FIELD, _local(24, 1.0, 1.3) | MILD | {"model.pooling": "max"}),
+    "7 log 32": (FIELD, _local(32, 1.0, 1.3) | MILD),
+    "7 memory, trust .3": (FIELD, _field(memory=2000, memory_weight=0.03, trust=0.3) | MILD),
+    "7 memory, 2 parts, trust .3": (FIELD, _field(memory=2000, memory_weight=0.03, parts=2, trust=0.3) | MILD),
+    "7 multi-similarity": (PROXY_ANCHOR, EIGHT | WHITENED | MILD | _method("multi-similarity")),
     # on the test classes, beside what the fifth round chose
     "t pa": (PROXY_ANCHOR, EIGHT),
     "t literal": (FIELD, EIGHT | {"loss.options": LITERAL}),
@@ -270,17 +287,15 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "t soft-triple": (PROXY_ANCHOR, EIGHT | _method("soft-triple")),
 }
 
-#: Of the third and the sixth round, those that are also tried with wrong labels.
+#: Those of some rounds that are also tried with wrong labels.
 NOISY = (
+    "3 pa", "3 multi-similarity", "3 log 24, 1, 1.3", "3 log 32, 1.2, 1.4", "3 log 48, 1.3, 1.6",
+    "3 log 32, 1.2, 1.4, trust .3", "3 log 32, 1.2, 1.4, trust .03", "3 log 24, 1, 1.3, trust .1",
+    "3 anchor 32, 1.2, samples .2", "3 no proxy pairs",
     "6 pa, whitened", "6 trial, whitened", "6 trial, trust .3", "6 trial, trust .3 late", "6 trial, trust .05 late",
     "6 log 24, 1, 1.3, whitened, trust .3", "6 proxy-nca, whitened",
-) + tuple(
-    f"3 {name}"
-    for name in (
-        "pa", "multi-similarity", "log 24, 1, 1.3", "log 32, 1.2, 1.4", "log 48, 1.3, 1.6",
-        "log 32, 1.2, 1.4, trust .3", "log 32, 1.2, 1.4, trust .03", "log 24, 1, 1.3, trust .1",
-        "anchor 32, 1.2, samples .2", "no proxy pairs",
-    )
+    "7 pa", "7 log", "7 log, trust .3", "7 log, trust 1", "7 log, trust .3, head 2e-4", "7 log, trust .3, samples 1",
+    "7 memory, trust .3", "7 memory, 2 parts, trust .3",
 )  # fmt: skip
 
 
