@@ -86,6 +86,16 @@ def _field(**options: Any) -> dict[str, Any]:
     return EIGHT | WHITENED | {"loss.name": "trial", "loss.options": {"mix": 2.0, "proxy_anchors": 0.0, **options}}
 
 
+#: What the first seven rounds leave of the pipeline.
+FINAL = EIGHT | WHITENED | MILD
+
+
+def _recommended(**options: Any) -> dict[str, Any]:
+    """What the seventh round chose, with other options."""
+    chosen = _log(24.0, 1.0, 1.3, proxy_init="kmeans", trust=0.3)
+    return FINAL | chosen | {"loss.options": chosen["loss.options"] | options}
+
+
 #: Eq. 6 without pairs of proxies, which gains from a lower learning rate and more time.
 SLOW = PLUS5 | {"schedule.name": "cosine", "loss.options": NO_PROXY_PAIRS}
 
@@ -285,6 +295,22 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "t proxy-nca": (PROXY_ANCHOR, EIGHT | _method("proxy-nca")),
     "t hist": (PROXY_ANCHOR, EIGHT | _method("hist")),
     "t soft-triple": (PROXY_ANCHOR, EIGHT | _method("soft-triple")),
+    # on the test classes, once more: heads that start whitened and milder crops, for all methods
+    "f pa": (PROXY_ANCHOR, FINAL),
+    "f recipe": (FIELD, _recommended()),
+    "f no proxy pairs": (FIELD, FINAL | {"schedule.name": "step"}),
+    "f proxy-nca": (PROXY_ANCHOR, FINAL | _method("proxy-nca")),
+    "f multi-similarity": (PROXY_ANCHOR, FINAL | _method("multi-similarity")),
+    "f soft-triple": (PROXY_ANCHOR, FINAL | _method("soft-triple")),
+    "f triplet": (PROXY_ANCHOR, FINAL | _method("triplet")),
+    "f hist": (PROXY_ANCHOR, FINAL | _method("hist")),
+    # the recipe with one of its values changed
+    "a recipe": (FIELD, _recommended()),
+    **{f"a M {proxies}": (FIELD, _recommended(proxies_per_class=proxies)) for proxies in (1, 2, 15)},
+    **{f"a delta {delta}": (FIELD, _recommended(delta=delta)) for delta in (0.9, 1.1, 1.2)},
+    **{f"a alpha {alpha}": (FIELD, _recommended(alpha=float(alpha))) for alpha in (6, 12, 32)},
+    **{f"a delta_rep {radius}": (FIELD, _recommended(delta_rep=radius)) for radius in (1.1, 1.5, 1.8)},
+    **{f"a trust {trust}": (FIELD, _recommended(trust=trust)) for trust in (0.0, 0.1, 1.0)},
 }
 
 #: Those of some rounds that are also tried with wrong labels.
@@ -296,6 +322,7 @@ NOISY = (
     "6 log 24, 1, 1.3, whitened, trust .3", "6 proxy-nca, whitened",
     "7 pa", "7 log", "7 log, trust .3", "7 log, trust 1", "7 log, trust .3, head 2e-4", "7 log, trust .3, samples 1",
     "7 memory, trust .3", "7 memory, 2 parts, trust .3",
+    "a recipe", "a trust 0.0", "a trust 0.1", "a trust 1.0",
 )  # fmt: skip
 
 
