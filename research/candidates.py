@@ -1,17 +1,20 @@
-"""What is tried on CUB: name -> (configuration of the package, changes to it). Bad ideas stay, with their results."""
+"""What is tried on CUB: name -> (configuration in bases/, changes to it). Bad ideas stay, with their results."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pfml.experiments.tune import with_value
-from pfml.training.config_files import shipped_config
+from pfml.training.config_files import read_config
 from pfml.training.methods import LossConfig
 from pfml.training.run import RunConfig
 
-__all__ = ["CANDIDATES", "NOISY", "candidate_config", "extras_of"]
+__all__ = ["CANDIDATES", "NOISY", "base_config", "candidate_config", "extras_of"]
 
+#: What the rounds began from; the configurations of the package have moved on since.
+BASES = Path(__file__).parent / "bases"
 #: Beginning of changes that are none of the package's options, but of `cub.Quick.extend`.
 EXTRA = "extra."
 PROXY_ANCHOR, FIELD = "cub-resnet50_he-proxy_anchor", "cub-resnet50_he-pfml"
@@ -326,12 +329,17 @@ NOISY = (
 )  # fmt: skip
 
 
+def base_config(name: str) -> RunConfig:
+    """The configuration `name` of bases/."""
+    return read_config(BASES / f"{name}.yaml")
+
+
 def candidate_config(name: str) -> RunConfig:
     """The configuration of a candidate, without the places of data and weights."""
     if name not in CANDIDATES:
         raise ValueError(f"there is no candidate {name!r}: see research/candidates.py")
     base, changes = CANDIDATES[name]
-    config = shipped_config(base)
+    config = base_config(base)
     if "loss.name" in changes:
         config = replace(config, loss=LossConfig(changes["loss.name"], changes["loss.options"]))
     for path, value in changes.items():

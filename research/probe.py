@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import mean
 
 import torch
-from candidates import PROXY_ANCHOR
+from candidates import PROXY_ANCHOR, base_config
 from cub import data_of
 from torch import Tensor
 
@@ -24,7 +24,6 @@ from pfml.models import Embedder
 from pfml.models.head_start import HEAD_STARTS, start_head
 from pfml.sphere import unit
 from pfml.training import ProgressMonitor
-from pfml.training.config_files import shipped_config
 from pfml.training.environment import resolve_device
 
 #: Rates of wrong labels.
@@ -39,7 +38,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
-    config = shipped_config(PROXY_ANCHOR)
+    config = base_config(PROXY_ANCHOR)
     where = replace(config.data, root=options.root)
     data = data_of(where, "validation")
     embedder = Embedder(replace(config.model, weights=options.weights)).to(resolve_device(options.device))

@@ -41,7 +41,7 @@ def test_other_hyperparameters_on_one_rank_are_named_on_all(world, odd, words):
         ({"backend": "dense"}, "ValueError", "backend of a sharded loss must be 'auto' or 'tiled', got 'dense'"),
         ({"network_gradients": "mean"}, "ValueError", "network_gradients must be one of"),
         ({"trust": 1.5}, "ValueError", "trust must lie in [0, 1], got 1.5"),
-        ({"trust": 0.3, "proxies_per_class": 0}, "ValueError", "trust needs proxies of two classes or more"),
+        ({"trust": 0.3, "proxies_per_class": 0}, "ValueError", "trust needs proxies, which tell what fits"),
         ({"trust": 0.3, "potential": "cpml"}, "ValueError", "trust needs an attraction that decays"),
         ({"normalize_embeddings": "no"}, "TypeError", "normalize_embeddings must be True or False"),
     ],

@@ -131,7 +131,7 @@ def test_noise_is_drawn_anew_for_each_seed():
 
 
 def test_the_ablation_sweeps_one_value_at_a_time_and_keeps_the_gap():
-    for run in plan("ablation", methods=("pfml", "pfml-log")).runs:
+    for run in plan("ablation", methods=("pfml", "pfml-log", "pfml-robust")).runs:
         options = {**METHODS[run.method].options(), **run.config.loss.options}
         ((name, value),) = run.settings.items()
         gap = (options["delta_rep"] or options["delta"]) - options["delta"]
@@ -139,12 +139,12 @@ def test_the_ablation_sweeps_one_value_at_a_time_and_keeps_the_gap():
             assert gap == pytest.approx(value)
         else:
             assert options[name] == value
-            assert gap == pytest.approx({"pfml": 0, "pfml-log": 0.6}[run.method])
+            assert gap == pytest.approx({"pfml": 0, "pfml-log": 0.6, "pfml-robust": 0.3}[run.method])
     assert PAPER_SWEEPS["proxies_per_class"][0] == 0
 
 
 def test_the_ablation_refuses_a_method_without_these_values():
-    with pytest.raises(ValueError, match="ablation has values for pfml, pfml-log, got the method 'triplet'"):
+    with pytest.raises(ValueError, match="ablation has values for pfml, pfml-log, pfml-robust, got the method 'triplet'"):
         plan("ablation", methods=("triplet",))
 
 

@@ -161,7 +161,7 @@ def test_a_stored_loss_must_trust_as_much():
         ({"trust": -0.1}, ValueError, r"trust must lie in \[0, 1\], got -0\.1"),
         ({"trust": 1.5}, ValueError, r"trust must lie in \[0, 1\], got 1\.5"),
         ({"trust": True}, TypeError, "trust must be a number, got True"),
-        ({"trust": 0.3, "proxies_per_class": 0}, ValueError, "trust needs proxies of two classes or more"),
+        ({"trust": 0.3, "proxies_per_class": 0}, ValueError, "trust needs proxies, which tell what fits"),
         (
             {"trust": 0.3, "normalization": "none", "potential": "cpml"},
             ValueError,
@@ -172,3 +172,12 @@ def test_a_stored_loss_must_trust_as_much():
 def test_what_trust_cannot_be(options, error, message):
     with pytest.raises(error, match=message):
         make(**options)
+
+
+def test_of_one_class_alone_every_sample_is_trusted():
+    torch.manual_seed(1)
+    plain, wary = (PotentialFieldLoss(1, DIM, normalization="log", trust=trust).train() for trust in (0.0, 1.0))
+    wary.proxies.data.copy_(plain.proxies.data)
+    points, labels = torch.randn(20, DIM), torch.zeros(20, dtype=torch.long)
+    assert wary.trusted(points, labels).all()
+    assert torch.equal(wary(points, labels), plain(points, labels))

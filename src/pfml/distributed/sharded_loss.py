@@ -120,7 +120,7 @@ class ShardedPotentialFieldLoss(nn.Module):
                 backend=backend,
             )
             check_options(proxies_per_class, backend, network_gradients, NETWORK_GRADIENTS)
-            check_trust(trust, num_classes, proxies_per_class, whole.field.law)
+            check_trust(trust, proxies_per_class, whole.field.law)
         except Exception as caught:  # whatever it is, the other ranks must not wait for this one
             error = caught
         self.peers.records([], error)

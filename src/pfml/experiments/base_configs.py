@@ -28,6 +28,8 @@ DATASET_BACKBONES = {
     "cars": PHOTO_BACKBONES,
     "sop": PHOTO_BACKBONES,
 }
+#: Method -> the configuration of CUB with resnet50_he that was made for it; all others share that of "pfml".
+RESNET50_HE = {"proxy-anchor": "proxy_anchor", "pfml-robust": "recipe"}
 #: What methods call the number of their proxies, so that all that have several have the same number.
 PROXY_COUNTS = ("proxies_per_class", "centers_per_class")
 
@@ -60,8 +62,7 @@ def _shipped(name: str) -> RunConfig:
 
 def _resnet50_he(dataset: str, method: str) -> RunConfig:
     """CUB's own configuration; for the other sets its network and optimiser on what the paper says of the set."""
-    kind = "proxy_anchor" if method == "proxy-anchor" else "pfml"
-    cub = _shipped(f"cub-resnet50_he-{kind}")
+    cub = _shipped(f"cub-resnet50_he-{RESNET50_HE.get(method, 'pfml')}")
     if dataset == "cub":
         return cub
     paper = _shipped(f"{dataset}-resnet50-512")

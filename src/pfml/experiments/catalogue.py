@@ -32,7 +32,14 @@ LOG_SWEEPS: dict[str, tuple[float, ...]] = {
     "alpha": (1.0, 3.0, 6.0, 9.0, 12.0),
     "delta_rep_minus_delta_att": (0.0, 0.2, 0.4, 0.6, 0.8),
 }
-SWEEPS = {"pfml": PAPER_SWEEPS, "pfml-log": LOG_SWEEPS}
+#: ... and to our recipe.
+ROBUST_SWEEPS: dict[str, tuple[float, ...]] = {
+    "proxies_per_class": (1, 2, 5, 15),
+    "delta": (0.9, 1.0, 1.1, 1.2),
+    "alpha": (6.0, 12.0, 24.0, 32.0),
+    "delta_rep_minus_delta_att": (0.1, 0.3, 0.5, 0.8),
+}
+SWEEPS = {"pfml": PAPER_SWEEPS, "pfml-log": LOG_SWEEPS, "pfml-robust": ROBUST_SWEEPS}
 # The methods of the paper's tables that this package has, and our preset.
 RETRIEVAL_METHODS = (
     "zero-shot", "epshn", "normalized-softmax", "multi-similarity-miner", "soft-triple", "circle", "proxy-nca++",

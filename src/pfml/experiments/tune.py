@@ -76,6 +76,13 @@ _FIELD = {"loss.options.delta": Range(0.1, 1.2), "loss.options.alpha": Range(1.0
 SPACES: dict[str, dict[str, Range]] = {
     "pfml": {**_RATES, **_FIELD},
     "pfml-log": {**_RATES, **_FIELD, "loss.options.delta_rep": Range(0.3, 1.5)},
+    "pfml-robust": {
+        **_RATES,
+        "loss.options.delta": Range(0.6, 1.2),
+        "loss.options.delta_rep": Range(1.0, 1.8),
+        "loss.options.alpha": Range(6.0, 32.0, log=True),
+        "loss.options.trust": Range(0.0, 1.0),
+    },
     "cpml": {**_RATES, "loss.options.delta": Range(0.1, 1.2)},
 }
 

@@ -152,7 +152,7 @@ class PotentialFieldLoss(nn.Module):
         self.normalize_embeddings = normalize_embeddings
         self.backend = backend
         self.proxy_sample = proxy_sample
-        check_trust(trust, num_classes, proxies_per_class, self.field.law)
+        check_trust(trust, proxies_per_class, self.field.law)
         self.trust = float(trust)
 
         self.proxies = nn.Parameter(torch.empty(num_classes, proxies_per_class, embedding_dim))

@@ -7,7 +7,8 @@ if its own class is there about as strong as any other one:
     trusted[i] = fit[i] >= trust * min(1, median of fit)
 
 A sample with a wrong label lies where its true class is strong, so its fit is far below 1. The median is there for the
-start, when proxies lie anywhere and no sample fits: then a sample is measured by the others of its batch.
+start, when proxies lie anywhere and no sample fits: then a sample is measured by the others of its batch. Of one class
+alone every sample is trusted.
 
 Strengths are computed in float64 and compared in float32. So it does not depend on the order in which proxies were
 added up who is trusted: not on tiles, and not on ranks (`pfml.distributed.sharded_trust`).
@@ -40,16 +41,14 @@ PAIRS_AT_ONCE = 2**23
 SAMPLES_AT_ONCE = 2**12
 
 
-def check_trust(trust: Any, num_classes: int, proxies_per_class: int, law: DecayLaw) -> None:
-    """Raise unless a loss of these sizes and this law can trust its labels by that much."""
+def check_trust(trust: Any, proxies_per_class: int, law: DecayLaw) -> None:
+    """Raise unless a loss with so many proxies and this law can trust its labels by that much."""
     if not isinstance(trust, int | float) or isinstance(trust, bool):
         raise TypeError(f"trust must be a number, got {trust!r}")
     if not 0 <= trust <= 1:
         raise ValueError(f"trust must lie in [0, 1], got {trust}")
-    if trust and (proxies_per_class == 0 or num_classes < 2):
-        raise ValueError(
-            f"trust needs proxies of two classes or more, got {num_classes} classes with {proxies_per_class} proxies"
-        )
+    if trust and proxies_per_class == 0:
+        raise ValueError("trust needs proxies, which tell what fits, got proxies_per_class=0")
     if trust and not law.decays:
         raise ValueError(f"trust needs an attraction that decays; {type(law).__name__} has none")
 

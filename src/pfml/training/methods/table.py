@@ -52,6 +52,11 @@ MLRC = Recipe(
 )  # fmt: skip
 MLRC_CLASSIFICATION = replace(MLRC, samples_per_class=1, departs=f"{MLRC.departs}; the loss's rate tuned")
 
+ROBUST = {
+    "normalization": "log", "delta": 1.0, "delta_rep": 1.3, "alpha": 24.0, "proxy_attraction": False,
+    "proxies_per_class": 5, "reduction": "points", "trust": 0.3,
+}  # fmt: skip
+
 
 def no_loss(num_classes: int, embedding_dim: int) -> nn.Module:
     """An error that says what to do instead of training."""
@@ -75,6 +80,14 @@ METHODS: dict[str, Method] = {
         "this package",
         {"normalization": "log", "delta": 0.6, "delta_rep": 1.2, "alpha": 6.0, "proxy_attraction": False},
         learns="proxies (C, M, D)",
+    ),
+    "pfml-robust": Method(
+        PotentialFieldLoss,
+        "our recipe for photographs: pfml-log, steeper and farther out, that leaves out samples that do not fit",
+        "this package",
+        ROBUST,
+        learns="proxies (C, M, D)",
+        note="head, batches and schedule that belong to it: the configuration cub-resnet50_he-recipe",
     ),
     "cpml": Method(
         PotentialFieldLoss,
