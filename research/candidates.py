@@ -99,6 +99,12 @@ def _recommended(**options: Any) -> dict[str, Any]:
     return FINAL | chosen | {"loss.options": chosen["loss.options"] | options}
 
 
+def _plain(**options: Any) -> dict[str, Any]:
+    """The field of research/trial.py with the recipe's values, but proxies that start anywhere."""
+    same = {"sample_attraction": 1.0, "sample_repulsion": 1.0, "trust": 0.3}
+    return FINAL | {"loss.name": "trial", "loss.options": {**same, **options}}
+
+
 #: Eq. 6 without pairs of proxies, which gains from a lower learning rate and more time.
 SLOW = PLUS5 | {"schedule.name": "cosine", "loss.options": NO_PROXY_PAIRS}
 
@@ -289,6 +295,19 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "7 memory, trust .3": (FIELD, _field(memory=2000, memory_weight=0.03, trust=0.3) | MILD),
     "7 memory, 2 parts, trust .3": (FIELD, _field(memory=2000, memory_weight=0.03, parts=2, trust=0.3) | MILD),
     "7 multi-similarity": (PROXY_ANCHOR, EIGHT | WHITENED | MILD | _method("multi-similarity")),
+    # eighth round: averaged weights, long runs, and what the list of ideas still had
+    **{f"8 pa, average {share}": (PROXY_ANCHOR, FINAL | {"average": share}) for share in (0.0, 0.98, 0.99)},
+    **{f"8 recipe, average {share}": (FIELD, _recommended() | {"average": share}) for share in (0.0, 0.98, 0.99)},
+    "8 pa, 16 epochs, average 0.99": (PROXY_ANCHOR, FINAL | {"epochs": 16, "average": 0.99}),
+    "8 recipe, 16 epochs, average 0.99": (FIELD, _recommended() | {"epochs": 16, "average": 0.99}),
+    "8 recipe, 100 epochs": (FIELD, _recommended() | {"epochs": 100}),
+    "8 plain": (FIELD, _plain()),
+    "8 alpha from 6": (FIELD, _plain(first_exponent=6.0, ramp=120)),
+    "8 alpha from 48": (FIELD, _plain(first_exponent=48.0, ramp=120)),
+    "8 delta from 1.2": (FIELD, _plain(first_contact=1.2, ramp=120)),
+    "8 delta from .8": (FIELD, _plain(first_contact=0.8, ramp=120)),
+    "8 pairs up to 6": (FIELD, _plain(largest_pair=6.0)),
+    "8 pairs up to 1.5": (FIELD, _plain(largest_pair=1.5)),
     # on the test classes, beside what the fifth round chose
     "t pa": (PROXY_ANCHOR, EIGHT),
     "t literal": (FIELD, EIGHT | {"loss.options": LITERAL}),
@@ -325,6 +344,7 @@ NOISY = (
     "6 log 24, 1, 1.3, whitened, trust .3", "6 proxy-nca, whitened",
     "7 pa", "7 log", "7 log, trust .3", "7 log, trust 1", "7 log, trust .3, head 2e-4", "7 log, trust .3, samples 1",
     "7 memory, trust .3", "7 memory, 2 parts, trust .3",
+    "8 pa, average 0.0", "8 pa, average 0.99", "8 recipe, average 0.0", "8 recipe, average 0.99",
     "a recipe", "a trust 0.0", "a trust 0.1", "a trust 1.0",
 )  # fmt: skip
 

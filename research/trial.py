@@ -56,6 +56,10 @@ class TrialField(nn.Module):
         memory_weight: float = 0.2,
         parts: int = 0,
         parts_weight: float = 1.0,
+        first_exponent: float = 0.0,
+        first_contact: float = 0.0,
+        ramp: int = 0,
+        largest_pair: float = 0.0,
         norm: float = 3.0,
     ) -> None:
         super().__init__()
@@ -68,6 +72,7 @@ class TrialField(nn.Module):
         self.register_buffer("memory_points", torch.zeros(memory, embedding_dim), persistent=False)
         self.register_buffer("memory_labels", torch.full((memory,), -1), persistent=False)
         self.steps = 0
+        self.final = dict(self.options)
 
     def proxy_points(self) -> Tensor:
         """On the sphere, (C, M, D)."""
@@ -80,6 +85,7 @@ class TrialField(nn.Module):
             samples, proxies = unit(embeddings.float()), unit(self.proxies.flatten(0, 1))
             labels = labels.to(samples.device)
             self.steps += self.training
+            self.follow_schedule()
             if o["trust"] and self.training and self.steps > o["trust_after"]:
                 keep, strongest = self.trusted(samples.detach(), labels)
                 if o["relabel"]:
@@ -94,6 +100,13 @@ class TrialField(nn.Module):
                 self.memory_points = torch.cat([samples.detach(), self.memory_points])[: o["memory"]]
                 self.memory_labels = torch.cat([labels, self.memory_labels])[: o["memory"]]
         return total
+
+    def follow_schedule(self) -> None:
+        """Exponents and radii on a line from their first values to those of the options, over `ramp` steps."""
+        o, share = self.final, min(self.steps / max(self.final["ramp"], 1), 1.0)
+        for first, names in (("first_exponent", ("att", "rep")), ("first_contact", ("contact", "knee"))):
+            for name in names if o[first] else ():
+                self.options[name] = o[first] + share * (o[name] - o[first])
 
     def total(self, samples: Tensor, labels: Tensor, proxies: Tensor, memory: Tensor) -> Tensor:
         """The mean energy of an anchor, and of charges between samples."""
@@ -120,6 +133,9 @@ class TrialField(nn.Module):
         """Of each anchor, (n,); samples also feel those of earlier batches."""
         o = self.options
         x = torch.log((2 - 2 * anchors @ sources.T).clamp_min(1e-4)) / 2
+        if o["largest_pair"] and x.requires_grad:  # of the energy's derivative by log r of one pair
+            most = o["largest_pair"] / len(anchors)
+            x.register_hook(lambda gradient: gradient.clamp(-most, most))
         own = of[:, None] == by[None, :]
         both_samples = a_sample[:, None] & s_sample[None, :]
         both_proxies = ~a_sample[:, None] & ~s_sample[None, :]
