@@ -38,8 +38,9 @@ def assert_same_run(folder, expected, *, error=1e-4):
 TRUST = {"loss": LossConfig("pfml-log", {"proxies_per_class": 3, "reduction": "points", "trust": 0.9})}
 CASES = {
     "pfml": {},
-    "warm-up, log": {
+    "warm-up, average, log": {
         "warm_up_epochs": 1,
+        "average": 0.5,
         "loss": LossConfig("pfml-log", {"proxies_per_class": 2, "reduction": "points"}),
     },
     "kmeans, whitened": {

@@ -140,6 +140,9 @@ class TrainConfig:
             or "whitened" (see `pfml.models.head_start`), for a trunk with pretrained weights.
         batch_norm: "train"; "freeze" (Proxy Anchor's sense: statistics frozen, the affine part trained once a warm-up
             has ended); "freeze-all" (the affine part too, throughout).
+        average: Share of the old mean in the running mean of the network's weights after each step, which is what is
+            evaluated and saved; 0.99 averages about the last hundred steps, 0 keeps no mean. It starts when the warm-up
+            ends; what the loss learns is not averaged (see `pfml.training.averaging`).
         evaluate_every: Epochs between evaluations on the unseen classes; the last epoch is always evaluated.
         select_by: What validation chooses the epoch by; MLRC uses map_at_r.
         checkpoint_every: Steps between checkpoints within an epoch; 0 saves after each epoch only.
@@ -161,6 +164,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     augmentation: Augmentation = field(default_factory=Augmentation)
+    average: float = 0.0
     evaluate_every: int = 1
     select_by: Literal["recall_at_1", "map_at_r"] = "recall_at_1"
     checkpoint_every: int = 0
@@ -177,6 +181,8 @@ class TrainConfig:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
         if self.log_every < 1:
             raise ValueError(f"log_every must be >= 1, got {self.log_every}")
+        if not 0 <= self.average < 1:
+            raise ValueError(f"average must lie in [0, 1), got {self.average}")
         if self.head_start not in HEAD_STARTS:
             hint = did_you_mean(self.head_start, HEAD_STARTS)
             raise ValueError(f"head_start must be one of {', '.join(HEAD_STARTS)}, got {self.head_start!r}{hint}")

@@ -5,6 +5,9 @@ what it would have done, to the bit on a CPU. Only torch's own generator, for ne
 
 On a GPU the loop waits for the device only to read the numbers of a step, and does so one step later (`watch`).
 
+Where weights are averaged, training has its own and everything that is evaluated or saved for use has their mean
+(`averaging`).
+
 On several ranks each has its part of every batch, and all do the same steps (`world`, `parallel`).
 """
 
@@ -31,6 +34,7 @@ from pfml.losses.checks import DeferredCheck, deferred_checks
 from pfml.models import Embedder
 from pfml.models.batch_norm import set_trainable, start_training_mode
 from pfml.models.head_start import require_layer, start_head
+from pfml.training.averaging import WeightAverage
 from pfml.training.checkpoint import CheckpointWriter
 from pfml.training.config import TrainConfig
 from pfml.training.environment import compiled, compiles, precision, reading_lag, reproducible, resolve_device
@@ -109,6 +113,7 @@ class Training:
             fused=lag > 0 or self.device.type == "cuda",
         )
         self.scaler = create_scaler(config, self.device, self.world)
+        self.weight_average = WeightAverage(self.embedder, config.average)
         self.labels = data.train.labels.to(self.device)
         self.writer = CheckpointWriter(folder.checkpoints, in_background=self.device.type == "cuda")
         self.data, self.sources, self.config, self.folder, self.monitor = data, sources, config, folder, monitor
@@ -167,7 +172,8 @@ class Training:
         mean_loss = self.loss_sum / len(self.batches)
         self.epoch, self.position, self.loss_sum = self.epoch + 1, 0, 0.0
         if self.epoch % config.evaluate_every == 0 or self.epoch == config.epochs:
-            self.evaluate(mean_loss, self.pace.images_per_second())
+            with self.weight_average.applied():
+                self.evaluate(mean_loss, self.pace.images_per_second())
         self.save()
 
     def plan(self, batches: list[Tensor]) -> Iterator[Windows]:
@@ -200,6 +206,8 @@ class Training:
         clip_gradients(self.optimizer, config.optimizer, norm, self.world)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        if batch.epoch >= config.warm_up_epochs:
+            self.weight_average.update()
         return outcomes
 
     def energy(self, embeddings: Tensor, batch: Batch) -> Tensor:
@@ -319,7 +327,11 @@ class Training:
         return embed(self.embedder, self.sources[role], autocast=mixed, world=self.world, features=features)
 
     def finish(self) -> dict[str, Any]:
-        """Save embedder and loss, measure how well proxies fit their data, write the results."""
+        """Save embedder and loss, measure how well proxies fit their data, write the results.
+
+        The caller's embedder is left with the weights that are saved: their mean, if there is one.
+        """
+        self.weight_average.adopt()
         self.embedder.eval()
         loss = whole_loss(self.loss, self.config.loss, self.data.train.num_classes, self.embedder.embedding_dim)
         points = self.embeddings("train") if has_proxies(self.loss) else None

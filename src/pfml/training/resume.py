@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from pfml.models import EmbedderConfig
 from pfml.training.checkpoint import load_checkpoint, part
 from pfml.training.config import TrainConfig
 from pfml.training.config_files import plain
@@ -22,6 +23,7 @@ __all__ = ["go_on", "progress", "tensors_of"]
 def tensors_of(training: Training) -> dict[str, Tensor]:
     """All tensors that a run needs to go on, on the first rank; all ranks call this together."""
     tensors = {f"embedder/{name}": value for name, value in training.embedder.state_dict().items()}
+    tensors |= {f"average/{name}": value for name, value in training.weight_average.state_dict().items()}
     tensors |= {f"loss/{name}": value for name, value in loss_state(training.loss).items()}
     moments = optimizer_state(training.optimizer, training.loss)
     tensors |= {f"optimizer/{name}": value for name, value in moments.items()}
@@ -62,9 +64,11 @@ def go_on(training: Training) -> None:
             f"the run in {folder.path} was started on other images or labels of these classes: "
             f"resume with the data it was started on"
         )
-    _refuse_other_config(state["config"], _plain_config(training.config))
-    _refuse_other_config({"network": state["network"]}, {"network": plain(training.embedder.config)})
+    _refuse_other_config(_completed(state["config"], TrainConfig()), _plain_config(training.config))
+    network = _completed(state["network"], EmbedderConfig())
+    _refuse_other_config({"network": network}, {"network": plain(training.embedder.config)})
     training.embedder.load_state_dict(part(tensors, "embedder/"))
+    training.weight_average.load_state_dict(part(tensors, "average/"))
     load_loss_state(training.loss, part(tensors, "loss/"))
     load_optimizer_state(training.optimizer, training.loss, part(tensors, "optimizer/"))
     training.scaler.load_state_dict(state["scaler"])
@@ -80,6 +84,19 @@ def _plain_config(config: TrainConfig) -> dict[str, Any]:
     """How the run trains, without what a `RunConfig` says of data and network beside it."""
     whole = plain(config)
     return {one.name: whole[one.name] for one in fields(TrainConfig)}
+
+
+def _completed(stored: dict[str, Any], default: Any) -> dict[str, Any]:
+    """A stored configuration with the options that the package has gained since, at the values of `default`.
+
+    Options that come later have defaults under which a run is what it was without them.
+    """
+    values = {**plain(default), **stored}
+    for one in fields(default):
+        inner = getattr(default, one.name)
+        if is_dataclass(inner) and isinstance(values[one.name], dict):
+            values[one.name] = _completed(values[one.name], inner)
+    return values
 
 
 def _refuse_other_config(stored: dict[str, Any], given: dict[str, Any]) -> None:

@@ -198,7 +198,7 @@ def train(
     """Train `embedder` in place on `data` and evaluate it on the unseen classes; the results.
 
     Args:
-        embedder: See `pfml.create_embedder`.
+        embedder: See `pfml.create_embedder`. It is left with the weights that are saved, averaged ones if they are.
         data: See `pfml.load_data`.
         config: How to train; the paper's values if None.
         out: Folder of the run, for log, checkpoints, model and results; must not hold a run yet.

@@ -1,0 +1,84 @@
+"""The mean of a network's weights over the steps of its training.
+
+    mean <- share * mean + (1 - share) * weights    after each step
+
+Steps on batches leave the weights scattered around where they are heading; their mean lies closer to it, and is what a
+run evaluates and saves. Training itself goes on with the weights.
+
+The parameters of a loss, proxies say, are not averaged: they may be spread over ranks, and a schedule that ends at zero
+brings weights and mean together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+__all__ = ["WeightAverage"]
+
+
+class WeightAverage:
+    """The running mean of all that is learned or gathered in a network: parameters, and statistics of BatchNorm.
+
+    There is no mean before the first `update`, which starts it at the weights; until then `applied` and `adopt` leave
+    the network as it is. Integers, such as BatchNorm's count of batches, are the network's own throughout.
+
+    Args:
+        network: Whose weights; they must stay in the memory that they are in.
+        share: Of the old mean in the new one, in [0, 1); with 0 there never is a mean.
+    """
+
+    def __init__(self, network: nn.Module, share: float) -> None:
+        if not 0 <= share < 1:
+            raise ValueError(f"share must lie in [0, 1), got {share}")
+        self.share = share
+        self._weights = {name: value for name, value in network.state_dict().items() if value.is_floating_point()}
+        self._means: dict[str, Tensor] = {}
+        self._mix = get_ema_multi_avg_fn(share)
+
+    def update(self) -> None:
+        """Take the weights, after a step, into the mean; the device is not waited for."""
+        if not self.share:
+            return
+        if not self._means:
+            self._means = {name: weight.clone() for name, weight in self._weights.items()}
+            return
+        self._mix([*self._means.values()], [*self._weights.values()], 0)  # which needs no count of steps
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The mean in place of the weights within the block; afterwards the weights, whatever has happened.
+
+        Values are copied within the same memory, which a compiled network and the optimiser know.
+        """
+        trained = {name: self._weights[name].clone() for name in self._means}
+        try:
+            self.adopt()
+            yield
+        finally:
+            self._write(trained)
+
+    def adopt(self) -> None:
+        """Put the mean in place of the weights for good, at the end of training."""
+        self._write(self._means)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The mean by the names of the network's own `state_dict`; nothing before it has begun."""
+        return dict(self._means)
+
+    def load_state_dict(self, means: dict[str, Tensor]) -> None:
+        """Go on from what `state_dict` gave."""
+        if means and means.keys() != self._weights.keys():
+            differing = ", ".join(sorted(means.keys() ^ self._weights.keys()))
+            raise ValueError(f"the stored mean must be one of this network's weights, but they differ in {differing}")
+        # in the order and the memory format of the weights, which files do not keep
+        names = [name for name in self._weights if name in means]
+        self._means = {name: torch.empty_like(self._weights[name]).copy_(means[name]) for name in names}
+
+    def _write(self, values: dict[str, Tensor]) -> None:
+        for name, value in values.items():
+            self._weights[name].copy_(value)

@@ -1,0 +1,274 @@
+"""The mean of the weights over steps: what a run evaluates and saves, and what training knows nothing of."""
+
+import pytest
+import torch
+from torch import nn
+
+from pfml.data import with_validation
+from pfml.evaluation import embed, evaluate, proxy_alignment
+from pfml.models import load_embedder
+from pfml.training import BatchConfig, train
+from pfml.training.averaging import WeightAverage
+from pfml.training.checkpoint import CheckpointWriter, load_checkpoint, part, save_checkpoint
+from pfml.training.loop import Training
+from pfml.training.run import load_loss
+from pfml.training.run_folder import RunFolder
+from small_data import InterruptAt, letters, small_config, small_embedder
+
+
+def mean_by_hand(states, share):
+    """The oracle: of what the network holds after each step, in double precision; integers are the last ones."""
+    mean = {name: value.double() for name, value in states[0].items()}
+    for state in states[1:]:
+        mean = {name: share * old + (1 - share) * state[name].double() for name, old in mean.items()}
+    return {name: mean[name] if value.is_floating_point() else value for name, value in states[-1].items()}
+
+
+def assert_close(state, expected):
+    assert state.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(state[name].double(), value.double(), rtol=0, atol=1e-6, msg=name)
+
+
+def copied(state):
+    return {name: value.clone() for name, value in state.items()}
+
+
+def is_equal(state, other):
+    return state.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in state.items())
+
+
+def run(out, *, data=None, embedder=None, resume=False, monitor=None, **changes):
+    torch.manual_seed(1)
+    embedder = embedder or small_embedder()
+    return train(embedder, data or letters(), small_config(**changes), out=out, resume=resume, monitor=monitor)
+
+
+def saved(folder, name="model"):
+    return load_embedder(folder / name).state_dict()
+
+
+def checkpoint(folder):
+    """Tensors and evaluations, without times."""
+    tensors, state = load_checkpoint(folder / "checkpoints")
+    return tensors, [{**entry, "images_per_second": None} for entry in state["history"]]
+
+
+@pytest.fixture
+def states(monkeypatch):
+    """What the network holds after each step of the runs of a test."""
+    recorded = []
+    update = Training.update
+
+    def recording(self, indices, pixels):
+        outcomes = update(self, indices, pixels)
+        recorded.append(copied(self.embedder.state_dict()))
+        return outcomes
+
+    monkeypatch.setattr(Training, "update", recording)
+    return recorded
+
+
+@pytest.mark.parametrize(("share", "warm_up"), [(0.5, 0), (0.9, 1)])
+@pytest.mark.parametrize("batch_norm", ["train", "freeze"])
+def test_the_saved_model_is_the_mean_of_the_weights_since_the_warm_up(tmp_path, states, share, warm_up, batch_norm):
+    embedder = small_embedder()
+    changes = {"average": share, "warm_up_epochs": warm_up, "batch_norm": batch_norm}
+    run(tmp_path / "run", embedder=embedder, **changes)
+    assert len(states) == 8
+    assert_close(saved(tmp_path / "run"), mean_by_hand(states[4 * warm_up :], share))
+    assert is_equal(embedder.state_dict(), saved(tmp_path / "run"))  # what the caller has is what was saved
+    assert not is_equal(states[-1], saved(tmp_path / "run"))
+
+
+def test_statistics_of_batch_norm_are_averaged_and_its_count_of_batches_is_not(tmp_path, states):
+    run(tmp_path / "run", average=0.5)
+    statistics = {name: value for name, value in states[-1].items() if "running" in name}
+    assert statistics
+    assert not any(torch.equal(saved(tmp_path / "run")[name], value) for name, value in statistics.items())
+    counts = [value for name, value in saved(tmp_path / "run").items() if name.endswith("num_batches_tracked")]
+    assert {int(count) for count in counts} == {8}
+
+
+def test_training_is_what_it_is_without_a_mean(tmp_path):
+    run(tmp_path / "plain")
+    run(tmp_path / "averaged", average=0.5)
+    (plain, plain_history), (averaged, history) = (checkpoint(tmp_path / name) for name in ("plain", "averaged"))
+    assert not part(plain, "average/")
+    assert is_equal(plain, {name: value for name, value in averaged.items() if not name.startswith("average/")})
+    assert is_equal(saved(tmp_path / "plain"), part(plain, "embedder/"))
+    losses, expected = ([e["loss"] for e in RunFolder(tmp_path / n).entries("step")] for n in ("averaged", "plain"))
+    assert losses == expected
+    assert [entry["loss"] for entry in history] == [entry["loss"] for entry in plain_history]
+    assert [entry["test"] for entry in history] != [entry["test"] for entry in plain_history]
+
+
+def test_evaluations_see_the_mean_and_those_of_a_warm_up_the_weights(tmp_path, states):
+    run(tmp_path / "run", average=0.8, warm_up_epochs=1, epochs=3)
+    expected = [states[3], mean_by_hand(states[4:8], 0.8), mean_by_hand(states[4:], 0.8)]
+    embedder = small_embedder()
+    for entry, weights in zip(checkpoint(tmp_path / "run")[1], expected, strict=True):
+        embedder.load_state_dict(weights)
+        by_hand = evaluate(embedder, letters(), recall_at=letters().recall_at).as_dict()
+        assert entry["test"] == pytest.approx(by_hand, abs=1e-6)
+
+
+def test_the_epoch_that_validation_chooses_is_saved_as_the_mean_that_it_was_evaluated_with(tmp_path, states):
+    data = with_validation(letters(), "half")
+    chosen = run(tmp_path / "run", data=data, batch=BatchConfig(16, 4), average=0.8, epochs=3)["validation_selected"]
+    until = len(states) // 3 * chosen["epoch"]
+    assert_close(saved(tmp_path / "run", "model-validation"), mean_by_hand(states[:until], 0.8))
+
+
+def test_the_alignment_of_proxies_is_that_with_the_saved_model(tmp_path):
+    results = run(tmp_path / "run", average=0.9)
+    points = embed(load_embedder(tmp_path / "run"), letters().train)
+    alignment = proxy_alignment(load_loss(tmp_path / "run").proxy_points(), points, letters().train.labels)
+    assert results["alignment"]["paper"] == pytest.approx(alignment.paper, rel=1e-6)
+
+
+def test_a_run_that_is_all_warm_up_has_no_mean(tmp_path, states):
+    run(tmp_path / "run", average=0.5, warm_up_epochs=2)
+    assert not part(checkpoint(tmp_path / "run")[0], "average/")
+    assert is_equal(saved(tmp_path / "run"), states[-1])
+
+
+@pytest.mark.parametrize("step", [2, 4, 5, 10])
+def test_a_run_goes_on_from_its_mean_to_the_bit(tmp_path, step):
+    """During the warm-up of four steps, at its end, after the first step of the mean, and later."""
+    changes = {"average": 0.7, "warm_up_epochs": 1, "epochs": 3}
+    run(tmp_path / "whole", **changes)
+    with pytest.raises(KeyboardInterrupt, match=f"stopped at step {step}"):
+        run(tmp_path / "halves", monitor=InterruptAt(step), **changes)
+    assert bool(part(checkpoint(tmp_path / "halves")[0], "average/")) == (step > 4)
+    run(tmp_path / "halves", resume=True, **changes)
+    (whole, history), (halves, same_history) = (checkpoint(tmp_path / name) for name in ("whole", "halves"))
+    assert part(whole, "average/")
+    assert is_equal(halves, whole)
+    assert same_history == history
+    assert is_equal(saved(tmp_path / "halves"), saved(tmp_path / "whole"))
+
+
+def test_a_finished_run_that_is_resumed_leaves_the_same_model(tmp_path):
+    embedder = small_embedder()
+    run(tmp_path / "run", average=0.7)
+    before = saved(tmp_path / "run")
+    run(tmp_path / "run", average=0.7, resume=True, embedder=embedder)
+    assert is_equal(saved(tmp_path / "run"), before)
+    assert is_equal(embedder.state_dict(), before)
+
+
+def forget_options(folder):
+    """Make a checkpoint one of a package that did not have these options yet."""
+    tensors, state = load_checkpoint(folder / "checkpoints")
+    del state["config"]["average"], state["config"]["head_start"]
+    del state["config"]["optimizer"]["centered"], state["network"]["image_size"]
+    save_checkpoint(folder / "checkpoints", tensors, state)
+
+
+def test_a_checkpoint_from_before_an_option_goes_on_without_it_and_not_with_it(tmp_path):
+    run(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "old", monitor=InterruptAt(3))
+    forget_options(tmp_path / "old")
+    with pytest.raises(ValueError, match=r"configuration it began with, got average: it was 0\.0, now 0\.5$"):
+        run(tmp_path / "old", resume=True, average=0.5)
+    with pytest.raises(ValueError, match="configuration it began with, got seed: it was 0, now 5$"):
+        run(tmp_path / "old", resume=True, seed=5)
+    run(tmp_path / "old", resume=True)
+    assert is_equal(checkpoint(tmp_path / "old")[0], checkpoint(tmp_path / "whole")[0])
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, 99.0, float("nan")])
+def test_a_share_that_is_none_is_refused(share):
+    with pytest.raises(ValueError, match=rf"^average must lie in \[0, 1\), got {share}$"):
+        small_config(average=share)
+    with pytest.raises(ValueError, match=rf"^share must lie in \[0, 1\), got {share}$"):
+        WeightAverage(small_embedder(), share)
+
+
+def test_compiled_with_channels_last_it_is_the_same_mean_and_goes_on_to_the_bit(tmp_path, monkeypatch, states):
+    compiled = torch.compile
+    channels_last = lambda embedder, device: embedder.to(memory_format=torch.channels_last)  # noqa: E731
+    in_background = lambda folder, **_: CheckpointWriter(folder, in_background=True)  # noqa: E731
+    monkeypatch.setattr("pfml.training.loop.reading_lag", lambda config, device: 1)
+    monkeypatch.setattr("pfml.training.loop.on_device", channels_last)
+    monkeypatch.setattr("pfml.training.loop.CheckpointWriter", in_background)
+    monkeypatch.setattr(torch, "compile", lambda module: compiled(module, backend="aot_eager"))
+    changes = {"average": 0.7, "compile": True}
+    run(tmp_path / "whole", **changes)
+    assert_close(saved(tmp_path / "whole"), mean_by_hand(states, 0.7))
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "halves", monitor=InterruptAt(5), **changes)
+    run(tmp_path / "halves", resume=True, **changes)
+    assert is_equal(checkpoint(tmp_path / "halves")[0], checkpoint(tmp_path / "whole")[0])
+    assert is_equal(saved(tmp_path / "halves"), saved(tmp_path / "whole"))
+
+
+class TwoUpdates:
+    """A small network, and its mean over two states of all ones and all threes."""
+
+    def __init__(self):
+        self.network = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)).to(memory_format=torch.channels_last)
+        self.average = WeightAverage(self.network, 0.75)
+        for value in (1.0, 3.0):
+            self.fill(value)
+            self.average.update()
+
+    def fill(self, value):
+        for tensor in self.network.state_dict().values():
+            tensor.fill_(value)
+
+
+def values(network):
+    return {float(value.mean()) for value in network.state_dict().values() if value.is_floating_point()}
+
+
+def test_the_mean_is_in_the_network_within_the_block_and_the_weights_are_after_it():
+    two = TwoUpdates()
+    places = [value.data_ptr() for value in two.network.state_dict().values()]
+    with two.average.applied():
+        assert values(two.network) == {0.75 * 1 + 0.25 * 3}
+        assert int(two.network[1].num_batches_tracked) == 3
+        assert [value.data_ptr() for value in two.network.state_dict().values()] == places
+    assert values(two.network) == {3.0}
+    assert [value.data_ptr() for value in two.network.state_dict().values()] == places
+    two.average.adopt()
+    assert values(two.network) == {1.5}
+
+
+def test_an_error_within_the_block_leaves_the_weights_too():
+    two = TwoUpdates()
+    with pytest.raises(RuntimeError, match="no memory"), two.average.applied():
+        raise RuntimeError("no memory")
+    assert values(two.network) == {3.0}
+    assert {float(mean.mean()) for mean in two.average.state_dict().values()} == {1.5}
+
+
+def test_an_evaluation_that_fails_leaves_the_weights_that_train(tmp_path, monkeypatch, states):
+    def failing(self, *_):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(Training, "evaluate", failing)
+    embedder = small_embedder()
+    with pytest.raises(RuntimeError, match="no memory"):
+        run(tmp_path / "run", average=0.5, embedder=embedder)
+    assert is_equal(embedder.state_dict(), states[-1])
+
+
+def test_a_share_of_none_keeps_no_mean():
+    average = WeightAverage(nn.Linear(2, 2), 0.0)
+    average.update()
+    assert not average.state_dict()
+
+
+def test_a_stored_mean_has_the_memory_format_of_the_weights_their_order_and_their_names():
+    two, other = TwoUpdates(), TwoUpdates()
+    stored = {name: mean.contiguous() for name, mean in reversed(two.average.state_dict().items())}
+    other.average.load_state_dict(stored)
+    assert is_equal(other.average.state_dict(), two.average.state_dict())
+    assert list(other.average.state_dict()) == list(two.average.state_dict())
+    assert other.average.state_dict()["0.weight"].stride() == two.network[0].weight.stride()
+    del stored["1.running_var"]
+    with pytest.raises(ValueError, match=r"must be one of this network's weights, but they differ in 1\.running_var"):
+        other.average.load_state_dict(stored)
