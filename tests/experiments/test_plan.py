@@ -144,7 +144,7 @@ def test_the_ablation_sweeps_one_value_at_a_time_and_keeps_the_gap():
 
 
 def test_the_ablation_refuses_a_method_without_these_values():
-    with pytest.raises(ValueError, match="ablation has values for pfml, pfml-log, pfml-robust, got the method 'triplet'"):
+    with pytest.raises(ValueError, match="values for pfml, pfml-log, pfml-robust, got the method 'triplet'"):
         plan("ablation", methods=("triplet",))
 
 
