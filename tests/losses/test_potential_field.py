@@ -225,11 +225,21 @@ def test_proxies_from_data_start_at_the_data_of_their_class(method):
     assert torch.isfinite(loss(embeddings, labels))
 
 
-def test_proxies_from_data_need_every_class():
-    loss = make(proxy_init="samples")
+@pytest.mark.parametrize("method", ["samples", "kmeans"])
+def test_proxies_of_a_class_without_samples_start_anywhere_and_it_is_said(method):
+    loss, again = (make(proxy_init=method) for _ in range(2))
     embeddings, _ = batch()
-    with pytest.raises(ValueError, match=r"needs samples of every class, got none of \[1, 2, 3, 4\]"):
-        loss.initialize_proxies(embeddings, torch.zeros(12, dtype=torch.int64))
+    labels = torch.arange(12) % 2 * 3
+    for one in (loss, again):
+        with pytest.warns(UserWarning, match=r"3 of 5 classes have no samples .* \(1, 2, 4\): theirs start anywhere"):
+            one.initialize_proxies(embeddings, labels, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(loss.proxies, again.proxies), "drawn by the generator that was given"
+    placed, points = loss.proxy_points(), unit(embeddings.detach())
+    nearest = torch.cdist(placed.flatten(0, 1), points).min(dim=1).values.view(len(placed), -1).amax(dim=1)
+    assert (nearest[[0, 3]] < 0.5).all(), "where their samples are"
+    assert (nearest[[1, 2, 4]] > 0.5).all()
+    assert torch.cdist(placed[1], placed[1]).sum() > 0.1, "not all in one place"
+    assert torch.isfinite(loss(embeddings, labels))
 
 
 def test_param_groups_give_proxies_their_own_learning_rate_and_no_weight_decay():

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
-from pfml.losses.proxies import PROXY_INITS
+from pfml.losses.proxies import class_proxies
 
 __all__ = ["normal_rows", "sample_rows"]
 
@@ -45,7 +45,7 @@ def sample_rows(
 
     Args:
         init: A key of `PROXY_INITS`.
-        points: (n, D), samples of every class.
+        points: (n, D), samples; proxies of a class without any start anywhere.
         labels: (n,), int64.
         sizes: C and M.
         rows: Which proxies to keep.
@@ -54,12 +54,9 @@ def sample_rows(
     num_classes, per_class = sizes
     order = torch.argsort(labels, stable=True)
     by_class = order.split(torch.bincount(labels, minlength=num_classes).tolist())
-    missing = [c for c, members in enumerate(by_class) if not len(members)]
-    if missing:
-        raise ValueError(f"proxy_init={init!r} needs samples of every class, got none of {missing[:10]}")
     kept = points.new_empty(rows.stop - rows.start, points.shape[1])
     for c, members in enumerate(by_class):
-        _keep(kept, rows, c * per_class, PROXY_INITS[init](points[members], per_class, generator=generator))
+        _keep(kept, rows, c * per_class, class_proxies(init, points[members], per_class, generator=generator))
     return kept
 
 

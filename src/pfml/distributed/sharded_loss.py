@@ -19,6 +19,7 @@ from pfml.distributed.sharded_trust import sharded_fit
 from pfml.distributed.shards import agreed_batch, check_options, check_shard, checked_batch, extra_state, require_equal
 from pfml.field import DecayLaw
 from pfml.losses.potential_field import REDUCTIONS, PotentialFieldLoss
+from pfml.losses.proxies import warn_of_classes_without_samples
 from pfml.losses.trust import check_trust, trusted
 from pfml.sphere import unit
 from pfml.superposition import Charges
@@ -222,6 +223,8 @@ class ShardedPotentialFieldLoss(nn.Module):
             if self.proxy_init == "normal":
                 points = unit(normal_rows(sum(self.proxy_sizes), self.embedding_dim, self.rows, generator))
             else:
+                if self.peers.rank == 0:
+                    warn_of_classes_without_samples(labels, self.num_classes)
                 points = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
                 points = unit(points) if self.normalize_embeddings else points
                 points = sample_rows(self.proxy_init, points, labels, sizes, self.rows, generator)

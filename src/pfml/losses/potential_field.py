@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from pfml.field import ContrastiveLaw, DecayLaw, power_law
 from pfml.losses.checks import check_batch
 from pfml.losses.diagnostics import FieldDiagnostics, diagnose
 from pfml.losses.draw import draw_anchors
-from pfml.losses.proxies import PROXY_INITS, normal_proxies
+from pfml.losses.proxies import PROXY_INITS, class_proxies, normal_proxies, warn_of_classes_without_samples
 from pfml.losses.trust import check_trust, fit, some_of, trusted
 from pfml.sphere import unit
 from pfml.superposition import Charges, Field, PairWeights
@@ -227,23 +228,23 @@ class PotentialFieldLoss(nn.Module):
     def initialize_proxies(
         self, embeddings: Tensor, labels: Tensor, *, generator: torch.Generator | None = None
     ) -> None:
-        """Put the proxies where proxy_init says, given embeddings of the training set; every class needs one."""
+        """Put the proxies where proxy_init says, given embeddings of the training set.
+
+        Proxies of a class that has none there start anywhere, with a warning.
+        """
         labels = check_batch(embeddings, labels, self.proxies)
         if self.proxy_init == "normal":
             shape = (self.num_classes, self.proxies_per_class, self.embedding_dim)
             self._set_proxies(normal_proxies(*shape, generator=generator))
             return
-        missing = sorted(set(range(self.num_classes)) - set(labels.tolist()))
-        if missing:
-            raise ValueError(f"proxy_init={self.proxy_init!r} needs samples of every class, got none of {missing[:10]}")
         if self.proxies_per_class == 0:
             return
+        warn_of_classes_without_samples(labels, self.num_classes)
         points = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
         if self.normalize_embeddings:
             points = unit(points)
-        place = PROXY_INITS[self.proxy_init]
-        by_class = [points[labels == c] for c in range(self.num_classes)]
-        self._set_proxies(torch.stack([place(one, self.proxies_per_class, generator=generator) for one in by_class]))
+        place = partial(class_proxies, self.proxy_init, per_class=self.proxies_per_class, generator=generator)
+        self._set_proxies(torch.stack([place(points[labels == c]) for c in range(self.num_classes)]))
         self.proxies_ready = True
 
     def class_potentials(self, points: Tensor) -> Tensor:

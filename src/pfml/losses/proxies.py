@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -9,7 +10,14 @@ from torch import Generator, Tensor
 
 from pfml.sphere import unit
 
-__all__ = ["PROXY_INITS", "class_sample_proxies", "kmeans_proxies", "normal_proxies"]
+__all__ = [
+    "PROXY_INITS",
+    "class_proxies",
+    "class_sample_proxies",
+    "kmeans_proxies",
+    "normal_proxies",
+    "warn_of_classes_without_samples",
+]
 
 
 def normal_proxies(num_classes: int, per_class: int, dim: int, *, generator: Generator | None = None) -> Tensor:
@@ -65,3 +73,22 @@ PROXY_INITS: dict[str, Callable[..., Tensor]] = {
     "samples": class_sample_proxies,
     "kmeans": kmeans_proxies,
 }
+
+
+def class_proxies(init: str, samples: Tensor, per_class: int, *, generator: Generator | None = None) -> Tensor:
+    """The proxies of one class as `PROXY_INITS[init]` places them, (M, D); anywhere if the class has no samples."""
+    if not len(samples):
+        return normal_proxies(1, per_class, samples.shape[1], generator=generator)[0].to(samples)
+    return PROXY_INITS[init](samples, per_class, generator=generator)
+
+
+def warn_of_classes_without_samples(labels: Tensor, num_classes: int) -> None:
+    """Say which classes are meant: a batch instead of the training set would leave many without."""
+    missing = (torch.bincount(labels, minlength=num_classes) == 0).nonzero().flatten().tolist()
+    if missing:
+        some = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        warnings.warn(
+            f"{len(missing)} of {num_classes} classes have no samples for their proxies to start from ({some}): "
+            f"theirs start anywhere",
+            stacklevel=3,
+        )
