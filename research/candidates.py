@@ -100,7 +100,7 @@ def _recommended(**options: Any) -> dict[str, Any]:
 
 
 def _plain(**options: Any) -> dict[str, Any]:
-    """The field of research/trial.py with the recipe's values, but proxies that start anywhere."""
+    """The field of research/trial.py with the recipe's values; proxies start anywhere, and trust differs a little."""
     same = {"sample_attraction": 1.0, "sample_repulsion": 1.0, "trust": 0.3}
     return FINAL | {"loss.name": "trial", "loss.options": {**same, **options}}
 

@@ -37,6 +37,7 @@ from pfml.models import Embedder, EmbedderConfig
 from pfml.models.head_start import start_head
 from pfml.sphere import unit
 from pfml.training import Monitor
+from pfml.training.averaging import WeightAverage
 from pfml.training.config_files import plain
 from pfml.training.environment import compiled, resolve_device, seeded
 from pfml.training.interrupts import StopWish
@@ -50,21 +51,18 @@ Task = tuple[str, int, float]
 
 
 class Quick(Training):
-    """A run that leaves results and nothing to go on from; it also averages the weights over its steps."""
+    """A run that leaves results and nothing to go on from; it also averages its weights over about a hundred steps."""
 
-    average: list[Tensor] | None = None
+    mean: WeightAverage
+    extras: dict[str, float]
     mixup: tuple[float, Tensor] | None = None
-    extras: dict[str, float] | None = None
 
     def extend(self, extras: dict[str, float]) -> None:
         """What candidates have that the package has not: "early_lr", "mixup"."""
-        self.extras = extras
+        self.extras, self.mean = extras, WeightAverage(self.embedder, 0.99)
         if "early_lr" in extras:
-            late = {
-                id(weight)
-                for name in ("layer3", "layer4")
-                for weight in getattr(self.embedder.backbone, name).parameters()
-            }
+            last = [getattr(self.embedder.backbone, name) for name in ("layer3", "layer4")]
+            late = {id(weight) for block in last for weight in block.parameters()}
             trunk = self.optimizer.param_groups[0]
             early = [weight for weight in trunk["params"] if id(weight) not in late]
             trunk["params"] = [weight for weight in trunk["params"] if id(weight) in late]
@@ -77,18 +75,15 @@ class Quick(Training):
         self.catch_up()
 
     def update(self, indices: Tensor, pixels: Tensor) -> list[Outcome]:
-        """A step, and the running average of about the last hundred."""
-        weights = [weight.data for weight in self.embedder.parameters()]
+        """A step, of mixed images where a candidate asks for them, and its weights into the mean."""
         self.mixup, warm = None, self.epoch >= self.config.warm_up_epochs
-        if warm and (self.extras or {}).get("mixup", 0.0) > float(torch.rand(())):
+        if warm and self.extras.get("mixup", 0.0) > float(torch.rand(())):
             share, other = float(torch.rand(())), torch.randperm(len(pixels))
             self.mixup = share, other
             pixels = torch.lerp(pixels[other.to(pixels.device)].float(), pixels.float(), share).to(pixels.dtype)
         outcomes = super().update(indices, pixels)
-        if self.epoch == self.config.warm_up_epochs and self.position == 0:
-            self.average = [weight.clone() for weight in weights]
-        elif self.average is not None:
-            torch._foreach_lerp_(self.average, weights, 0.01)
+        if warm:
+            self.mean.update()
         return outcomes
 
     def energy(self, embeddings: Tensor, batch: Batch) -> Tensor:
@@ -147,10 +142,9 @@ class Quick(Training):
             start_head(head, start, train, self.labels)
             assert head.linear is not None
             found[f"{start} again"] = self.scored(head.linear(judged))
-        assert self.average is not None
-        for weight, mean in zip(self.embedder.parameters(), self.average, strict=True):
-            weight.data.copy_(mean)
-        found["averaged"] = self.scores("test")
+        if not self.config.average:  # the weights are their own mean by now otherwise
+            with self.mean.applied():
+                found["averaged"] = self.scores("test")
         return found
 
     def scored(self, points: Tensor) -> dict[str, float]:
@@ -235,7 +229,7 @@ def work(tasks: Iterable[Task | None], options: argparse.Namespace) -> None:
     """The tasks of one process, one after the other; None ends them."""
     torch.set_num_threads(1)
     sources: dict[str, ImageSource] = {}
-    store, opened = Path(options.out), None
+    store = Path(options.out)
     bench = Workbench(resolve_device(options.device), options.compile)
     for name, seed, noise in iter(iter(tasks).__next__, None):
         config = candidate_config(name)
@@ -257,11 +251,8 @@ def work(tasks: Iterable[Task | None], options: argparse.Namespace) -> None:
         }  # fmt: skip
         try:
             data = data_of(config.data, options.stage)
-            if opened != (data.train.fingerprint(), data.test.fingerprint()):
-                clean = data_of(replace(config.data, noise=replace(config.data.noise, rate=0.0)), options.stage)
-                if not sources:
-                    sources = open_sources(clean, resolve_device(options.device), config.storage, Monitor())
-                opened = (data.train.fingerprint(), data.test.fingerprint())
+            if not sources:  # the images are the same for all, whatever their labels
+                sources = open_sources(data, resolve_device(options.device), config.storage, Monitor())
             line |= run(config, data, sources, bench, options.variants, extras_of(name))
         except Exception as error:
             said = f"{type(error).__name__}: {error}".replace(f"{options.cache}", "cache")

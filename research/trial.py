@@ -192,7 +192,7 @@ class TrialField(nn.Module):
 
     @torch.no_grad()
     def trusted(self, samples: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """As `pfml.losses.trust`; and the strongest other class at each sample."""
+        """Nearly as `pfml.losses.trust`, but strengths go on growing inside contact; and the strongest other class."""
         x = torch.log((2 - 2 * samples @ unit(self.proxies.detach().flatten(0, 1)).T).clamp_min(1e-4)) / 2
         by_class = torch.logsumexp((-self.options["att"] * x).view(len(x), self.num_classes, -1), dim=2)
         own = by_class.gather(1, labels[:, None])[:, 0]

@@ -69,6 +69,13 @@ def test_each_seed_data_set_and_backbone_has_all_methods(tmp_path):
     assert [run.seed for run in runs] == [0] * 6 + [1] * 6
 
 
+def test_results_outlive_options_that_came_later():
+    pfml, anchor = keys("retrieval", methods=("pfml", "proxy-anchor"))
+    assert (pfml, anchor) == ("fb3d13de2aab-28e540", "b46094c15cbb-28e540"), "stored results would be forgotten"
+    (run,) = plan("retrieval", methods=("pfml",)).runs
+    assert replace(run, config=replace(run.config, average=0.9)).result_key != run.result_key
+
+
 def test_keys_do_not_depend_on_the_process():
     code = (
         "from pfml.experiments.plan import *\n"

@@ -5,62 +5,75 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pfml.experiments.base_configs import base_config
 from pfml.experiments.planned_run import all_options
-from pfml.training.config import BatchConfig, OptimizerConfig, ScheduleConfig
-from pfml.training.config_files import plain, shipped_config
-from pfml.training.methods import LossConfig
+from pfml.training.config import ScheduleConfig
+from pfml.training.config_files import plain, read_config, shipped_config
 
 RESULTS = Path(__file__).parents[2] / "results" / "cub-test.jsonl"
-#: Configuration of the package -> what its runs on CUB's test classes are called.
-MEASURED = {"recipe": "f recipe", "proxy_anchor": "f pa", "pfml": "f no proxy pairs"}
+#: Method -> what its runs on CUB's test classes are called.
+MEASURED = {
+    "pfml-robust": "f recipe",
+    "proxy-anchor": "f pa",
+    "pfml": "f no proxy pairs",
+    "proxy-nca": "f proxy-nca",
+    "multi-similarity": "f multi-similarity",
+    "soft-triple": "f soft-triple",
+    "triplet": "f triplet",
+    "hist": "f hist",
+}
 #: Where a run is, and what it shows.
-OF_THE_PLACE = ("seed", "device", "evaluate_every", "log_every", "storage", "compile")
+OF_THE_PLACE = ("seed", "device", "evaluate_every", "log_every", "checkpoint_every", "storage", "compile")
 
 
 def essence(config):
-    """All that decides what is learned, options of the loss by their full values."""
-    values = plain(config)
-    for name in OF_THE_PLACE:
-        del values[name]
+    """All that decides what is learned; options of the loss by their full values."""
+    values = {name: value for name, value in plain(config).items() if name not in OF_THE_PLACE}
     values["data"]["root"] = values["data"]["noise"] = values["model"]["weights"] = None
-    if values["schedule"]["name"] in ("constant", "cosine"):
-        values["schedule"] = values["schedule"]["name"]
+    schedule = config.schedule
+    never_steps = schedule.name == "step" and schedule.every >= config.epochs
+    values["schedule"] = "constant" if never_steps else schedule.name if schedule.name != "step" else plain(schedule)
     values["loss"] = all_options(config.loss)
     return values
 
 
-def measured(kind):
-    """The configurations of the runs, as the package reads them today."""
-    base = shipped_config(f"cub-resnet50_he-{kind}")
+def measured(method, folder):
+    """The configurations of the runs of a method, as they were stored; what came later has its default."""
+    path = folder / "config.yaml"
     for line in map(json.loads, RESULTS.read_text(encoding="utf-8").splitlines()):
-        if line["candidate"] != MEASURED[kind]:
-            continue
-        config = line["config"]
-        schedule = ScheduleConfig(**config["schedule"])
-        if schedule.name == "step" and schedule.every > config["epochs"]:
-            schedule = ScheduleConfig("constant")
-        yield replace(
-            base,
-            loss=LossConfig(**config["loss"]),
-            batch=BatchConfig(**config["batch"]),
-            optimizer=OptimizerConfig(**config["optimizer"]),
-            schedule=schedule,
-            model=replace(base.model, **config["model"]),
-            augmentation=replace(base.augmentation, scale=tuple(config["augmentation"]["scale"])),
-            **{name: config[name] for name in ("epochs", "warm_up_epochs", "head_start", "batch_norm", "autocast")},
-        )
+        if line["candidate"] == MEASURED[method]:
+            path.write_text(yaml.safe_dump(line["config"]), encoding="utf-8")
+            yield read_config(path)
 
 
-@pytest.mark.parametrize("kind", MEASURED)
-def test_a_shipped_configuration_is_the_one_that_was_measured(kind):
-    runs = list(measured(kind))
+@pytest.mark.parametrize("method", MEASURED)
+def test_experiments_train_a_method_on_cub_as_it_was_measured(method, tmp_path):
+    runs = list(measured(method, tmp_path))
     assert len(runs) == 6, "three seeds, clean and with wrong labels"
     for run in runs:
-        assert essence(run) == essence(shipped_config(f"cub-resnet50_he-{kind}"))
+        assert essence(run) == essence(base_config("cub", "resnet50_he", method))
 
 
-def test_experiments_train_the_recipe_as_it_is_shipped():
-    assert base_config("cub", "resnet50_he", "pfml-robust") == shipped_config("cub-resnet50_he-recipe")
-    assert base_config("cub", "resnet50_he", "proxy-anchor") == shipped_config("cub-resnet50_he-proxy_anchor")
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("cub-resnet50_he-recipe", "pfml-robust"),
+        ("cub-resnet50_he-proxy_anchor", "proxy-anchor"),
+        ("cub-resnet50_he-pfml", "pfml"),
+    ],
+)
+def test_that_is_the_shipped_configuration(name, method):
+    assert shipped_config(name) == base_config("cub", "resnet50_he", method)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"average": 0.5}, {"epochs": 9}, {"schedule": ScheduleConfig("constant")}, {"head_start": "random"}],
+)
+def test_every_difference_would_show(changes):
+    recipe = shipped_config("cub-resnet50_he-recipe")
+    assert essence(replace(recipe, **changes)) != essence(recipe)
+    milder = replace(recipe, augmentation=replace(recipe.augmentation, flip=0.0))
+    assert essence(milder) != essence(recipe)

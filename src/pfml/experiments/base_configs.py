@@ -28,8 +28,8 @@ DATASET_BACKBONES = {
     "cars": PHOTO_BACKBONES,
     "sop": PHOTO_BACKBONES,
 }
-#: Method -> the configuration of CUB with resnet50_he that was made for it; all others share that of "pfml".
-RESNET50_HE = {"proxy-anchor": "proxy_anchor", "pfml-robust": "recipe"}
+#: Field -> the configuration of CUB with resnet50_he that was made for it; all others share Proxy Anchor's.
+RESNET50_HE = {"pfml": "pfml", "pfml-log": "pfml", "cpml": "pfml", "pfml-robust": "recipe"}
 #: What methods call the number of their proxies, so that all that have several have the same number.
 PROXY_COUNTS = ("proxies_per_class", "centers_per_class")
 
@@ -61,8 +61,13 @@ def _shipped(name: str) -> RunConfig:
 
 
 def _resnet50_he(dataset: str, method: str) -> RunConfig:
-    """CUB's own configuration; for the other sets its network and optimiser on what the paper says of the set."""
-    cub = _shipped(f"cub-resnet50_he-{RESNET50_HE.get(method, 'pfml')}")
+    """CUB's own configuration; for the other sets its network and optimiser on what the paper says of the set.
+
+    All but Proxy Anchor have mates in their batches, as they were measured (docs/REPRODUCTION.md).
+    """
+    cub = _shipped(f"cub-resnet50_he-{RESNET50_HE.get(method, 'proxy_anchor')}")
+    if method != "proxy-anchor":
+        cub = replace(cub, batch=replace(cub.batch, samples_per_class=4))
     if dataset == "cub":
         return cub
     paper = _shipped(f"{dataset}-resnet50-512")

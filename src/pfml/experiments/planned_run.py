@@ -16,10 +16,12 @@ from pfml.training.config_files import plain
 from pfml.training.methods import METHODS, LossConfig
 from pfml.training.run import RunConfig
 
-__all__ = ["PlannedRun", "result_key"]
+__all__ = ["PlannedRun", "all_options", "known_before", "result_key"]
 
 #: Fields of a configuration that say where and how a run computes, not what comes out.
 FREE = ("device", "compile", "log_every", "checkpoint_every")
+#: Options that came after results had been stored -> the value that changes nothing.
+LATER = {"average": 0.0}
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def result_key(key: str) -> str:
 
 def _what_counts(config: RunConfig) -> dict[str, Any]:
     """The parts of a configuration that the result depends on, defaults of the loss included."""
-    whole = {name: value for name, value in plain(config).items() if name not in FREE}
+    whole = {name: value for name, value in known_before(config).items() if name not in FREE}
     whole["loss"] = {"name": config.loss.name, "options": all_options(config.loss)}
     whole["data"] = {name: value for name, value in whole["data"].items() if name != "root"}
     # what an optimiser does not have changes nothing; without it, keys outlive new options of other optimisers
@@ -95,6 +97,11 @@ def _what_counts(config: RunConfig) -> dict[str, Any]:
     if weights.is_file():
         whole["model"] = {**whole["model"], "weights": _file_digest(weights, weights.stat().st_mtime_ns)}
     return whole
+
+
+def known_before(config: RunConfig) -> dict[str, Any]:
+    """A configuration in plain values, without options that came later and are off: what was done stays done."""
+    return {name: value for name, value in plain(config).items() if LATER.get(name, ...) != value}
 
 
 def all_options(loss: LossConfig) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfml.data import RetrievalData
+from pfml.experiments.planned_run import known_before
 from pfml.files import write_atomically
 from pfml.models import Embedder
 from pfml.training.config_files import plain, write_config
@@ -78,7 +79,7 @@ SPACES: dict[str, dict[str, Range]] = {
     "pfml-log": {**_RATES, **_FIELD, "loss.options.delta_rep": Range(0.3, 1.5)},
     "pfml-robust": {
         **_RATES,
-        "loss.options.delta": Range(0.6, 1.2),
+        "loss.options.delta": Range(0.9, 1.2),  # steep fields of smaller radii are beyond float32
         "loss.options.delta_rep": Range(1.0, 1.8),
         "loss.options.alpha": Range(6.0, 32.0, log=True),
         "loss.options.trust": Range(0.0, 1.0),
@@ -250,7 +251,11 @@ class _Pruning(Monitor):
 
 def _name_of_study(config: RunConfig, space: Mapping[str, Range], split: str) -> str:
     """A study is about one question: another configuration, space or split is another study in the same file."""
-    asked = {"config": plain(config), "space": {k: dataclasses.asdict(v) for k, v in space.items()}, "split": split}
+    asked = {
+        "config": known_before(config),
+        "space": {k: dataclasses.asdict(v) for k, v in space.items()},
+        "split": split,
+    }
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -90,5 +90,5 @@ def warn_of_classes_without_samples(labels: Tensor, num_classes: int) -> None:
         warnings.warn(
             f"{len(missing)} of {num_classes} classes have no samples for their proxies to start from ({some}): "
             f"theirs start anywhere",
-            stacklevel=3,
+            stacklevel=4,  # who called initialize_proxies, past no_grad
         )

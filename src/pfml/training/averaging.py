@@ -3,7 +3,8 @@
     mean <- share * mean + (1 - share) * weights    after each step
 
 Steps on batches leave the weights scattered around where they are heading; their mean lies closer to it, and is what a
-run evaluates and saves. Training itself goes on with the weights.
+run evaluates and saves. Training itself goes on with the weights. The mean starts at the first weights and counts them
+in full: a run should have several times 1 / (1 - share) steps.
 
 The parameters of a loss, proxies say, are not averaged: they may be spread over ranks, and a schedule that ends at zero
 brings weights and mean together.
