@@ -18,6 +18,7 @@ BASES = Path(__file__).parent / "bases"
 #: Beginning of changes that are none of the package's options, but of `cub.Quick.extend`.
 EXTRA = "extra."
 PROXY_ANCHOR, FIELD = "cub-resnet50_he-proxy_anchor", "cub-resnet50_he-pfml"
+FOLDER = "cub-efficientnet_lite0-folder"
 COSINE = {"schedule.name": "cosine"}
 #: What helped the baseline in the first round.
 PLUS = COSINE | {"optimizer.weight_decay": 1e-2, "augmentation.scale": (0.2, 1.0)}
@@ -97,6 +98,9 @@ def _recommended(**options: Any) -> dict[str, Any]:
     """What the seventh round chose, with other options."""
     chosen = _log(24.0, 1.0, 1.3, proxy_init="kmeans", trust=0.3)
     return FINAL | chosen | {"loss.options": chosen["loss.options"] | options}
+
+
+ROBUST_FOLDER = {"loss.name": "pfml-robust", "loss.options": {"proxy_init": "kmeans"}}
 
 
 def _plain(**options: Any) -> dict[str, Any]:
@@ -308,6 +312,20 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "8 delta from .8": (FIELD, _plain(first_contact=0.8, ramp=120)),
     "8 pairs up to 6": (FIELD, _plain(largest_pair=6.0)),
     "8 pairs up to 1.5": (FIELD, _plain(largest_pair=1.5)),
+    # ninth round: what a bare `pfml train --data FOLDER` should suggest
+    "9 suggested": (FOLDER, {}),
+    "9 trust .3": (FOLDER, {"loss.options.trust": 0.3}),
+    "9 trust .3, alpha 24": (
+        FOLDER,
+        {"loss.options.trust": 0.3, "loss.options.alpha": 24.0, "loss.options.delta": 0.9},
+    ),
+    "9 robust": (FOLDER, ROBUST_FOLDER),
+    "9 robust, crops from .4": (FOLDER, ROBUST_FOLDER | MILD),
+    "9 robust, crops from .4, lr 5e-5, weight decay 1e-2": (
+        FOLDER,
+        ROBUST_FOLDER | MILD | {"optimizer.lr": 5e-5, "optimizer.weight_decay": 1e-2},
+    ),
+    "9 pa, crops from .4": (FOLDER, {"loss.name": "proxy-anchor", "loss.options": {}} | MILD),
     # on the test classes, beside what the fifth round chose
     "t pa": (PROXY_ANCHOR, EIGHT),
     "t literal": (FIELD, EIGHT | {"loss.options": LITERAL}),
@@ -326,6 +344,7 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "f soft-triple": (PROXY_ANCHOR, FINAL | _method("soft-triple")),
     "f triplet": (PROXY_ANCHOR, FINAL | _method("triplet")),
     "f hist": (PROXY_ANCHOR, FINAL | _method("hist")),
+    "f literal": (FIELD, FINAL | {"loss.options": LITERAL}),
     # the recipe with one of its values changed
     "a recipe": (FIELD, _recommended()),
     **{f"a M {proxies}": (FIELD, _recommended(proxies_per_class=proxies)) for proxies in (1, 2, 15)},
@@ -345,6 +364,8 @@ NOISY = (
     "7 pa", "7 log", "7 log, trust .3", "7 log, trust 1", "7 log, trust .3, head 2e-4", "7 log, trust .3, samples 1",
     "7 memory, trust .3", "7 memory, 2 parts, trust .3",
     "8 pa, average 0.0", "8 pa, average 0.99", "8 recipe, average 0.0", "8 recipe, average 0.99",
+    "9 suggested", "9 trust .3", "9 trust .3, alpha 24", "9 robust", "9 robust, crops from .4",
+    "9 robust, crops from .4, lr 5e-5, weight decay 1e-2", "9 pa, crops from .4",
     "a recipe", "a trust 0.0", "a trust 0.1", "a trust 1.0",
 )  # fmt: skip
 

@@ -216,6 +216,11 @@ def run(
         }
 
 
+def with_weights(config: EmbedderConfig, file: str) -> EmbedderConfig:
+    """The network with weights from a file, unless it says where its own are."""
+    return replace(config, weights=file) if config.weights == "default" else config
+
+
 def data_of(config: DataConfig, stage: str) -> RetrievalData:
     """The classes that train and those that judge."""
     if stage == "test":
@@ -240,7 +245,7 @@ def work(tasks: Iterable[Task | None], options: argparse.Namespace) -> None:
             evaluate_every=options.evaluate_every,
             device=options.device,
             data=replace(config.data, root=options.root, noise=replace(config.data.noise, rate=noise, seed=seed)),
-            model=replace(config.model, weights=options.weights),
+            model=with_weights(config.model, options.weights),
             storage=replace(config.storage, workers=options.workers, cache=options.cache),
         )
         line: dict[str, Any] = {
