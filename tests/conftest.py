@@ -47,3 +47,18 @@ def quick_interpreter():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter.InterpretedFunction, "__call__", called)
         yield
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """A lag of one step, a fused optimiser, channels last, checkpoints in the background, a compiled network."""
+    from pfml.training.checkpoint import CheckpointWriter
+
+    compiled = torch.compile
+    channels_last = lambda embedder, device: embedder.to(memory_format=torch.channels_last)  # noqa: E731
+    in_background = lambda folder, **_: CheckpointWriter(folder, in_background=True)  # noqa: E731
+    monkeypatch.setattr("pfml.training.loop.reading_lag", lambda config, device: 1)
+    monkeypatch.setattr("pfml.training.loop.on_device", channels_last)
+    monkeypatch.setattr("pfml.training.loop.CheckpointWriter", in_background)
+    monkeypatch.setattr("pfml.training.loop.compiles", lambda config, device, steps: True)
+    monkeypatch.setattr(torch, "compile", lambda module: compiled(module, backend="aot_eager"))

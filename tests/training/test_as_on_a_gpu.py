@@ -5,7 +5,7 @@ import torch
 
 from pfml.models import load_embedder
 from pfml.training import LossConfig, train
-from pfml.training.checkpoint import CheckpointWriter, load_checkpoint
+from pfml.training.checkpoint import load_checkpoint
 from small_data import InterruptAt, letters, small_config, small_embedder
 
 
@@ -14,19 +14,6 @@ def run(out, *, resume=False, monitor=None, **changes):
     embedder = small_embedder()
     train(embedder, letters(), small_config(**changes), out=out, resume=resume, monitor=monitor)
     return embedder
-
-
-@pytest.fixture
-def as_on_a_gpu(monkeypatch):
-    """A lag of one step, a fused optimiser, channels last, checkpoints in the background, a compiled network."""
-    compiled = torch.compile
-    channels_last = lambda embedder, device: embedder.to(memory_format=torch.channels_last)  # noqa: E731
-    in_background = lambda folder, **_: CheckpointWriter(folder, in_background=True)  # noqa: E731
-    monkeypatch.setattr("pfml.training.loop.reading_lag", lambda config, device: 1)
-    monkeypatch.setattr("pfml.training.loop.on_device", channels_last)
-    monkeypatch.setattr("pfml.training.loop.CheckpointWriter", in_background)
-    monkeypatch.setattr("pfml.training.loop.compiles", lambda config, device, steps: True)
-    monkeypatch.setattr(torch, "compile", lambda module: compiled(module, backend="aot_eager"))
 
 
 CASES = {

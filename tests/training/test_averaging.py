@@ -9,7 +9,7 @@ from pfml.evaluation import embed, evaluate, proxy_alignment
 from pfml.models import load_embedder
 from pfml.training import BatchConfig, train
 from pfml.training.averaging import WeightAverage
-from pfml.training.checkpoint import CheckpointWriter, load_checkpoint, part, save_checkpoint
+from pfml.training.checkpoint import load_checkpoint, part, save_checkpoint
 from pfml.training.loop import Training
 from pfml.training.run import load_loss
 from pfml.training.run_folder import RunFolder
@@ -187,15 +187,9 @@ def test_a_share_that_is_none_is_refused(share):
         WeightAverage(small_embedder(), share)
 
 
-def test_compiled_with_channels_last_it_is_the_same_mean_and_goes_on_to_the_bit(tmp_path, monkeypatch, states):
-    compiled = torch.compile
-    channels_last = lambda embedder, device: embedder.to(memory_format=torch.channels_last)  # noqa: E731
-    in_background = lambda folder, **_: CheckpointWriter(folder, in_background=True)  # noqa: E731
-    monkeypatch.setattr("pfml.training.loop.reading_lag", lambda config, device: 1)
-    monkeypatch.setattr("pfml.training.loop.on_device", channels_last)
-    monkeypatch.setattr("pfml.training.loop.CheckpointWriter", in_background)
-    monkeypatch.setattr(torch, "compile", lambda module: compiled(module, backend="aot_eager"))
-    changes = {"average": 0.7, "compile": True}
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_as_on_a_gpu_it_is_the_same_mean_and_goes_on_to_the_bit(tmp_path, states):
+    changes = {"average": 0.7}
     run(tmp_path / "whole", **changes)
     assert_close(saved(tmp_path / "whole"), mean_by_hand(states, 0.7))
     with pytest.raises(KeyboardInterrupt):
