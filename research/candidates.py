@@ -100,6 +100,7 @@ def _recommended(**options: Any) -> dict[str, Any]:
     return FINAL | chosen | {"loss.options": chosen["loss.options"] | options}
 
 
+LONG_MIXED = {"epochs": 16, "average": 0.99, "extra.mixup": 0.5}
 ROBUST_FOLDER = {"loss.name": "pfml-robust", "loss.options": {"proxy_init": "kmeans"}}
 
 
@@ -304,6 +305,8 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"8 recipe, average {share}": (FIELD, _recommended() | {"average": share}) for share in (0.0, 0.98, 0.99)},
     "8 pa, 16 epochs, average 0.99": (PROXY_ANCHOR, FINAL | {"epochs": 16, "average": 0.99}),
     "8 recipe, 16 epochs, average 0.99": (FIELD, _recommended() | {"epochs": 16, "average": 0.99}),
+    "8 pa, mixed, 16 epochs, average 0.99": (PROXY_ANCHOR, FINAL | LONG_MIXED),
+    "8 recipe, mixed, 16 epochs, average 0.99": (FIELD, _recommended() | LONG_MIXED),
     "8 recipe, 100 epochs": (FIELD, _recommended() | {"epochs": 100}),
     "8 plain": (FIELD, _plain()),
     "8 alpha from 6": (FIELD, _plain(first_exponent=6.0, ramp=120)),
