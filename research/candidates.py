@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -373,6 +374,7 @@ NOISY = (
 )  # fmt: skip
 
 
+@cache
 def base_config(name: str) -> RunConfig:
     """The configuration `name` of bases/."""
     return read_config(BASES / f"{name}.yaml")

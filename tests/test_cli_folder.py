@@ -67,6 +67,7 @@ def test_the_bare_command_trains_compares_and_reports(bare_command):
     assert "class 02" in page
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_compared_with_the_network_as_it_came_too(bare_command, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(bare_command[0])
     run = shutil.copytree("runs/photos-pfml-log-1", tmp_path / "run")

@@ -190,6 +190,7 @@ def test_cars_with_a_single_image_in_a_list(tmp_path):
     assert (len(data.train), len(data.test)) == (1, 2)
 
 
+@pytest.mark.slow
 def test_cars_of_the_published_size_has_no_remark(tmp_path):
     write_cars_in_one_list(tmp_path, spread(8_054, 98) + [98 + c for c in spread(8_131, 98)], 196)
     assert load_data("cars", tmp_path).remarks == ()

@@ -100,6 +100,7 @@ def test_a_processor_that_slows_down_changes_nothing():
         assert [first_spread, second_spread] == pytest.approx([0.0, 0.0])
 
 
+@pytest.mark.slow
 def test_times_are_measured_in_worlds_beside_each_other_and_with_processes_left_over():
     cases = [Case("none", world, classes=40, batch=6, per_class=2, dim=4) for world in (1, 2, 3)]
     found = scaling_time.timed(cases, rounds=2)

@@ -135,9 +135,9 @@ def test_a_failed_run_is_recorded_and_the_others_go_on(letters, tmp_path):
 
 
 def test_several_processes_share_the_work_without_doubling_it(letters, tmp_path):
-    plan = small_plan(letters, seeds=(0, 1))
+    plan = small_plan(letters, seeds=(0,))
     summary, _ = run(plan, tmp_path, jobs=2)
-    assert summary.done == 4
+    assert summary.done == len(plan.runs) > 1
     assert sorted(one["key"] for one in records(tmp_path)) == sorted(one.key for one in plan.runs)
     assert list((tmp_path / "locks").iterdir()) == []
 

@@ -321,6 +321,7 @@ def test_the_seed_of_pfml_theory_changes_its_table(tmp_path, capsys, monkeypatch
     assert tables[0] != tables[1]
 
 
+@pytest.mark.slow
 def test_pfml_theory_prints_the_table_and_writes_two_pictures_with_two_panels_each(tmp_path, capsys):
     pyplot_was_there = "matplotlib.pyplot" in sys.modules
     main(["theory", f"--out={tmp_path}", "--dims=[2,512]", "--trials=2"])

@@ -33,6 +33,7 @@ def test_2000_steps_on_glyphs_do_not_grow(tmp_path):
     assert_no_growth([Sample(**one) for one in json.loads(written.read_text())], 2000)
 
 
+@pytest.mark.slow
 def test_20_steps_hold_as_many_tensors_at_the_end_as_in_the_middle(tmp_path, monkeypatch):
     """The quick version: counts only, since memory settles over hundreds of steps."""
     monkeypatch.setattr(sys.modules["pfml.training.run"], "load_data", lambda name, root: letters())

@@ -286,7 +286,8 @@ assert loss.proxies.grad.abs().max() > 0
 """
 
 
-@pytest.mark.parametrize("normalization", ["none", pytest.param("log", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("normalization", ["none", "log"])
 def test_memory_is_three_gradients_and_a_tile_whatever_the_block(normalization):
     """All pairs of a block of 1,024 and 100,000 proxies would be 16 gradients."""
     if not os.access("/proc/self/clear_refs", os.W_OK):

@@ -45,8 +45,8 @@ CASES = {
 }
 
 
-#: The first and the last step, both sides of an evaluation, one between; fewer in float16, which is slow on a CPU.
-STEPS = [(case, step) for case in CASES for step in ((1, 4, 8) if case == "float16" else (1, 3, 4, 7, 8))]
+#: The first and the last step, both sides of an evaluation, one between; only that in float16, which is slow on a CPU.
+STEPS = [(case, step) for case in CASES for step in ((4,) if case == "float16" else (1, 3, 4, 7, 8))]
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ def assert_survived(result):
     assert max(sample.files for sample in result.samples) > before.files + 8, "nobody was connected"
 
 
+@pytest.mark.slow
 def test_a_server_answers_rightly_beside_clients_that_make_trouble(tmp_path):
     result = server_soak(tmp_path, seconds=4, warm_up=1.5, copies=1)
     assert_survived(result)

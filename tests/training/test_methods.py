@@ -229,9 +229,22 @@ CHECKS = [
 ]
 
 
-@pytest.mark.parametrize("name", TRAINED)
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_check_method(name, check, tmp_path):
+#: Checks that train, which all methods but one of each kind go through in the slow tests.
+TRAINING_CHECKS = (beats_the_untrained_net, resumes_bit_equal)
+KINDS = (
+    "pfml", "pfml-log", "pfml-robust", "cpml", "proxy-anchor", "proxy-gml", "hist", "soft-triple", "triplet", "margin",
+)  # fmt: skip
+
+
+def check_cases():
+    for check in CHECKS:
+        for name in TRAINED:
+            is_slow = check in TRAINING_CHECKS and name not in KINDS
+            yield pytest.param(check, name, id=f"{check.__name__}-{name}", marks=[pytest.mark.slow] if is_slow else [])
+
+
+@pytest.mark.parametrize(("check", "name"), check_cases())
+def test_check_method(check, name, tmp_path):
     torch.manual_seed(0)
     check(name, tmp_path)
 
