@@ -45,8 +45,11 @@ CASES = {
 }
 
 
-#: The first and the last step, both sides of an evaluation, one between; only that in float16, which is slow on a CPU.
-STEPS = [(case, step) for case in CASES for step in ((4,) if case == "float16" else (1, 3, 4, 7, 8))]
+#: The first and the last step, both sides of an evaluation, one between; float16 is slow on a CPU.
+STEPS = [
+    *((case, step) for case in CASES if case != "float16" for step in (1, 3, 4, 7, 8)),
+    pytest.param("float16", 4, marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture(scope="module")

@@ -243,7 +243,7 @@ def check_cases():
             yield pytest.param(check, name, id=f"{check.__name__}-{name}", marks=[pytest.mark.slow] if is_slow else [])
 
 
-@pytest.mark.parametrize(("check", "name"), check_cases())
+@pytest.mark.parametrize(("check", "name"), [*check_cases()])
 def test_check_method(check, name, tmp_path):
     torch.manual_seed(0)
     check(name, tmp_path)
