@@ -111,6 +111,12 @@ def _plain(**options: Any) -> dict[str, Any]:
     return FINAL | {"loss.name": "trial", "loss.options": {**same, **options}}
 
 
+def _as_proxy_anchor(**options: Any) -> dict[str, Any]:
+    """A field with Proxy Anchor's margins (cosines of 0.1 and -0.1) and steepness (32 per cosine) at its distances."""
+    same = {"attraction": "far", "att": 57.0, "rep": 70.0, "knee_att": 1.34, "knee": 1.48, "reach": 2.0}
+    return _plain(**same, proxies_per_class=1, sample_anchors=0.0, proxy_repulsion=0.0, **options)
+
+
 #: Eq. 6 without pairs of proxies, which gains from a lower learning rate and more time.
 SLOW = PLUS5 | {"schedule.name": "cosine", "loss.options": NO_PROXY_PAIRS}
 
@@ -316,6 +322,9 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "8 delta from .8": (FIELD, _plain(first_contact=0.8, ramp=120)),
     "8 pairs up to 6": (FIELD, _plain(largest_pair=6.0)),
     "8 pairs up to 1.5": (FIELD, _plain(largest_pair=1.5)),
+    "8 as proxy anchor": (FIELD, _as_proxy_anchor(trust=0.0)),
+    "8 as proxy anchor, trust .3": (FIELD, _as_proxy_anchor()),
+    "8 as proxy anchor, trust .1": (FIELD, _as_proxy_anchor(trust=0.1)),
     # ninth round: what a bare `pfml train --data FOLDER` should suggest
     "9 suggested": (FOLDER, {}),
     "9 trust .3": (FOLDER, {"loss.options.trust": 0.3}),
@@ -368,6 +377,7 @@ NOISY = (
     "7 pa", "7 log", "7 log, trust .3", "7 log, trust 1", "7 log, trust .3, head 2e-4", "7 log, trust .3, samples 1",
     "7 memory, trust .3", "7 memory, 2 parts, trust .3",
     "8 pa, average 0.0", "8 pa, average 0.99", "8 recipe, average 0.0", "8 recipe, average 0.99",
+    "8 as proxy anchor", "8 as proxy anchor, trust .3", "8 as proxy anchor, trust .1",
     "9 suggested", "9 trust .3", "9 trust .3, alpha 24", "9 robust", "9 robust, crops from .4",
     "9 robust, crops from .4, lr 5e-5, weight decay 1e-2", "9 pa, crops from .4",
     "a recipe", "a trust 0.0", "a trust 0.1", "a trust 1.0",

@@ -174,8 +174,9 @@ class TrialField(nn.Module):
         """Repulsion's part."""
         o = self.options
         knee, reach = (torch.tensor(o[name]).log().item() for name in ("knee", "reach"))
+        nearest = knee - min(1.5, 80 / o["rep"])  # steep fields would overflow
         size = (
-            torch.exp(-o["rep"] * (x.clamp_min(knee - 1.5) - knee))
+            torch.exp(-o["rep"] * (x.clamp_min(nearest) - knee))
             - torch.exp(torch.tensor(-o["rep"] * (reach - knee))).item()
         )
         return torch.log1p((weights * size.clamp_min(0)).sum(1))
