@@ -101,6 +101,7 @@ def _recommended(**options: Any) -> dict[str, Any]:
     return FINAL | chosen | {"loss.options": chosen["loss.options"] | options}
 
 
+AVERAGED = FINAL | {"average": 0.99}
 LONG_MIXED = {"epochs": 16, "average": 0.99, "extra.mixup": 0.5}
 ROBUST_FOLDER = {"loss.name": "pfml-robust", "loss.options": {"proxy_init": "kmeans"}}
 
@@ -339,6 +340,17 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
         ROBUST_FOLDER | MILD | {"optimizer.lr": 5e-5, "optimizer.weight_decay": 1e-2},
     ),
     "9 pa, crops from .4": (FOLDER, {"loss.name": "proxy-anchor", "loss.options": {}} | MILD),
+    # tenth round, averaged weights: less time, since more of it did harm; a field beside Proxy Anchor's; the network as
+    # it was before training as a teacher of who is near whom
+    "10 pa, 6 epochs": (PROXY_ANCHOR, AVERAGED | {"epochs": 6}),
+    "10 recipe, 6 epochs": (FIELD, _recommended() | AVERAGED | {"epochs": 6}),
+    "10 as proxy anchor, trust .3": (FIELD, _as_proxy_anchor() | AVERAGED),
+    "10 recipe and pa": (FIELD, _recommended() | AVERAGED | {"extra.anchor": 1.0}),
+    "10 recipe and half pa": (FIELD, _recommended() | AVERAGED | {"extra.anchor": 0.5}),
+    "10 pa, teacher .3": (PROXY_ANCHOR, AVERAGED | {"extra.teacher": 0.3}),
+    "10 pa, teacher 1": (PROXY_ANCHOR, AVERAGED | {"extra.teacher": 1.0}),
+    "10 recipe, teacher .3": (FIELD, _recommended() | AVERAGED | {"extra.teacher": 0.3}),
+    "10 recipe, teacher 1": (FIELD, _recommended() | AVERAGED | {"extra.teacher": 1.0}),
     # on the test classes, beside what the fifth round chose
     "t pa": (PROXY_ANCHOR, EIGHT),
     "t literal": (FIELD, EIGHT | {"loss.options": LITERAL}),

@@ -32,6 +32,7 @@ from pfml.data import RetrievalData
 from pfml.data.sources import ImageSource
 from pfml.evaluation import proxy_alignment, retrieval_metrics
 from pfml.experiments.record import device_name, now, versions
+from pfml.losses import ProxyAnchorLoss
 from pfml.losses.checks import CollapseWarning
 from pfml.models import Embedder, EmbedderConfig
 from pfml.models.head_start import start_head
@@ -56,10 +57,18 @@ class Quick(Training):
     mean: WeightAverage
     extras: dict[str, float]
     mixup: tuple[float, Tensor] | None = None
+    anchor: ProxyAnchorLoss | None = None
+    teacher: Tensor | None = None
 
     def extend(self, extras: dict[str, float]) -> None:
-        """What candidates have that the package has not: "early_lr", "mixup"."""
+        """What candidates have that the package has not: "early_lr", "mixup", "anchor", "teacher"."""
         self.extras, self.mean = extras, WeightAverage(self.embedder, 0.99)
+        if "anchor" in extras:
+            sizes = self.data.train.num_classes, self.embedder.embedding_dim
+            self.anchor = ProxyAnchorLoss(*sizes).to(self.device)
+            groups = self.optimizer.param_groups
+            self.optimizer.add_param_group({**groups[-1], "params": [self.anchor.proxies]})
+            groups.insert(-1, groups.pop())
         if "early_lr" in extras:
             last = [getattr(self.embedder.backbone, name) for name in ("layer3", "layer4")]
             late = {id(weight) for block in last for weight in block.parameters()}
@@ -86,10 +95,24 @@ class Quick(Training):
             self.mean.update()
         return outcomes
 
+    def place_head(self) -> None:
+        """Also remember where the untrained network puts the training images."""
+        super().place_head()
+        if "teacher" in self.extras:
+            self.teacher = unit(self.embeddings("train").to(self.device))
+
     def energy(self, embeddings: Tensor, batch: Batch) -> Tensor:
-        """Of images that are two at once, the mean by share."""
+        """Of images that are two at once, the mean by share; with what candidates add to the loss."""
         if self.mixup is None:
-            return super().energy(embeddings, batch)
+            total = super().energy(embeddings, batch)
+            if self.anchor is not None:
+                labels = self.labels[batch.indices.to(self.device)]
+                keep = self.loss.trusted(embeddings, labels)
+                total = beside(total, self.anchor(embeddings[keep], labels[keep]), embeddings, self.extras["anchor"])
+            if self.teacher is not None:
+                taught = self.teacher[batch.indices.to(self.device)]
+                total = beside(total, divergence(taught, unit(embeddings.float())), embeddings, self.extras["teacher"])
+            return total
         share, other = self.mixup
         second = replace(batch, indices=batch.indices[other])
         return share * super().energy(embeddings, batch) + (1 - share) * super().energy(embeddings, second)
@@ -150,6 +173,19 @@ class Quick(Training):
     def scored(self, points: Tensor) -> dict[str, float]:
         """Retrieval among these points of the classes that judge."""
         return retrieval_metrics(unit(points), self.data.test.labels, recall_at=(1,)).as_dict()
+
+
+def beside(first: Tensor, second: Tensor, points: Tensor, share: float) -> Tensor:
+    """Two losses, the second scaled so that its forces on the points are `share` times as large as the first's."""
+    sizes = [torch.autograd.grad(loss, points, retain_graph=True)[0].float().norm() for loss in (first, second)]
+    return first + share * sizes[0] / sizes[1].clamp_min(1e-12) * second
+
+
+def divergence(taught: Tensor, points: Tensor, temperature: float = 0.1) -> Tensor:
+    """How far the neighbourhoods of points are from those of the teacher: the mean KL of rows of cosines."""
+    away = torch.full((len(points),), -1e4, device=points.device).diag()
+    wanted, found = (torch.log_softmax(each @ each.T / temperature + away, dim=1) for each in (taught, points))
+    return torch.nn.functional.kl_div(found, wanted, log_target=True, reduction="batchmean")
 
 
 class Workbench:
