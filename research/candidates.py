@@ -102,6 +102,7 @@ def _recommended(**options: Any) -> dict[str, Any]:
 
 
 AVERAGED = FINAL | {"average": 0.99}
+LAST = FINAL | {"average": 0.995}
 LONG_MIXED = {"epochs": 16, "average": 0.99, "extra.mixup": 0.5}
 ROBUST_FOLDER = {"loss.name": "pfml-robust", "loss.options": {"proxy_init": "kmeans"}}
 
@@ -370,6 +371,16 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "f triplet": (PROXY_ANCHOR, FINAL | _method("triplet")),
     "f hist": (PROXY_ANCHOR, FINAL | _method("hist")),
     "f literal": (FIELD, FINAL | {"loss.options": LITERAL}),
+    # ... and with averaged weights: on twice as many steps, so that the mean reaches over the same share of them
+    "g pa": (PROXY_ANCHOR, LAST),
+    "g recipe": (FIELD, _recommended() | LAST),
+    "g proxy-nca": (PROXY_ANCHOR, LAST | _method("proxy-nca")),
+    "g literal": (FIELD, LAST | {"loss.options": LITERAL}),
+    "g multi-similarity": (PROXY_ANCHOR, LAST | _method("multi-similarity")),
+    "g soft-triple": (PROXY_ANCHOR, LAST | _method("soft-triple")),
+    "g no proxy pairs": (FIELD, LAST | {"schedule.name": "step"}),
+    "g triplet": (PROXY_ANCHOR, LAST | _method("triplet")),
+    "g hist": (PROXY_ANCHOR, LAST | _method("hist")),
     # the recipe with one of its values changed
     "a recipe": (FIELD, _recommended()),
     **{f"a M {proxies}": (FIELD, _recommended(proxies_per_class=proxies)) for proxies in (1, 2, 15)},
