@@ -370,7 +370,6 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "f soft-triple": (PROXY_ANCHOR, FINAL | _method("soft-triple")),
     "f triplet": (PROXY_ANCHOR, FINAL | _method("triplet")),
     "f hist": (PROXY_ANCHOR, FINAL | _method("hist")),
-    "f literal": (FIELD, FINAL | {"loss.options": LITERAL}),
     # ... and with averaged weights: on twice as many steps, so that the mean reaches over the same share of them
     "g pa": (PROXY_ANCHOR, LAST),
     "g recipe": (FIELD, _recommended() | LAST),

@@ -22,15 +22,15 @@ __all__ = ["draw_ablations", "draw_methods", "draw_states", "main"]
 
 #: Candidate -> what readers call it.
 NAMES = {
-    "f pa": "Proxy Anchor",
-    "f recipe": "the recipe: logarithmic field, trust",
-    "f soft-triple": "SoftTriple",
-    "f no proxy pairs": "Eq. 6 without proxy pairs",
-    "f multi-similarity": "Multi-Similarity",
-    "f proxy-nca": "ProxyNCA",
-    "f triplet": "Triplet",
-    "f hist": "HIST",
-    "t literal": "Eq. 6 to the letter (random head)",
+    "g pa": "Proxy Anchor",
+    "g recipe": "the recipe: logarithmic field, trust",
+    "g soft-triple": "SoftTriple",
+    "g no proxy pairs": "Eq. 6 without proxy pairs",
+    "g multi-similarity": "Multi-Similarity",
+    "g proxy-nca": "ProxyNCA",
+    "g triplet": "Triplet",
+    "g hist": "HIST",
+    "g literal": "Eq. 6 to the letter",
 }
 #: What is shown over time: both from a random head, as the paper has it.
 OVER_TIME = {"t literal": "Eq. 6 to the letter", "t no proxy pairs": "without proxy pairs"}

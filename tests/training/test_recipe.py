@@ -15,15 +15,17 @@ from pfml.training.config_files import plain, read_config, shipped_config
 RESULTS = Path(__file__).parents[2] / "results" / "cub-test.jsonl"
 #: Method -> what its runs on CUB's test classes are called.
 MEASURED = {
-    "pfml-robust": "f recipe",
-    "proxy-anchor": "f pa",
-    "pfml": "f no proxy pairs",
-    "proxy-nca": "f proxy-nca",
-    "multi-similarity": "f multi-similarity",
-    "soft-triple": "f soft-triple",
-    "triplet": "f triplet",
-    "hist": "f hist",
+    "pfml-robust": "g recipe",
+    "proxy-anchor": "g pa",
+    "pfml": "g no proxy pairs",
+    "proxy-nca": "g proxy-nca",
+    "multi-similarity": "g multi-similarity",
+    "soft-triple": "g soft-triple",
+    "triplet": "g triplet",
+    "hist": "g hist",
 }
+#: Three seeds, clean and with wrong labels; time on the GPU ended before HIST's third.
+RUNS = dict.fromkeys(MEASURED, 6) | {"hist": 4}
 #: Where a run is, and what it shows.
 OF_THE_PLACE = ("seed", "device", "evaluate_every", "log_every", "checkpoint_every", "storage", "compile")
 
@@ -51,7 +53,7 @@ def measured(method, folder):
 @pytest.mark.parametrize("method", MEASURED)
 def test_experiments_train_a_method_on_cub_as_it_was_measured(method, tmp_path):
     runs = list(measured(method, tmp_path))
-    assert len(runs) == 6, "three seeds, clean and with wrong labels"
+    assert len(runs) == RUNS[method]
     for run in runs:
         assert essence(run) == essence(base_config("cub", "resnet50_he", method))
 

@@ -100,7 +100,7 @@ def test_a_batch_never_needs_more_classes_or_images_than_there_are(train, size, 
 
 def test_a_gpu_gets_larger_batches_and_mixed_precision():
     found = suggest(data_of([50] * 60), looked(), GPU).config
-    assert (found.batch.size, found.autocast, found.epochs) == (100, "bfloat16", 20)
+    assert (found.batch.size, found.autocast, found.epochs) == (100, "bfloat16", 8)
 
 
 def test_on_a_cpu_the_time_decides_size_and_epochs():

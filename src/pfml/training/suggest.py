@@ -29,7 +29,7 @@ IMAGE_SIZES = (96, 128, 160, 192, 224)
 CPU_SECONDS, FITTING_EPOCHS = 300.0, 4
 #: So many epochs are worth a longer wait, up to this one.
 FEWEST_EPOCHS, LONGEST_CPU_SECONDS = 3, 900.0
-MOST_EPOCHS = {"cpu": 12, "cuda": 20}
+MOST_EPOCHS = {"cpu": 12, "cuda": 8}
 #: A training step costs as much as so many embeddings: forward, and twice that backward.
 STEP_COST = 3.0
 #: Validation on fewer classes than this says nothing: of one class, every neighbour is right.
@@ -176,12 +176,13 @@ def _loss(data: RetrievalData, distances: InitialDistances | None) -> tuple[Loss
     counts = torch.bincount(data.train.labels)
     typical = statistics.median(counts[counts > 0].tolist())
     proxies = 1 if typical < 8 else 2 if typical < 30 or data.train.num_classes >= 2000 else 5
-    options = {"proxies_per_class": proxies, "proxy_init": "kmeans", "alpha": 6.0}
+    options = {"proxies_per_class": proxies, "proxy_init": "kmeans", "alpha": 6.0, "trust": 0.3}
     reasons = {
         "loss.name": "our preset; on letters it lost least to wrong labels (docs/TRAINING.md has where it did not win)",
         "loss.options.proxies_per_class": f"{data.train.num_classes} classes train, with typically {typical:g} images",
         "loss.options.proxy_init": "proxies start in the middle of the images of their class",
         "loss.options.alpha": "the preset's",
+        "loss.options.trust": "a label may be wrong: images that fit another class far better stay out of the field",
     }
     if distances is None:
         return LossConfig("pfml-log", options), reasons
