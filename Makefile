@@ -28,7 +28,7 @@ demo: $(READY)
 	$(BIN)/pfml demo
 
 test: $(READY) browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 test-slow: $(READY) browser
 	$(BIN)/python -m pytest -m slow

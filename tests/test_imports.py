@@ -38,6 +38,7 @@ LAYERS = [
     "experiments",
     "serving",
     "cli",
+    "__main__",
 ]
 
 
