@@ -102,7 +102,7 @@ def _recommended(**options: Any) -> dict[str, Any]:
 
 
 AVERAGED = FINAL | {"average": 0.99}
-LAST = FINAL | {"average": 0.995}
+AVERAGED_ON_TEST = FINAL | {"average": 0.995}
 LONG_MIXED = {"epochs": 16, "average": 0.99, "extra.mixup": 0.5}
 ROBUST_FOLDER = {"loss.name": "pfml-robust", "loss.options": {"proxy_init": "kmeans"}}
 
@@ -352,6 +352,19 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "10 pa, teacher 1": (PROXY_ANCHOR, AVERAGED | {"extra.teacher": 1.0}),
     "10 recipe, teacher .3": (FIELD, _recommended() | AVERAGED | {"extra.teacher": 0.3}),
     "10 recipe, teacher 1": (FIELD, _recommended() | AVERAGED | {"extra.teacher": 1.0}),
+    # eleventh round, averaged: trust for other losses; heads that stay where they start, since on frozen features
+    # training them does harm; two views of each image, which find each other
+    "11 pa, trust .3": (PROXY_ANCHOR, AVERAGED | {"extra.trust": 0.3}),
+    "11 proxy-nca": (PROXY_ANCHOR, AVERAGED | _method("proxy-nca")),
+    "11 proxy-nca, trust .3": (PROXY_ANCHOR, AVERAGED | _method("proxy-nca") | {"extra.trust": 0.3}),
+    "11 pa, head stays": (PROXY_ANCHOR, AVERAGED | {"optimizer.head_lr": 1e-9}),
+    "11 recipe, head stays": (FIELD, _recommended() | AVERAGED | {"optimizer.head_lr": 1e-9}),
+    "11 recipe, head 1e-5": (FIELD, _recommended() | AVERAGED | {"optimizer.head_lr": 1e-5}),
+    **{
+        f"11 {name}, views {share}": (base, changes | {"batch.samples_per_class": 4, "extra.instances": share})
+        for name, base, changes in (("pa", PROXY_ANCHOR, AVERAGED), ("recipe", FIELD, _recommended() | AVERAGED))
+        for share in (0.0, 0.3)
+    },
     # on the test classes, beside what the fifth round chose
     "t pa": (PROXY_ANCHOR, EIGHT),
     "t literal": (FIELD, EIGHT | {"loss.options": LITERAL}),
@@ -371,15 +384,15 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "f triplet": (PROXY_ANCHOR, FINAL | _method("triplet")),
     "f hist": (PROXY_ANCHOR, FINAL | _method("hist")),
     # ... and with averaged weights: on twice as many steps, so that the mean reaches over the same share of them
-    "g pa": (PROXY_ANCHOR, LAST),
-    "g recipe": (FIELD, _recommended() | LAST),
-    "g proxy-nca": (PROXY_ANCHOR, LAST | _method("proxy-nca")),
-    "g literal": (FIELD, LAST | {"loss.options": LITERAL}),
-    "g multi-similarity": (PROXY_ANCHOR, LAST | _method("multi-similarity")),
-    "g soft-triple": (PROXY_ANCHOR, LAST | _method("soft-triple")),
-    "g no proxy pairs": (FIELD, LAST | {"schedule.name": "step"}),
-    "g triplet": (PROXY_ANCHOR, LAST | _method("triplet")),
-    "g hist": (PROXY_ANCHOR, LAST | _method("hist")),
+    "g pa": (PROXY_ANCHOR, AVERAGED_ON_TEST),
+    "g recipe": (FIELD, _recommended() | AVERAGED_ON_TEST),
+    "g proxy-nca": (PROXY_ANCHOR, AVERAGED_ON_TEST | _method("proxy-nca")),
+    "g literal": (FIELD, AVERAGED_ON_TEST | {"loss.options": LITERAL}),
+    "g multi-similarity": (PROXY_ANCHOR, AVERAGED_ON_TEST | _method("multi-similarity")),
+    "g soft-triple": (PROXY_ANCHOR, AVERAGED_ON_TEST | _method("soft-triple")),
+    "g no proxy pairs": (FIELD, AVERAGED_ON_TEST | {"schedule.name": "step"}),
+    "g triplet": (PROXY_ANCHOR, AVERAGED_ON_TEST | _method("triplet")),
+    "g hist": (PROXY_ANCHOR, AVERAGED_ON_TEST | _method("hist")),
     # the recipe with one of its values changed
     "a recipe": (FIELD, _recommended()),
     **{f"a M {proxies}": (FIELD, _recommended(proxies_per_class=proxies)) for proxies in (1, 2, 15)},

@@ -32,11 +32,14 @@ from pfml.data import RetrievalData
 from pfml.data.sources import ImageSource
 from pfml.evaluation import proxy_alignment, retrieval_metrics
 from pfml.experiments.record import device_name, now, versions
+from pfml.field import power_law
 from pfml.losses import ProxyAnchorLoss
 from pfml.losses.checks import CollapseWarning
+from pfml.losses.trust import fit, trusted
 from pfml.models import Embedder, EmbedderConfig
 from pfml.models.head_start import start_head
 from pfml.sphere import unit
+from pfml.superposition import Charges
 from pfml.training import Monitor
 from pfml.training.averaging import WeightAverage
 from pfml.training.config_files import plain
@@ -47,6 +50,8 @@ from pfml.training.run import DataConfig, RunConfig, open_sources, prepare_data
 from pfml.training.run_folder import RunFolder
 from pfml.training.watch import Batch, Outcome
 
+#: The recipe's, as far as trust is concerned.
+TRUST_LAW = power_law(delta=1.0, alpha=24.0)
 STAGES = ("validation", "test")
 Task = tuple[str, int, float]
 
@@ -61,8 +66,14 @@ class Quick(Training):
     teacher: Tensor | None = None
 
     def extend(self, extras: dict[str, float]) -> None:
-        """What candidates have that the package has not: "early_lr", "mixup", "anchor", "teacher"."""
+        """What candidates have that the package has not: the keys of `extras`, whose values are shares."""
+        if "mixup" in extras and len(extras) > 1:
+            raise ValueError(f"mixed images go with nothing else, got {sorted(extras)}")
+        if "anchor" in extras and not isinstance(self.loss, PotentialFieldLoss):
+            raise ValueError(f"Proxy Anchor comes beside the package's own field, got {type(self.loss).__name__}")
         self.extras, self.mean = extras, WeightAverage(self.embedder, 0.99)
+        if "instances" in extras:
+            self.batches.batches = two_views(self.batches.batches)  # type: ignore[method-assign]
         if "anchor" in extras:
             sizes = self.data.train.num_classes, self.embedder.embedding_dim
             self.anchor = ProxyAnchorLoss(*sizes).to(self.device)
@@ -104,18 +115,36 @@ class Quick(Training):
     def energy(self, embeddings: Tensor, batch: Batch) -> Tensor:
         """Of images that are two at once, the mean by share; with what candidates add to the loss."""
         if self.mixup is None:
-            total = super().energy(embeddings, batch)
-            if self.anchor is not None:
-                labels = self.labels[batch.indices.to(self.device)]
-                keep = self.loss.trusted(embeddings, labels)
-                total = beside(total, self.anchor(embeddings[keep], labels[keep]), embeddings, self.extras["anchor"])
-            if self.teacher is not None:
-                taught = self.teacher[batch.indices.to(self.device)]
-                total = beside(total, divergence(taught, unit(embeddings.float())), embeddings, self.extras["teacher"])
-            return total
+            return self.with_extras(embeddings, batch)
         share, other = self.mixup
         second = replace(batch, indices=batch.indices[other])
         return share * super().energy(embeddings, batch) + (1 - share) * super().energy(embeddings, second)
+
+    def with_extras(self, embeddings: Tensor, batch: Batch) -> Tensor:
+        """The loss and what a candidate adds to it: "trust", "anchor", "teacher", "instances"."""
+        extras, labels = self.extras, self.labels[batch.indices.to(self.device)]
+        if "trust" in extras:
+            keep = self.fits(embeddings, labels, extras["trust"])
+            total = self.loss(embeddings[keep], labels[keep])
+        else:
+            total = super().energy(embeddings, batch)
+        if self.anchor is not None:
+            keep = self.loss.trusted(embeddings, labels)
+            total = beside(total, self.anchor(embeddings[keep], labels[keep]), embeddings, extras["anchor"])
+        if self.teacher is not None:
+            taught = self.teacher[batch.indices.to(self.device)]
+            total = beside(total, divergence(taught, unit(embeddings.float())), embeddings, extras["teacher"])
+        if extras.get("instances"):
+            total = beside(total, between_views(unit(embeddings.float())), embeddings, extras["instances"])
+        return total
+
+    @torch.no_grad()
+    def fits(self, embeddings: Tensor, labels: Tensor, trust: float) -> Tensor:
+        """Whom the recipe would trust, by the proxies of any loss that has some."""
+        proxies = self.loss.proxy_points()
+        owners = torch.arange(len(proxies), device=labels.device).repeat_interleave(proxies.shape[1])
+        samples = Charges(unit(embeddings.float()), labels)
+        return trusted(fit(samples, Charges(proxies.flatten(0, 1), owners), len(proxies), TRUST_LAW), trust)
 
     def evaluate(self, mean_loss: float, images_per_second: float) -> None:
         """Also what the field does, where it can tell."""
@@ -186,6 +215,18 @@ def divergence(taught: Tensor, points: Tensor, temperature: float = 0.1) -> Tens
     away = torch.full((len(points),), -1e4, device=points.device).diag()
     wanted, found = (torch.log_softmax(each @ each.T / temperature + away, dim=1) for each in (taught, points))
     return torch.nn.functional.kl_div(found, wanted, log_target=True, reduction="batchmean")
+
+
+def two_views(batches: Callable[[int], list[Tensor]]) -> Callable[[int], list[Tensor]]:
+    """Batches with half of the images of each class, each twice in a row, to be cropped differently."""
+    return lambda epoch: [each.view(-1, 4)[:, :2].repeat_interleave(2, dim=1).flatten() for each in batches(epoch)]
+
+
+def between_views(points: Tensor, temperature: float = 0.1) -> Tensor:
+    """How well the other view of an image is found among all images: the mean cross entropy of rows of cosines."""
+    away = torch.full((len(points),), -1e4, device=points.device).diag()
+    twins = torch.arange(len(points), device=points.device) ^ 1
+    return torch.nn.functional.cross_entropy(points @ points.T / temperature + away, twins)
 
 
 class Workbench:

@@ -195,9 +195,7 @@ def test_a_mistake_ends_with_one_sentence(arguments, code, words, capsys, tmp_pa
 
 
 def test_help_names_every_command():
-    text = subprocess.run(
-        [sys.executable, "-m", "pfml", "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    text = subprocess.run([sys.executable, "-m", "pfml", "--help"], capture_output=True, text=True, check=True).stdout
     assert text.startswith("usage: pfml")
     for command in ("train", "evaluate", "embed", "demo", "theory"):
         assert re.search(rf"^\s+{command}\s", text, re.MULTILINE), command

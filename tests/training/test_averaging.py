@@ -8,7 +8,7 @@ from pfml.data import with_validation
 from pfml.evaluation import embed, evaluate, proxy_alignment
 from pfml.models import load_embedder
 from pfml.training import BatchConfig, train
-from pfml.training.averaging import WeightAverage
+from pfml.training.averaging import WeightAverage, largest_share
 from pfml.training.checkpoint import load_checkpoint, part, save_checkpoint
 from pfml.training.loop import Training
 from pfml.training.run import load_loss
@@ -69,7 +69,7 @@ def states(monkeypatch):
     return recorded
 
 
-@pytest.mark.parametrize(("share", "warm_up"), [(0.5, 0), (0.9, 1)])
+@pytest.mark.parametrize(("share", "warm_up"), [(0.7, 0), (0.5, 1)])
 @pytest.mark.parametrize("batch_norm", ["train", "freeze"])
 def test_the_saved_model_is_the_mean_of_the_weights_since_the_warm_up(tmp_path, states, share, warm_up, batch_norm):
     embedder = small_embedder()
@@ -79,6 +79,17 @@ def test_the_saved_model_is_the_mean_of_the_weights_since_the_warm_up(tmp_path, 
     assert_close(saved(tmp_path / "run"), mean_by_hand(states[4 * warm_up :], share))
     assert is_equal(embedder.state_dict(), saved(tmp_path / "run"))  # what the caller has is what was saved
     assert not is_equal(states[-1], saved(tmp_path / "run"))
+
+
+def test_the_mean_reaches_over_half_of_the_steps_at_most(tmp_path):
+    steps = 2 * 4  # of the small run
+    run(tmp_path / "long", average=0.999)
+    run(tmp_path / "half", average=1 - 2 / steps)
+    run(tmp_path / "less", average=0.7)
+    long, half, less = (part(checkpoint(tmp_path / name)[0], "average/") for name in ("long", "half", "less"))
+    assert is_equal(long, half)
+    assert not is_equal(long, less)
+    assert [largest_share(steps) for steps in (0, 1, 2, 4, 400)] == [0, 0, 0, 0.5, 0.995]
 
 
 def test_statistics_of_batch_norm_are_averaged_and_its_count_of_batches_is_not(tmp_path, states):
@@ -104,8 +115,8 @@ def test_training_is_what_it_is_without_a_mean(tmp_path):
 
 
 def test_evaluations_see_the_mean_and_those_of_a_warm_up_the_weights(tmp_path, states):
-    run(tmp_path / "run", average=0.8, warm_up_epochs=1, epochs=3)
-    expected = [states[3], mean_by_hand(states[4:8], 0.8), mean_by_hand(states[4:], 0.8)]
+    run(tmp_path / "run", average=0.75, warm_up_epochs=1, epochs=3)
+    expected = [states[3], mean_by_hand(states[4:8], 0.75), mean_by_hand(states[4:], 0.75)]
     embedder = small_embedder()
     for entry, weights in zip(checkpoint(tmp_path / "run")[1], expected, strict=True):
         embedder.load_state_dict(weights)

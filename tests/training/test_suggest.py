@@ -100,7 +100,20 @@ def test_a_batch_never_needs_more_classes_or_images_than_there_are(train, size, 
 
 def test_a_gpu_gets_larger_batches_and_mixed_precision():
     found = suggest(data_of([50] * 60), looked(), GPU).config
-    assert (found.batch.size, found.autocast, found.epochs) == (100, "bfloat16", 8)
+    assert (found.batch.size, found.autocast) == (100, "bfloat16")
+
+
+@pytest.mark.parametrize(("train", "epochs"), [([50] * 100, 8), ([50] * 40, 16), ([50] * 8, 20), ([2] * 2, 20)])
+def test_a_gpu_gets_epochs_by_the_number_of_steps(train, epochs):
+    found = suggest(data_of(train), looked(), GPU)
+    assert found.config.epochs == epochs
+    assert "steps" in found.reasons["epochs"]
+
+
+def test_not_every_label_is_trusted():
+    found = suggest(data_of([50] * 8), looked(), CPU)
+    assert found.config.loss.options["trust"] == 0.3
+    assert "wrong" in found.reasons["loss.options.trust"]
 
 
 def test_on_a_cpu_the_time_decides_size_and_epochs():

@@ -4,7 +4,7 @@
 
 Steps on batches leave the weights scattered around where they are heading; their mean lies closer to it, and is what a
 run evaluates and saves. Training itself goes on with the weights. The mean starts at the first weights and counts them
-in full: a run should have several times 1 / (1 - share) steps.
+in full, so that it must not reach over more than half of a run, which `largest_share` sees to.
 
 The parameters of a loss, proxies say, are not averaged: they may be spread over ranks, and a schedule that ends at zero
 brings weights and mean together.
@@ -19,7 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-__all__ = ["WeightAverage"]
+__all__ = ["WeightAverage", "largest_share"]
+
+
+def largest_share(steps: int) -> float:
+    """The share with which a mean reaches over half of so many steps: 1 / (1 - share) is about how many it does."""
+    return max(1 - 2 / steps, 0.0) if steps > 0 else 0.0
 
 
 class WeightAverage:

@@ -142,7 +142,8 @@ class TrainConfig:
             has ended); "freeze-all" (the affine part too, throughout).
         average: Share of the old mean in the running mean of the network's weights after each step, which is what is
             evaluated and saved; 0.99 averages about the last hundred steps, 0 keeps no mean. It starts when the warm-up
-            ends; what the loss learns is not averaged (see `pfml.training.averaging`).
+            ends, and reaches over half of the steps at most; what the loss learns is not averaged (see
+            `pfml.training.averaging`).
         evaluate_every: Epochs between evaluations on the unseen classes; the last epoch is always evaluated.
         select_by: What validation chooses the epoch by; MLRC uses map_at_r.
         checkpoint_every: Steps between checkpoints within an epoch; 0 saves after each epoch only.

@@ -34,7 +34,7 @@ from pfml.losses.checks import DeferredCheck, deferred_checks
 from pfml.models import Embedder
 from pfml.models.batch_norm import set_trainable, start_training_mode
 from pfml.models.head_start import require_layer, start_head
-from pfml.training.averaging import WeightAverage
+from pfml.training.averaging import WeightAverage, largest_share
 from pfml.training.checkpoint import CheckpointWriter
 from pfml.training.config import TrainConfig
 from pfml.training.environment import compiled, compiles, precision, reading_lag, reproducible, resolve_device
@@ -113,7 +113,8 @@ class Training:
             fused=lag > 0 or self.device.type == "cuda",
         )
         self.scaler = create_scaler(config, self.device, self.world)
-        self.weight_average = WeightAverage(self.embedder, config.average)
+        averaged_steps = (config.epochs - config.warm_up_epochs) * len(self.batches)
+        self.weight_average = WeightAverage(self.embedder, min(config.average, largest_share(averaged_steps)))
         self.labels = data.train.labels.to(self.device)
         self.writer = CheckpointWriter(folder.checkpoints, in_background=self.device.type == "cuda")
         self.data, self.sources, self.config, self.folder, self.monitor = data, sources, config, folder, monitor

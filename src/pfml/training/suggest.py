@@ -29,7 +29,9 @@ IMAGE_SIZES = (96, 128, 160, 192, 224)
 CPU_SECONDS, FITTING_EPOCHS = 300.0, 4
 #: So many epochs are worth a longer wait, up to this one.
 FEWEST_EPOCHS, LONGEST_CPU_SECONDS = 3, 900.0
-MOST_EPOCHS = {"cpu": 12, "cuda": 8}
+#: More epochs than these are learned by heart; on a GPU as many as make about so many steps.
+MOST_EPOCHS = {"cpu": 12, "cuda": 20}
+GPU_EPOCHS, GPU_STEPS = 8, 230
 #: A training step costs as much as so many embeddings: forward, and twice that backward.
 STEP_COST = 3.0
 #: Validation on fewer classes than this says nothing: of one class, every neighbour is right.
@@ -93,7 +95,10 @@ def suggest(
     divided = with_validation(data, validation)
     batch, why_batch = _batch(divided, device)
     loss, why_loss = _loss(divided, distances)
-    size, epochs, why_time = _length(divided, distances, device, model.image_size or FULL_SIZE)
+    if device.type == "cuda" or distances is None:
+        size, (epochs, why_time) = model.image_size, _epochs_by_steps(divided, batch, device)
+    else:
+        size, epochs, why_time = _length(divided, distances, model.image_size or FULL_SIZE)
     if size != model.image_size:
         model = replace(model, image_size=size)
         reasons["model.image_size"] = f"at {FULL_SIZE} too few epochs would fit into the time"
@@ -131,7 +136,7 @@ def _unmeasured(config: RunConfig) -> dict[str, str]:
         "optimizer.name": "weight decay apart from the step, as in our recipes",
         "optimizer.lr": "pretrained weights should move slowly, though a short job on a CPU has few steps to do it in",
         "optimizer.proxy_lr": "the paper's",
-        "optimizer.weight_decay": "as in our recipes",
+        "optimizer.weight_decay": "little, since there is little time",
         "schedule.name": "the last epochs should only settle",
         "evaluate_every": "curves with a handful of points" if config.epochs > 6 else "there are few epochs",
         "log_every": "fine enough for the curves of the report",
@@ -178,7 +183,7 @@ def _loss(data: RetrievalData, distances: InitialDistances | None) -> tuple[Loss
     proxies = 1 if typical < 8 else 2 if typical < 30 or data.train.num_classes >= 2000 else 5
     options = {"proxies_per_class": proxies, "proxy_init": "kmeans", "alpha": 6.0, "trust": 0.3}
     reasons = {
-        "loss.name": "our preset; on letters it lost least to wrong labels (docs/TRAINING.md has where it did not win)",
+        "loss.name": "our preset; on letters it loses 2 points of R@1 to 20 % wrong labels (docs/METHODS.md)",
         "loss.options.proxies_per_class": f"{data.train.num_classes} classes train, with typically {typical:g} images",
         "loss.options.proxy_init": "proxies start in the middle of the images of their class",
         "loss.options.alpha": "the preset's",
@@ -200,24 +205,24 @@ def _loss(data: RetrievalData, distances: InitialDistances | None) -> tuple[Loss
     return LossConfig("pfml-log", {**options, "delta": delta, "delta_rep": reach}), reasons
 
 
-def _length(
-    data: RetrievalData, distances: InitialDistances | None, device: torch.device, size: int
-) -> tuple[int, int, dict[str, str]]:
-    """Side of the crops and epochs, and why: on a CPU what fits into minutes."""
-    most = MOST_EPOCHS[device.type]
-    if device.type == "cuda" or distances is None:
-        return size, most, {"epochs": f"at most {most}: small sets are learned by heart after that"}
+def _epochs_by_steps(data: RetrievalData, batch: BatchConfig, device: torch.device) -> tuple[int, dict[str, str]]:
+    """Epochs where time does not matter, and why."""
+    steps, most = max(len(data.train) // batch.size, 1), MOST_EPOCHS[device.type]
+    epochs = min(max(math.ceil(GPU_STEPS / steps), GPU_EPOCHS), most)
+    return epochs, {"epochs": f"{epochs * steps:,} steps; with more, training images are learned by heart"}
+
+
+def _length(data: RetrievalData, distances: InitialDistances, size: int) -> tuple[int, int, dict[str, str]]:
+    """Side of the crops and epochs that fit into minutes on a CPU, and why."""
     sizes = [one for one in IMAGE_SIZES if FULL_SIZE // 2 < one <= size] or [size]
     for chosen in reversed(sizes):
         seconds = _seconds_per_epoch(data, distances, chosen)
         if seconds * FITTING_EPOCHS <= CPU_SECONDS:
             break
     least = FEWEST_EPOCHS if FEWEST_EPOCHS * seconds <= LONGEST_CPU_SECONDS else 1
-    epochs = max(least, min(most, int(CPU_SECONDS / seconds)))
+    epochs = max(least, min(MOST_EPOCHS["cpu"], int(CPU_SECONDS / seconds)))
     minutes = max(epochs * seconds / 60, 0.1)
-    reason = (
-        f"about {minutes:.2g} min on this CPU ({seconds:.0f} s each); a GPU would take more epochs at {FULL_SIZE} px"
-    )
+    reason = f"about {minutes:.2g} min on this CPU ({seconds:.0f} s each)"
     if epochs * seconds > LONGEST_CPU_SECONDS:
         reason = f"a single one takes about {minutes:.0f} min on this CPU: use a GPU, or fewer images"
     return chosen, epochs, {"epochs": reason}
