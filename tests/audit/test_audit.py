@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from sklearn.mixture import GaussianMixture
 
 from pfml.audit import audit, detection, precision_recall
 from pfml.audit.attraction import ALPHAS, class_attractions, fitted_law
@@ -220,6 +221,25 @@ def test_the_mixture_estimates_the_share_of_the_higher_bell():
     by_true_bells = high / (low + high)
     assert int(((mixture.probability[:1000] > 0.5) != (by_true_bells > 0.5)).sum()) <= 5
     assert float(mixture.probability[1000]) == 0
+
+
+def test_a_third_bell_holds_the_wrong_labels_where_easy_and_hard_images_are_two_groups():
+    random = torch.Generator().manual_seed(0)
+    easy, hard = torch.randn(150, generator=random) * 0.8 - 6, torch.randn(120, generator=random) * 0.9 - 1.5
+    wrong = torch.randn(12, generator=random) * 0.7 + 3
+    clean, mixture = fit_mixture(torch.cat([easy, hard])), fit_mixture(torch.cat([easy, hard, wrong]))
+    assert (clean.rate, clean.bells, float(clean.probability.max())) == (0, 1, 0)
+    assert mixture.bells == 3
+    assert mixture.rate == pytest.approx(12 / 282, abs=0.01)
+    assert ((mixture.probability > 0.5) == (torch.arange(282) >= 270)).all()
+
+
+def test_three_bells_that_describe_no_better_than_one_list_nothing():
+    # a single bell of 40 scores, of which three happen to have a highest one that stands apart
+    scores = torch.randn(40, generator=torch.Generator().manual_seed(5)) * 1.5 - 1.5
+    means = GaussianMixture(3, random_state=0, n_init=3).fit(scores[:, None].double().numpy()).means_
+    assert means.max() > 0
+    assert fit_mixture(scores).rate == 0
 
 
 @pytest.mark.parametrize(

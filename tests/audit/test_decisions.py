@@ -2,6 +2,7 @@
 
 import csv
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from pfml.data.corrections import Corrections
 from pfml.report.audit_page import audit_page
 from pfml.report.page import render
 from pfml.training import DataConfig, run
+from pfml.training.config import BatchConfig
 from pfml.training.run import prepare_data
 
 COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 40), "red": (220, 30, 30), "grey": (128, 128, 128)}
@@ -247,3 +249,30 @@ def test_the_command_goes_from_a_run_to_a_run_on_corrected_labels(noisy_run, tmp
 def test_what_apply_does_needs_apply(noisy_run, tmp_path, capsys):
     with pytest.raises(SystemExit, match="give --apply, too"):
         main(["audit", str(noisy_run), "--policy", "drop"])
+
+
+def test_images_of_unseen_classes_are_judged_if_asked(pictures, tmp_path, capsys):
+    rows = list(csv.DictReader(pictures.read_text().splitlines()))
+    unseen = sorted(COLOURS)[:2]
+    swapped = [next(row for row in rows if row["label"] == name) for name in unseen]
+    swapped[0]["label"], swapped[1]["label"] = unseen[1], unseen[0]
+    split = {name: "test" if name in unseen else "train" for name in COLOURS}
+    lines = [f"{pictures.parent / row['path']},{row['label']},{split[row['label']]}" for row in rows]
+    (tmp_path / "table.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
+    config = replace(noisy_config(""), data=DataConfig(str(tmp_path / "table.csv")), batch=BatchConfig(8, 4))
+    run(config, tmp_path / "run")
+    main(["audit", str(tmp_path / "run"), "--top", "1"])
+    assert "24 test images of 2 unseen classes were not judged" in capsys.readouterr().out
+    main(["audit", str(tmp_path / "run"), "--top", "2", "--unseen"])
+    assert (tmp_path / "run" / "audit-unseen" / "audit.html").is_file()
+    with open(tmp_path / "run" / "audit-unseen" / "suspects.csv", newline="") as file:
+        found = {Path(row["path"]).name: row["suggested"] for row in csv.DictReader(file)}
+    assert found == {row["path"]: name for row, name in zip(swapped, unseen, strict=True)}
+    with pytest.raises(SystemExit, match="leave out --unseen"):
+        main(["audit", str(tmp_path / "run"), "--unseen", "--apply"])
+
+
+def test_a_missing_list_of_decisions_is_refused_before_anything_is_embedded(noisy_run, monkeypatch):
+    monkeypatch.setattr("pfml.audit.run_audit.embed", None)
+    with pytest.raises(SystemExit, match=r"must be a CSV file, got nowhere\.csv"):
+        main(["audit", str(noisy_run), "--apply", "--decisions", "nowhere.csv"])

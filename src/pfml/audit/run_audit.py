@@ -1,4 +1,4 @@
-"""The audit of a run: its training images, embedded by its model."""
+"""The audit of a run: its training images, or its test images, embedded by its model."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ __all__ = ["audit_run", "write_corrections"]
 def audit_run(
     run: str | Path,
     *,
+    part: Literal["train", "test"] = "train",
     model: str | Path | None = None,
     law: Literal["fitted", "run"] = "fitted",
     compare: Sequence[str] = (),
@@ -37,10 +38,11 @@ def audit_run(
     device: str = "auto",
     track: Track | None = None,
 ) -> tuple[Audit, RetrievalData]:
-    """The audit of the training labels of a run, and the data that it trained on.
+    """The audit of the labels of a run, those of its training images or of its test images, and the run's data.
 
     Args:
         run: Folder of a run; its configuration says the data. Where it put noise into the labels, the truth is known.
+        part: "train", or "test": images of classes that the run has not seen, by the field of their embeddings alone.
         model: Folder of another embedder to judge with, such as that of an earlier or an untrained run; its
             embeddings then make the field alone, since the proxies of the run lie in another space.
         law: "fitted" to the embeddings, or "run": that of the run's loss, which must be a field that decays.
@@ -53,7 +55,9 @@ def audit_run(
     config = read_config(folder.config)
     data, _ = prepare_data(config.data)
     embedder = load_embedder(folder.path if model is None else model).to(resolve_device(device))
-    points = embed(embedder, data.train, track=track)
+    seen = part == "train"
+    images = data.train if seen else data.test
+    points = embed(embedder, images, track=track)
     trained = METHODS[config.loss.name].trains
     trained_field = load_field(folder.path) if trained and (model is None or law == "run") else None
     if law == "run" and (trained_field is None or not trained_field.has_own_law):
@@ -61,10 +65,10 @@ def audit_run(
     return (
         audit(
             points,
-            data.train,
-            proxies=trained_field.proxies if trained_field is not None and model is None else None,
+            images,
+            proxies=trained_field.proxies if trained_field is not None and model is None and seen else None,
             law=trained_field.law if trained_field is not None and law == "run" else "fitted",
-            true_labels=_true_labels(config.data, data),
+            true_labels=_true_labels(config.data, data) if seen else None,
             compare=compare,
             k=k,
         ),

@@ -78,8 +78,8 @@ class Audit:
         attractions: (n, C) how strongly each class attracts each image, itself left out.
         scores: Of the field.
         confidence: (n,) the probability that a label is wrong.
-        noise_rate: An estimate of the share of wrong labels; 0 if the scores do not fall into two bells.
-        separation: How far the two bells of the scores are apart; see `pfml.audit.mixture`.
+        noise_rate: An estimate of the share of wrong labels; 0 if no group of scores stands apart.
+        separation: How far the highest bell of the scores is from the next; see `pfml.audit.mixture`.
         others: Other ways to score, by name, for comparison.
         detections: How well each way finds the wrong labels, by name; empty if the truth is not known.
         true_labels: (n,) if the truth is known.
@@ -154,7 +154,7 @@ def audit(
     """The labels of `images` judged by the field of their embeddings.
 
     An image is suspicious if another class attracts it more strongly than its own. The score is the log of that
-    ratio; two bells fitted to all scores say how many labels are wrong and which probably are.
+    ratio; bells fitted to all scores say how many labels are wrong and which probably are.
 
     Args:
         embeddings: (n, D), normalised here.

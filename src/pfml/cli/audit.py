@@ -30,6 +30,7 @@ def audit(
     policy: Literal["relabel", "drop", "keep"] | None = None,
     decisions: Path | None = None,
     out: Path | None = None,
+    unseen: bool = False,
 ) -> None:
     """Rank the training images of a run by how wrong their labels look; write suspects, a page, corrected labels."""
     from pfml.audit import audit_run, write_suspects
@@ -40,21 +41,33 @@ def audit(
         raise ValueError(f"--top and --neighbours must be at least 1, got {top} and {neighbours}")
     if not apply and (policy, decisions, out) != (None, None, None):
         raise ValueError("--policy, --decisions and --out say what --apply does: give --apply, too")
+    if unseen and apply:
+        raise ValueError("--apply corrects training labels: leave out --unseen, or --apply")
+    if decisions is not None and not decisions.is_file():
+        raise ValueError(f"--decisions must be a CSV file, got {decisions}, which is none")
     console = create_console()
-    compared = _compared(console, run, compare)
-    found, data = audit_run(run, model=model, law=law, compare=compared, k=k, track=ProgressMonitor(console).track)
+    compared = [] if unseen else _compared(console, run, compare)
+    part: Literal["train", "test"] = "test" if unseen else "train"
+    track = ProgressMonitor(console).track
+    found, data = audit_run(run, part=part, model=model, law=law, compare=compared, k=k, track=track)
     listed = found.listed(threshold)
     shown = found.suspects(found.ranked(top), neighbours=neighbours)
     _print_suspects(console, found, shown, len(listed))
     if found.detections:
         _print_detections(console, found)
-    folder = run / "audit"
+    folder = run / ("audit-unseen" if unseen else "audit")
     everyone = found.suspects(found.ranked(max(top, len(listed))), neighbours=neighbours)
     write_suspects(folder / "suspects.csv", everyone, listed)
     write_audit_page(folder / "audit.html", found, shown, title=f"Audit of {run.name}", threshold=threshold)
     print_line(
         console, f"{folder / 'suspects.csv'}: {len(everyone):,} suspects; {folder / 'audit.html'}: with pictures"
     )
+    if not unseen and not apply:
+        print_line(
+            console,
+            f"{len(data.test):,} test images of {data.test.num_classes:,} unseen classes were not judged: "
+            f"pfml audit {run} --unseen",
+        )
     if apply:
         _apply(console, run, found, data, threshold, policy, decisions, out)
 
@@ -77,6 +90,7 @@ def add_audit_arguments(parser: Parser) -> None:
         help="For listed labels: relabel; keep if --decisions are given.",
     )
     add("--decisions", type=Path, help="A CSV of path, decision (accept, reject, relabel, drop) and label.")
+    add("--unseen", action="store_true", help="Judge the test images instead, whose classes the run has not seen.")
     add("--out", type=Path, help="Also write all images with corrected labels as a CSV that pfml train takes.")
 
 
@@ -117,6 +131,8 @@ def _apply(
     write_corrections(run, path, corrections)
     relabelled = len(corrections) - corrections.dropped
     print_line(console, f"{path}: {relabelled:,} images relabelled, {corrections.dropped:,} left out")
+    if not len(corrections):
+        return
     print_line(console, f"train again: pfml train --config {run / 'config.yaml'} --data.corrections {path}")
     if out is not None:
         print_line(console, f"{out}: all images with their corrected labels, for pfml train --data.name {out}")
@@ -127,15 +143,25 @@ def _print_suspects(console: Console, found: Audit, shown: list[Suspect], listed
     from rich.text import Text
 
     title = f"{listed:,} of {len(found.images):,} labels are probably wrong (estimate {100 * found.noise_rate:.1f} %)"
+    if not found.noise_rate:
+        title = f"the most suspicious of {len(found.images):,} labels; how many are wrong cannot be told"
     table = Table("image", "given", "suggested", "score", "confidence", "neighbours", title=title)
+    table.columns[0].overflow = "fold"  # the end of a path tells more than its beginning
+    names = found.images.short_names()
     for one in shown:
         labels = [other.label for other in one.neighbours]
         counted = ", ".join(f"{labels.count(label)} {label}" for label in dict.fromkeys(labels))
-        cells = (one.image, one.given, one.suggested, f"{one.score:.2f}", f"{one.confidence:.2f}", counted)
+        confidence = f"{one.confidence:.2f}" if found.noise_rate else ""
+        cells = (names[one.index], one.given, one.suggested, f"{one.score:.2f}", confidence, counted)
         table.add_row(*map(Text, cells))  # names may hold brackets, which rich would read as markup
     console.print(table)
-    if found.noise_rate == 0:
-        print_line(console, "the scores do not fall into two groups: no label is listed as wrong")
+    if not found.noise_rate:
+        pulled = int((found.scores.score > 0).sum())
+        print_line(
+            console,
+            f"the scores are one group, so that no label is listed as wrong; another class is stronger at {pulled:,} "
+            f"images: look at these, from the top, on the page or by pfml serve",
+        )
 
 
 def _print_detections(console: Console, found: Audit) -> None:

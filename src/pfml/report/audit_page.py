@@ -41,8 +41,8 @@ def audit_page(audit: Audit, suspects: list[Suspect], *, title: str, threshold: 
     )
     if audit.noise_rate == 0:
         lead = (
-            f"The scores of the {len(audit.images):,} training labels do not fall into two groups, so that none is "
-            f"listed as wrong. Those below are the most suspicious all the same."
+            f"The scores of the {len(audit.images):,} training labels are one group, so that nobody can tell how "
+            f"many are wrong and none is listed. Those below are the most suspicious all the same: look at them."
         )
     sections = [Section("Suspects", _suspects(audit, suspects))] if suspects else []
     sections.append(Section("Scores", (_histogram(audit),)))
@@ -69,7 +69,7 @@ def _figure(audit: Audit, one: Suspect) -> Figure:
     if audit.true_labels is not None:
         truth = f" In truth: {audit.images.class_names[int(audit.true_labels[one.index])]}."
     caption = (
-        f"{one.image}. Wrong with probability {one.confidence:.2f}, score {one.score:.2f}; share of "
+        f"{one.image}. {_certainty(audit, one)}, score {one.score:.2f}; share of "
         f"{one.given} {100 * one.given_share:.1f} %, of {one.suggested} {100 * one.suggested_share:.1f} %.{truth} "
         f"Neighbours: {found}."
     )
@@ -77,11 +77,15 @@ def _figure(audit: Audit, one: Suspect) -> Figure:
     return Figure(picture, caption, alt=alt, title=f"{one.given}, rather {one.suggested}?")
 
 
+def _certainty(audit: Audit, one: Suspect) -> str:
+    return f"Wrong with probability {one.confidence:.2f}" if audit.noise_rate else "No estimate of a probability"
+
+
 def _histogram(audit: Audit) -> Figure:
     light, dark = in_both_themes(partial(_draw_scores, audit))
     caption = (
-        "All scores: the log of the attraction of the best other class over that of the own class. Right labels make "
-        f"the lower bell, wrong ones the higher; they are apart by D = {audit.separation:.1f} (2 or more counts)."
+        "All scores: the log of the attraction of the best other class over that of the own class. Wrong labels make "
+        f"the highest bell; it is apart from the next by D = {audit.separation:.1f} (2 or more counts)."
     )
     return Figure(light, caption, alt="Histogram of the scores of all training labels", dark=dark)
 

@@ -235,7 +235,7 @@ figure {{ margin: 0 0 16px; padding: 16px; background: var(--paper); border: 1px
   border-radius: 12px; }}
 figure img {{ display: block; max-width: 100%; height: auto; margin: 0 auto; }}
 figcaption, .caption {{ color: var(--muted); font-size: 0.875rem; line-height: 1.5; }}
-figcaption {{ margin-top: 12px; }}
+figcaption {{ margin-top: 12px; overflow-wrap: anywhere; }}
 .gallery {{ display: grid; gap: 16px;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, var(--narrowest)), 1fr)); }}
 .gallery figure {{ margin: 0; }}

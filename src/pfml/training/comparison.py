@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -39,13 +40,26 @@ def comparison(untrained: dict[str, float], results: dict[str, Any]) -> str:
         f"unseen classes, R@1 {before[0]:.1%} before training and {after[0]:.1%} after (epoch {entry['epoch']}), "
         f"MAP@R {before[1]:.1%} and {after[1]:.1%}"
     )
+    queries = entry["test"]["num_queries"]
+    chance = ""
+    if _may_be_chance(before[0], after[0], queries):
+        chance = f", though with {queries:,} images the difference of R@1 may be chance"
     wins = [new > old for old, new in zip(before, after, strict=True)]
     losses = [new < old for old, new in zip(before, after, strict=True)]
     if any(wins) and not any(losses):
-        return f"{numbers}: training has helped"
+        return f"{numbers}: training has helped{chance}"
     if any(wins):
-        return f"{numbers}: training has helped one and not the other"
+        return f"{numbers}: training has helped one and not the other{chance}"
     return (
         f"{numbers}: training has not helped; use the network as it comes (--loss.name zero-shot), "
         f"or give more classes, more images or more epochs"
     )
+
+
+def _may_be_chance(before: float, after: float, queries: float) -> bool:
+    """Whether two shares of so many images differ by too little to tell.
+
+    That is one standard error as if each were of images of its own; the same images are asked twice, so about two.
+    """
+    share = (before + after) / 2
+    return abs(after - before) < math.sqrt(2 * share * (1 - share) / max(queries, 1))
