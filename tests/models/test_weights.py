@@ -156,10 +156,16 @@ def test_a_hub_that_cannot_be_reached_says_how_to_pass_a_file(monkeypatch: pytes
         load_weights(backbone, "hub")
 
 
-@pytest.mark.parametrize("name", ["bn_inception", "resnet50_he"])
-def test_a_backbone_that_no_hub_has_asks_for_a_file(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("bn_inception", r"bn_inception-52deb4733\.pth"),
+        ("resnet50_he", "the caffe-style ResNet-50 that He et al. trained on ImageNet, which Keras ships"),
+    ],
+)
+def test_a_backbone_that_no_hub_has_asks_for_a_file_and_says_which(name: str, words: str) -> None:
     backbone, _ = create_backbone(name)
-    with pytest.raises(ValueError, match="--model.weights FILE"):
+    with pytest.raises(ValueError, match=f"--model.weights FILE .*which holds {words}"):
         load_weights(backbone, "file")
     with pytest.raises(ValueError, match="weights='hub' needs a backbone of timm's"):
         load_weights(backbone, "hub")

@@ -107,6 +107,9 @@ def test_too_few_images_or_classes_for_a_rate_are_refused():
     points, labels = clustered()
     with pytest.raises(ValueError, match=r"at least 1,000 images .* got 120 and 120"):
         calibrate_points(points, labels, model=MODEL, false_accept_rate=0.001)
+    with pytest.raises(ValueError, match=r"the rate \(--false-accept-rate\) must be 0.00834 or more"):
+        calibrate_points(points, labels, model=MODEL, false_accept_rate=0.001)
+    assert calibrate_points(points, labels, model=MODEL, false_accept_rate=0.00834).false_accept_rate == 0.00834
     with pytest.raises(ValueError, match="at least 4 classes.*got 3"):
         calibrate_points(*clustered(classes=3), model=MODEL)
     for rate in (0.0, 1.0, math.nan):

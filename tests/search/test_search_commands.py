@@ -165,6 +165,19 @@ def test_a_run_is_calibrated_on_its_validation_classes_else_on_its_test_classes(
     assert "does not say its data" in failure(capsys, "calibrate", save_model(tmp_path / "model alone"))
 
 
+def test_a_threshold_that_calls_most_known_images_unknown_is_warned_of(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("pfml.data.datasets.read_glyphs", letters)
+    folder = save_model(tmp_path / "model")
+    printed = said(capsys, "calibrate", folder, "--data=glyphs", "--false-accept-rate=0.05")
+    rejects = Threshold.load(folder).false_rejects.value
+    assert rejects > 0.5, "a network that has learned nothing"
+    assert f"warning: {rejects:.0%} of known images would be called unknown" in printed
+    assert "--false-accept-rate than 0.05" in printed
+    printed = said(capsys, "calibrate", folder, "--data=glyphs", "--false-accept-rate=0.9")
+    assert Threshold.load(folder).false_rejects.value < 0.5
+    assert "warning" not in printed
+
+
 def save_model(folder):
     small_embedder().save(folder)
     return folder

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pfml.cli.audit import add_audit_arguments, audit
+from pfml.cli.calibrate import add_calibrate_arguments, calibrate
 from pfml.cli.embed import add_embed_arguments, embed
 from pfml.cli.evaluate import evaluate
 from pfml.cli.experiments import (
@@ -23,10 +24,8 @@ from pfml.cli.experiments import (
 from pfml.cli.export import add_export_arguments, export
 from pfml.cli.report import add_report_arguments, report
 from pfml.cli.search import (
-    add_calibrate_arguments,
     add_index_arguments,
     add_search_arguments,
-    calibrate,
     index,
     search,
 )

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Parser", "create_parser", "with_config_first", "with_run_config"]
 
+#: What may follow --data.
+DATA_TAKES = "a folder with a folder per class in it, a CSV with the columns path and label, or the name of a data set"
 DESCRIPTION = "Potential field based deep metric learning (CVPR 2025)."
 
 
@@ -34,6 +36,9 @@ class Parser(ArgumentParser):
         if unknown:
             known = {action.dest for parser in self._with_subparsers() for action in parser._actions}
             message += did_you_mean(unknown[1] or unknown[2], known)
+        wrong_command = re.search(r"argument command: invalid choice: '([^']*)'", message)
+        if wrong_command and self._subcommands_action is not None:
+            message += did_you_mean(wrong_command[1], self._subcommands_action.choices)
         name = self.prog.replace(" [options]", "")
         end(name, message, status=2, hint=f"For all options: {name} --help")
 
@@ -65,6 +70,10 @@ def _add_run_config(parser: Parser) -> None:
     shipped = ", ".join(shipped_configs())
     parser.add_argument("--config", action="config", help=f"A YAML file, or a configuration of the package: {shipped}.")
     parser.add_class_arguments(RunConfig)
+    for action in parser._actions:
+        if "--data" in action.option_strings:  # which `with_long_data` makes --data.name of
+            action.metavar = "DATA"
+            action.help = f"The images: {DATA_TAKES} (see --data.name); or a YAML or JSON file of all options of data."
 
 
 def with_config_first(arguments: list[str]) -> list[str]:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfml.cli.console import create_console, print_line
+from pfml.cli.last_words import end
+from pfml.cli.parser import DATA_TAKES, with_run_config
 from pfml.cli.train import is_own
 
 if TYPE_CHECKING:
@@ -41,7 +43,10 @@ def refuse_nothing(arguments: list[str]) -> None:
 
 
 def with_long_data(arguments: list[str]) -> list[str]:
-    """--data X as --data.name X; a group of options as JSON or in a file stays what it is."""
+    """--data X as --data.name X; a group of options as JSON or in a file stays what it is.
+
+    Without a value the program ends: an empty path would be that of the current folder.
+    """
     found: list[str] = []
     rest = iter(arguments)
     for argument in rest:
@@ -50,6 +55,9 @@ def with_long_data(arguments: list[str]) -> list[str]:
             found.append(argument)
             continue
         value = value if separator else next(rest, "")
+        if not value or value.startswith("--"):
+            got = f"got the option {value}" if value else "got nothing"
+            end(f"pfml {arguments[0]}", f"--data must be followed by {DATA_TAKES}, {got}", status=2)
         is_group = value.startswith("{") or Path(value).suffix in (".yaml", ".yml", ".json")
         found.append(f"--data={value}" if is_group else f"--data.name={value}")
     return found
@@ -60,14 +68,19 @@ def with_suggestions(parser: Parser, arguments: list[str]) -> list[str]:
 
     Nothing is added for data sets by name, for a resumed run, and where a configuration says it all.
     """
-    from pfml.distributed.launch import first_words
+    from pfml.distributed.launch import Launch, first_words
+    from pfml.training.run_folder import RunFolder
 
     given = given_options(arguments)
     if given & SETTLED:
         return arguments
-    user = _parsed(parser, arguments)
+    values = _parsed(parser, arguments)
+    user: RunConfig = values["config"]
     if not is_own(user.data.name) or user.loss.name == "zero-shot":
         return arguments
+    # torchrun's later starts find the run that its first one has begun
+    if arguments[0] == "train" and values["out"] is not None and not Launch.of_process().restarts:
+        RunFolder(values["out"]).refuse_run()
     # epochs and crops depend on how fast this machine is just now: every rank would find other ones
     added = json.loads(first_words("what it suggests", lambda: json.dumps(_added(user, given, arguments[0]))))
     return [arguments[0], *added, *arguments[1:]]
@@ -99,24 +112,23 @@ def given_options(arguments: list[str]) -> set[str]:
     return {match[1] for argument in arguments if (match := re.match(r"--([\w.-]+)", argument))}
 
 
-def _parsed(parser: Parser, arguments: list[str]) -> RunConfig:
-    from pfml.cli.parser import with_run_config
-
+def _parsed(parser: Parser, arguments: list[str]) -> dict[str, Any]:
     parsed = parser.parse_args(arguments)
-    config: RunConfig = with_run_config(vars(parser.instantiate(parsed)[parsed.command]))["config"]
-    return config
+    return with_run_config(vars(parser.instantiate(parsed)[parsed.command]))
 
 
 def _suggestion(user: RunConfig, given: set[str], console: Console) -> Suggestion:
     """Look at the images with the network that will be trained, then decide the rest."""
-    from pfml.data import load_data
+    from pfml.data import check_data, load_data
     from pfml.training.environment import resolve_device
     from pfml.training.first_look import typical_short_side
+    from pfml.training.monitor import ProgressMonitor
     from pfml.training.suggest import suggest, suggest_model
 
     data = load_data(user.data.name, user.data.root)
     device = resolve_device(user.device)
     suggest(data, None, device)  # what cannot be trained on is said before anything is computed
+    check_data(data, track=ProgressMonitor(console).track)  # all parts, which a run reads one by one
     short_side = typical_short_side(data.train)
     model, _ = suggest_model(short_side)
     chosen = {name.removeprefix("model."): getattr(user.model, name[6:]) for name in given if name.startswith("model.")}

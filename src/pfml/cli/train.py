@@ -43,6 +43,8 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
             console.quiet = not world.is_first
             name = f"{Path(config.data.name).stem}-{config.loss.name}"
             out = Path(world.by_first(lambda: str(out or free_folder(Path("runs"), name))))
+            if resume is None:
+                world.by_first(RunFolder(out).refuse_run)  # before anything is said or computed
             results, untrained = _trained(config, out, resume is not None, console, world)
     except Interrupted as interrupt:
         print_line(console, f"{interrupt}; go on with: pfml train --resume {out}")
@@ -112,14 +114,20 @@ def is_own(name: str) -> bool:
 
 def _untrained(config: RunConfig, monitor: Monitor, world: World) -> dict[str, float] | None:
     """What the pretrained network finds by itself among one's own images; None where there is no such network."""
+    from pfml.data.decoding import UnreadableImagesError, check_data
     from pfml.models.backbones import default_weights
     from pfml.training.comparison import untrained_scores
     from pfml.training.methods import METHODS
+    from pfml.training.run import prepare_data
 
     weights = default_weights(config.model.backbone) if config.model.weights == "default" else config.model.weights
     if not is_own(config.data.name) or weights == "none" or not METHODS[config.loss.name].trains:
         return None
-    return untrained_scores(config, monitor, world)
+    try:
+        return untrained_scores(config, monitor, world)
+    except UnreadableImagesError:
+        check_data(prepare_data(config.data)[0], track=monitor.track)  # lists training images as well
+        raise
 
 
 def tune(

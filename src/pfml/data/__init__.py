@@ -1,7 +1,7 @@
 """Images and labels: data sets, splits, label noise, and the way of an image into a batch."""
 
 from pfml.data.datasets import DATASETS, load_data
-from pfml.data.decoding import check_images
+from pfml.data.decoding import check_data, check_images
 from pfml.data.glyphs import draw_glyphs, read_glyphs
 from pfml.data.image_set import ImageSet, RetrievalData, SeenClassError
 from pfml.data.noise import Corruption, LabelNoise, corrupt
@@ -24,6 +24,7 @@ __all__ = [
     "RetrievalData",
     "SeenClassError",
     "Windows",
+    "check_data",
     "check_images",
     "corrupt",
     "draw_glyphs",

@@ -22,6 +22,11 @@ DATASETS: dict[str, Callable[[Path], RetrievalData]] = {
     "csv": read_table,
 }
 
+NEEDED = (
+    f"the data must be a folder with a folder per class in it, a .csv file with the columns path and label, or one of "
+    f"{', '.join(DATASETS)}"
+)
+
 
 def load_data(name: str, root: str | Path | None = None) -> RetrievalData:
     """The data set `name` of `DATASETS`, or one's own: a folder of class folders or a CSV table.
@@ -40,13 +45,15 @@ def load_data(name: str, root: str | Path | None = None) -> RetrievalData:
         if root is None:
             raise ValueError(f"{name} must have a root, the {'file' if name == 'csv' else 'folder'} to read, got none")
         return DATASETS[name](Path(root).expanduser())
+    if not name:  # which pathlib takes for the working directory
+        raise ValueError(f"{NEEDED}, got an empty name; for the current folder, give a dot")
     path = Path(name).expanduser()
     is_table = path.suffix.lower() == ".csv" and path.is_file()
     if path.is_dir() or is_table:
         if root is not None:
             raise ValueError(f"a data set given by its path must have no root, got {name} and the root {root}")
         return read_table(path) if is_table else read_folder(path)
-    raise ValueError(
-        f"the data set must be one of {', '.join(DATASETS)}, or an existing folder or .csv file, got {name!r}"
-        + did_you_mean(name, DATASETS)
-    )
+    if path.is_file():
+        raise ValueError(f"{NEEDED}, got the file {name}, which does not end in .csv")
+    beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    raise ValueError(f"no such folder or file: {name}{did_you_mean(path.name, [*DATASETS, *beside])} ({NEEDED})")

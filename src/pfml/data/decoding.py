@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,9 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pfml.data.image_set import ImageSet
+from pfml.data.image_set import ImageSet, RetrievalData
 
-__all__ = ["ImageError", "Track", "UnreadableImagesError", "check_images", "read_rgb", "read_size", "shrink"]
+__all__ = [
+    "ImageError",
+    "Track",
+    "UnreadableImagesError",
+    "check_data",
+    "check_images",
+    "listing_all_unreadable",
+    "read_rgb",
+    "read_size",
+    "shrink",
+]
 
 #: called as track(iterable, description, total): gives the items of the iterable and shows how far it has come
 Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
@@ -107,13 +118,31 @@ def check_images(images: ImageSet, workers: int = 2, track: Track | None = None)
     """
     if isinstance(images.images, Tensor):
         return torch.tensor([images.images.shape[2:]]).expand(len(images), 2)
-
-    def size_of(path: Path) -> tuple[int, int]:
-        _, height, width = read_rgb(path).shape
-        return height, width
-
-    sizes = collect(images.images, size_of, workers, track, "checking images")
+    sizes = collect(images.images, _checked_size, workers, track, "checking images")
     return torch.tensor(list(sizes), dtype=torch.int64).reshape(-1, 2)
+
+
+def check_data(data: RetrievalData, workers: int = 2, track: Track | None = None) -> None:
+    """Decode every file of all parts of `data` once.
+
+    Raises:
+        UnreadableImagesError: Once, for all files of all parts that cannot be read.
+    """
+    parts = (data.train, data.validation, data.test, data.gallery)
+    of_files = [part.images for part in parts if part is not None and not isinstance(part.images, Tensor)]
+    files = tuple(dict.fromkeys(path for paths in of_files for path in paths))
+    for _ in collect(files, _checked_size, workers, track, "checking images"):
+        pass
+
+
+@contextmanager
+def listing_all_unreadable(data: RetrievalData, workers: int = 2, track: Track | None = None) -> Iterator[None]:
+    """Within the block, the error that files of one part cannot be read becomes that of the files of all parts."""
+    try:
+        yield
+    except UnreadableImagesError:
+        check_data(data, workers, track)
+        raise
 
 
 def collect(
@@ -153,6 +182,18 @@ def in_threads(function: Callable[[Item], Result], items: Iterable[Item], worker
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+
+
+def _checked_size(path: Path) -> tuple[int, int]:
+    """Height and width of the image in a file, which has been decoded to its end, or an ImageError."""
+
+    def size_of(image: Any) -> tuple[int, int]:
+        width, height = image.size
+        image.draft(None, (1, 1))  # of a JPEG, all is read, but only an eighth of the rows and columns is computed
+        _rgb(image)
+        return height, width
+
+    return _opened(path, size_of)
 
 
 def _opened(path: Path | str, function: Callable[[Any], Result]) -> Result:

@@ -16,6 +16,8 @@ class Backbone(nn.Module, ABC):
     num_features: int
     #: How many tokens stand before those of the patches (CLS, registers); 0 for feature maps.
     num_prefix_tokens: int = 0
+    #: Which published weights a file must hold, in words, where neither the hub nor a package has them.
+    published_weights: str = ""
 
     def weight_root(self) -> nn.Module:
         """The module whose parameter names are those of published weight files."""

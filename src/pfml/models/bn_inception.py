@@ -55,6 +55,7 @@ class BNInception(Backbone):
     """
 
     num_features = 1024
+    published_weights = "bn_inception-52deb4733.pth, the weights that Caffe made common, as published for PyTorch"
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,9 +33,10 @@ def load_weights(backbone: Backbone, source: str | Path) -> None:
     if source == "none":
         return
     if source == "file":
+        what = f", which holds {backbone.published_weights}" if backbone.published_weights else ""
         raise ValueError(
             f"{type(backbone).__name__} has no weights on timm's hub; "
-            f"name a .safetensors or .pth file with --model.weights FILE (weights=FILE in Python), "
+            f"name a .safetensors or .pth file with --model.weights FILE (weights=FILE in Python){what}; "
             f"or 'none' to start from random weights"
         )
     root = backbone.weight_root()

@@ -102,11 +102,13 @@ def calibrate_points(
     halves = _halves(labels, seed)
     choosing, measuring = (_distances(points[half], labels[half]) for half in halves)
     needed = math.ceil(1 / false_accept_rate - 1e-9)
-    if min(len(choosing.impostor), len(measuring.impostor)) < needed:
+    fewest = min(len(choosing.impostor), len(measuring.impostor))
+    if fewest < needed:
         raise ValueError(
             f"a false accept rate of {false_accept_rate:g} must be chosen on at least {needed:,} images and measured "
             f"on as many others, got {len(choosing.impostor):,} and {len(measuring.impostor):,}; "
-            f"ask for a higher rate, or give more images"
+            f"with so many the rate (--false-accept-rate) must be {_smallest_rate(fewest):g} or more; "
+            f"ask for that, or give more images"
         )
     distance = _largest_distance(choosing.impostor, false_accept_rate)
     known = ~measuring.genuine.isnan()
@@ -126,6 +128,12 @@ def calibrate_points(
         measured_on=(len(classes), len(classes.unique())),
         distances={"genuine": genuine, "impostor": impostor},
     )
+
+
+def _smallest_rate(images: int) -> float:
+    """The smallest rate that so many images can show, 1 of them, rounded up to three digits."""
+    scale = 10.0 ** (2 - math.floor(math.log10(1 / images)))
+    return math.ceil(scale / images - 1e-9) / scale
 
 
 def _halves(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:

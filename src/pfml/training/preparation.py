@@ -1,15 +1,27 @@
-"""What a run needs before its first step: a network in its place, batches, and data that can be evaluated."""
+"""What a run needs before its first step: a network in its place, images, batches, data that can be evaluated."""
 
 from __future__ import annotations
 
-import torch
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pfml.data import BalancedBatches, ImageSet, RandomBatches, RetrievalData
+import torch
+from torch import Tensor
+
+from pfml.data import BalancedBatches, ImageSet, RandomBatches, RetrievalData, open_images
+from pfml.data.decoded import DecodedImages
+from pfml.data.decoding import listing_all_unreadable
 from pfml.data.image_set import refuse_seen_classes
+from pfml.data.sources import ImageSource
 from pfml.models import Embedder, TrainedOn
 from pfml.training.config import TrainConfig
+from pfml.training.monitor import Monitor
 
-__all__ = ["create_batches", "learned", "on_device", "require_matches"]
+if TYPE_CHECKING:
+    from pfml.training.run import StorageConfig
+
+__all__ = ["create_batches", "learned", "on_device", "open_sources", "require_matches"]
 
 
 def on_device(embedder: Embedder, device: torch.device) -> Embedder:
@@ -59,3 +71,48 @@ def require_matches(data: RetrievalData) -> None:
                 f"no {role} image has another image of its class to find: the data cannot be evaluated; "
                 f"it needs a class with two images or more"
             )
+
+
+def open_sources(
+    data: RetrievalData, device: torch.device, storage: StorageConfig, monitor: Monitor
+) -> dict[str, ImageSource]:
+    """An image source for each part of the data; every file has been read once before training starts.
+
+    Raises:
+        UnreadableImagesError: Once, for all files of all parts that cannot be read.
+    """
+    with listing_all_unreadable(data, max(storage.workers, 1), monitor.track):
+        return _opened(data, device, storage, monitor)
+
+
+def _opened(
+    data: RetrievalData, device: torch.device, storage: StorageConfig, monitor: Monitor
+) -> dict[str, ImageSource]:
+    parts = {"train": data.train, "validation": data.validation, "test": data.test, "gallery": data.gallery}
+    sources: dict[str, ImageSource] = {}
+    budget = storage.budget_gib
+    for role, images in parts.items():
+        if images is None:
+            continue
+        files = not isinstance(images.images, Tensor)
+        sources[role] = open_images(
+            images,
+            device=device,
+            storage=storage.storage,
+            budget_gib=max(budget, 0.0),
+            workers=storage.workers,
+            short_side=storage.short_side,
+            cache=_cache_folder(storage.cache, images) if files and storage.cache is not None else None,
+            track=monitor.track,
+        )
+        if isinstance(sources[role], DecodedImages):
+            budget -= 3 * int(sources[role].sizes.prod(1).sum()) / 2**30
+        if files:
+            monitor.remark(f"{role}: {sources[role].description}")
+    return sources
+
+
+def _cache_folder(cache: Path, images: ImageSet) -> Path:
+    """A folder of its own for each list of files, so that splits of one data set do not replace each other."""
+    names = "\n".join(map(images.name_of, range(len(images))))
+    return cache / hashlib.sha256(names.encode()).hexdigest()[:16]

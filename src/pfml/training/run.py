@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
 from pfml.data import (
     Corruption,
-    ImageSet,
     LabelNoise,
     RetrievalData,
     corrupt,
     load_data,
-    open_images,
     with_validation,
 )
 from pfml.data.corrections import Corrections
 from pfml.data.datasets import DATASETS
-from pfml.data.decoded import DecodedImages
-from pfml.data.sources import ImageSource
+from pfml.data.decoding import listing_all_unreadable
 from pfml.data.splits import VALIDATION_SPLITS
 from pfml.distributed import World
 from pfml.files import write_atomically
@@ -37,6 +30,7 @@ from pfml.training.loop import Training
 from pfml.training.methods import METHODS
 from pfml.training.methods.untrained import evaluate_untrained, without_layer
 from pfml.training.monitor import Monitor
+from pfml.training.preparation import open_sources
 from pfml.training.run_folder import ReadOnlyRunFolder, RunFolder
 from pfml.training.saved_loss import load_loss
 
@@ -121,7 +115,8 @@ def run(
     data, corruption = prepare_data(config.data)
     if not METHODS[config.loss.name].trains:
         resume = resume and is_begun(config, Path(out))
-        return evaluate_untrained(config, data, RunFolder(Path(out)), monitor, world, resume=resume)
+        with listing_all_unreadable(data, track=monitor.track):
+            return evaluate_untrained(config, data, RunFolder(Path(out)), monitor, world, resume=resume)
     with seeded(config.seed):
         embedder = Embedder(config.model)
     if corruption is not None:
@@ -263,37 +258,3 @@ def _with_own_corrections(config: TrainConfig, folder: RunFolder) -> TrainConfig
         return config
     write_atomically(folder.corrections, config.data.corrections.read_bytes())
     return replace(config, data=replace(config.data, corrections=folder.corrections.absolute()))
-
-
-def open_sources(
-    data: RetrievalData, device: torch.device, storage: StorageConfig, monitor: Monitor
-) -> dict[str, ImageSource]:
-    """An image source for each part of the data; every file has been read once before training starts."""
-    parts = {"train": data.train, "validation": data.validation, "test": data.test, "gallery": data.gallery}
-    sources: dict[str, ImageSource] = {}
-    budget = storage.budget_gib
-    for role, images in parts.items():
-        if images is None:
-            continue
-        files = not isinstance(images.images, Tensor)
-        sources[role] = open_images(
-            images,
-            device=device,
-            storage=storage.storage,
-            budget_gib=max(budget, 0.0),
-            workers=storage.workers,
-            short_side=storage.short_side,
-            cache=_cache_folder(storage.cache, images) if files and storage.cache is not None else None,
-            track=monitor.track,
-        )
-        if isinstance(sources[role], DecodedImages):
-            budget -= 3 * int(sources[role].sizes.prod(1).sum()) / 2**30
-        if files:
-            monitor.remark(f"{role}: {sources[role].description}")
-    return sources
-
-
-def _cache_folder(cache: Path, images: ImageSet) -> Path:
-    """A folder of its own for each list of files, so that splits of one data set do not replace each other."""
-    names = "\n".join(map(images.name_of, range(len(images))))
-    return cache / hashlib.sha256(names.encode()).hexdigest()[:16]

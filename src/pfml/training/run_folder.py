@@ -42,9 +42,13 @@ class RunFolder:
 
     def start(self) -> None:
         """Make the folder; one that already holds a run is refused, so that nothing is overwritten."""
+        self.refuse_run()
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def refuse_run(self) -> None:
+        """Raise FileExistsError if the folder already holds a run."""
         if self.config.exists() or self.checkpoints.exists():
             raise FileExistsError(f"{self.path} already holds a run: resume it, or choose another folder")
-        self.path.mkdir(parents=True, exist_ok=True)
 
     def append(self, kind: str, step: int, **values: Any) -> None:
         """Add a line to the log, and its numbers to TensorBoard if there is one."""

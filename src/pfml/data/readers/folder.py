@@ -36,7 +36,7 @@ def read_folder(root: Path) -> RetrievalData:
     if images.num_classes < 2:
         raise ValueError(
             f"{root} must have at least 2 folders with images ({', '.join(IMAGE_SUFFIXES)}), one per class, "
-            f"got {images.num_classes}"
+            f"got {images.num_classes}{_about_loose_images(root)}"
         )
     return zero_shot(images, "folder", remarks=remarks)
 
@@ -69,7 +69,18 @@ def _image_set(folder: Path) -> tuple[ImageSet, tuple[str, ...]]:
     images = ImageSet(tuple(path for found in files.values() for path in found), labels, tuple(files))
     loose = [path.name for path in _visible(folder) if not path.is_dir()]
     remarks = _left_out(loose, folder, "not in a class folder") + _left_out(empty, folder, "no images in it")
-    return images, remarks + _left_out(others, folder, "no name of an image")
+    return images, remarks + _left_out(others, folder, "not an image file, by the ending of the name")
+
+
+def _about_loose_images(root: Path) -> str:
+    """What to do about images that lie in `root` itself, to end a message with; empty if there are none."""
+    loose = sum(_is_image(path.name) for path in _visible(root) if not path.is_dir())
+    if not loose:
+        return ""
+    around = Path(os.path.normpath(root / ".."))
+    is_class = len(_class_folders(around)) > 1
+    advice = f"if it is one class, give the folder around it, {around}" if is_class else "sort them into such folders"
+    return f"; images lie loose in it ({loose:,}), in no class folder: {advice}"
 
 
 def _class_folders(folder: Path) -> list[Path]:
