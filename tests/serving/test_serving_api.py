@@ -6,6 +6,7 @@ import io
 import math
 import threading
 import time
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -18,7 +19,7 @@ from api_client import BASE, application, ask, got, picture_bytes, service_of, u
 
 from pfml.audit import audit_run, read_decisions
 from pfml.energy import class_potential
-from pfml.search import ImageIndex
+from pfml.search import ImageIndex, Threshold
 from pfml.serving import Limits, create_app
 from pfml.serving.gallery import Gallery
 
@@ -210,6 +211,19 @@ def test_why_is_asked_of_any_class_and_of_uploads(app, gallery):
     assert answer["attracting"][0]["potential"] <= answer["attracting"][-1]["potential"]
 
 
+def test_an_upload_that_is_in_the_index_does_not_act_on_itself(app, gallery):
+    sent = upload(app, file_of(gallery, 40)).json()["query"]["upload"]
+    for class_name in ("blue", BOLD):
+        known, new = (
+            got(app, "/api/why", class_name=class_name, top=100, **which) for which in ({"id": 40}, {"upload": sent})
+        )
+        assert (known["left_out"], new["left_out"]) == (0, 1)
+        assert new["total"] == pytest.approx(known["total"], rel=1e-3)
+        listed = [one["id"] for one in new["attracting"] + new["repelling"] if one["kind"] == "image"]
+        assert 40 not in listed
+    assert got(app, "/api/why", upload=sent)["class_name"] == got(app, "/api/why", id=40)["classes"][0]["class_name"]
+
+
 def map_of(app):
     for _ in range(100):
         answer = got(app, "/api/map")
@@ -272,6 +286,36 @@ def test_what_pfml_index_adds_is_taken_up(small_run, monkeypatch):
     assert got(app, "/api/status")["images"] == 49
     assert "new class" in [one["name"] for one in got(app, "/api/classes")]
     assert got(app, "/api/search", id=48, k=1)["hits"]
+
+
+def test_a_threshold_that_is_found_meanwhile_is_taken_up(small_run, monkeypatch, caplog):
+    monkeypatch.setattr("pfml.serving.gallery.LOOK_EVERY", 0.0)
+    found, file = Threshold.load(small_run), small_run / "threshold.json"
+    file.unlink()
+    app = application(small_run)
+    assert got(app, "/api/search", id=3)["threshold"] is None
+    found.save(small_run)
+    answer = got(app, "/api/search", id=3)
+    assert answer["threshold"] == {"distance": 0.05, "false_accept_rate": 0.01}
+    assert answer["hits"][0]["unknown"] is False
+    replace(found, distance=0.0).save(small_run)
+    assert got(app, "/api/search", id=3)["unknown"] is True
+    whole = file.read_bytes()
+    file.write_bytes(whole[:40])  # half of a copy: what was read before holds, and it is said once
+    assert got(app, "/api/status")["threshold"]["distance"] == 0.0
+    assert got(app, "/api/status")["threshold"]["distance"] == 0.0
+    assert len([line for line in caplog.messages if "the threshold stays as it was" in line]) == 1
+    replace(found, distance=1.5, model=replace(found.model, digest="0" * 64)).save(small_run)
+    assert got(app, "/api/status")["threshold"]["distance"] == 0.0, "the distances of another model mean something else"
+    replace(found, distance=0.5).save(small_run)
+    assert got(app, "/api/status")["threshold"]["distance"] == 0.5
+
+
+def test_an_unchanged_threshold_is_not_read_again(small_run, monkeypatch):
+    monkeypatch.setattr("pfml.serving.gallery.LOOK_EVERY", 0.0)
+    app = application(small_run)
+    monkeypatch.setattr("pfml.search.Threshold.load", lambda run: pytest.fail("it was read"))
+    assert got(app, "/api/status")["threshold"]["distance"] == 0.05
 
 
 def decisions(run):

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from pfml.search import ImageIndex
+
 pytest.importorskip("fastapi", reason="pfml serve needs the extra serve")
 playwright = pytest.importorskip("playwright.sync_api", reason="the page is tested through the package playwright")
 
@@ -162,9 +164,25 @@ def test_why_lists_what_attracts_and_repels(page):
     shares = page.locator("#why h3 .share").all_inner_texts()
     total = page.locator(".why-total").inner_text()
     assert sum(map(first_share, shares)) == pytest.approx(first_share(total), abs=0.15)
+    assert page.locator(".why-left-out").count() == 0
     shot(page, "why")
+    page.select_option("#why select", "blue")
+    expect(page.locator("#why h3 .share").first).not_to_have_text(shares[0])
+    script = "bars => bars.map(bar => [parseFloat(bar.style.getPropertyValue('--length')), bar.nextSibling.innerText])"
+    bars = [(length, abs(first_share(text))) for length, text in page.locator("#why .bar").evaluate_all(script)]
+    largest = max(share for _, share in bars)
+    for length, share in bars:  # one scale for what attracts and for what repels
+        assert length == pytest.approx(100 * share / largest, abs=2)
     page.keyboard.press("Escape")
     assert not page.locator("#why").is_visible()
+
+
+def test_why_says_that_an_upload_is_in_the_index_already(page, served_run):
+    page.set_input_files("#file", ImageIndex.open(served_run / "index").entry(30).path)
+    page.wait_for_selector("#grid .distance")
+    page.click("#query-why")
+    expect(page.locator(".why-left-out")).to_have_text("One indexed image is this very image: left out.")
+    assert abs(first_share(page.locator("#why .sources .share").first.inner_text())) < 99
 
 
 def test_an_error_is_a_toast(page, tmp_path):
@@ -213,6 +231,27 @@ def test_the_map_draws_hovers_and_searches(page):
     assert page.locator("#view-search").is_visible()
 
 
+def test_the_map_names_the_colours_of_few_classes(page):
+    page.click("#tab-map")
+    entries = page.locator("#map-classes li")
+    expect(entries).to_have_count(4)
+    names = ["blue", "green", "red & <b>bold</b>", "grey"]
+    assert sorted(entries.all_inner_texts()) == sorted(names)
+    colour = "marks => marks.map(mark => getComputedStyle(mark).backgroundColor)"
+    assert len(set(page.locator("#map-classes i").evaluate_all(colour))) == 4
+
+    def many(route):
+        answer = route.fetch().json()
+        answer["class_names"] = [f"class {k}" for k in range(13)]
+        answer["labels"] = [k % 13 for k in range(len(answer["labels"]))]
+        route.fulfill(json=answer)
+
+    page.route("**/api/map", many)
+    page.reload()
+    page.wait_for_selector("#map-canvas[data-drawn='48']")
+    expect(page.locator("#map-classes")).to_be_hidden()
+
+
 def test_hovering_a_point_shows_its_picture_and_a_click_searches_by_it(page):
     page.click("#tab-map")
     page.wait_for_selector("#map-canvas[data-drawn='48']")
@@ -232,30 +271,61 @@ def test_hovering_a_point_shows_its_picture_and_a_click_searches_by_it(page):
     page.wait_for_selector("#view-search:not([hidden]) #grid .distance")
 
 
-def test_audit_decisions_are_saved_to_the_table(page, served_run):
-    def decided():
-        with open(served_run / "audit" / "decisions.csv", newline="") as file:
-            return [(row["decision"], row["label"]) for row in csv.DictReader(file)]
+def decided(run):
+    with open(run / "audit" / "decisions.csv", newline="") as file:
+        return [(row["decision"], row["label"]) for row in csv.DictReader(file)]
 
+
+def test_audit_decisions_are_saved_to_the_table(page, served_run):
     assert page.locator("#audit-count").inner_text() == "5"
     page.click("#tab-audit")
     page.wait_for_selector("#suspect-neighbours .card img")
     shot(page, "audit")
     page.keyboard.press("a")
     expect(page.locator("#audit-progress")).to_have_text("1 of 5 decided")
-    assert decided() == [("accept", "blue")]
+    assert decided(served_run) == [("accept", "blue")]
     page.click("#audit-reject")
     expect(page.locator("#audit-progress")).to_have_text("2 of 5 decided")
     page.keyboard.press("l")
     page.keyboard.type("red & <b>bold</b>")
     page.keyboard.press("Enter")
     expect(page.locator("#audit-progress")).to_have_text("3 of 5 decided")
-    assert decided() == [("accept", "blue"), ("reject", "green"), ("relabel", "red & <b>bold</b>")]
+    assert decided(served_run) == [("accept", "blue"), ("reject", "green"), ("relabel", "red & <b>bold</b>")]
     page.keyboard.press("k")
     page.keyboard.press("u")
     expect(page.locator("#audit-progress")).to_have_text("2 of 5 decided")
-    assert decided() == [("accept", "blue"), ("reject", "green")]
+    assert decided(served_run) == [("accept", "blue"), ("reject", "green")]
     assert page.locator("#audit-count").inner_text() == "3"
+
+
+def test_undo_takes_back_one_decision_after_the_other_and_goes_back_to_its_image(page, served_run):
+    (served_run / "audit" / "decisions.csv").unlink(missing_ok=True)
+    page.click("#tab-audit")
+    page.wait_for_selector("#suspect-neighbours .card img")
+    expect(page.locator("#audit-undo")).to_be_disabled()
+    heights = "rows => rows.map(row => row.getBoundingClientRect().height)"
+    before = page.locator("#audit-list li").evaluate_all(heights)
+    names = []
+    for number, key in enumerate("ard", start=1):
+        names.append(page.locator("#suspect-name").inner_text())
+        page.keyboard.press(key)
+        expect(page.locator("#audit-progress")).to_have_text(f"{number} of 5 decided")
+    assert page.locator("#audit-list li").evaluate_all(heights) == before, "a decision changes no row's height"
+    shot(page, "audit-decided")
+    for number in (2, 1):
+        page.keyboard.press("u")
+        expect(page.locator("#audit-progress")).to_have_text(f"{number} of 5 decided")
+        assert page.locator("#suspect-name").inner_text() == names[number]
+        assert [decision for decision, _ in decided(served_run)] == ["accept", "reject"][:number]
+    page.reload()  # the order of the decisions is in the table
+    page.wait_for_selector("#suspect-neighbours .card img")
+    page.keyboard.press("r")
+    page.keyboard.press("u")  # before the answer to R
+    page.keyboard.press("u")
+    expect(page.locator("#audit-progress")).to_have_text("0 of 5 decided")
+    assert page.locator("#suspect-name").inner_text() == names[0]
+    assert decided(served_run) == []
+    expect(page.locator("#audit-undo")).to_be_disabled()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -101,6 +101,7 @@ class SearchAnswer(BaseModel):
 
     query: QueryAnswer
     unknown: bool | None = Field(description="Whether nothing in the index is near; null without a threshold.")
+    threshold: ThresholdAnswer | None = Field(description="What this was judged by.")
     hits: list[HitAnswer]
 
 
@@ -144,6 +145,7 @@ class WhyAnswer(BaseModel):
     other_attracting: ChargeGroup
     other_repelling: ChargeGroup
     classes: list[ClassPull] = Field(description="Those that attract most, first.")
+    left_out: int = Field(description="Indexed images at a distance of about 0, besides `id`: this very image.")
 
 
 class MapAnswer(BaseModel):
@@ -218,4 +220,5 @@ class AuditAnswer(BaseModel):
     available: bool = Field(description="Whether pfml audit has been run.")
     decided: int
     class_names: list[str] = Field(description="Those that relabel may take.")
+    history: list[str] = Field(description="Keys of the decided suspects, the newest decision last.")
     suspects: list[SuspectAnswer]

@@ -13,7 +13,7 @@ from typing import Literal
 from pfml.files import write_atomically
 from pfml.words import did_you_mean
 
-__all__ = ["AuditQueue", "Decision", "QueuedSuspect"]
+__all__ = ["AuditQueue", "Decision", "QueuedSuspect", "key_of"]
 
 Verdict = Literal["accept", "reject", "relabel", "drop"]
 VERDICTS: tuple[Verdict, ...] = ("accept", "reject", "relabel", "drop")
@@ -76,7 +76,7 @@ class AuditQueue:
             return self._read[1]
 
     def decisions(self) -> dict[str, Decision]:
-        """Path -> what was decided."""
+        """Path -> what was decided, the newest decision last."""
         if not self.decisions_file.is_file():
             return {}
         return {row["path"]: _decision(self.decisions_file, row) for row in _rows(self.decisions_file)}
@@ -118,6 +118,11 @@ class AuditQueue:
             write_atomically(self.decisions_file, text.getvalue().encode(errors="surrogateescape"))
 
 
+def key_of(path: str) -> str:
+    """What names the suspect with this path in requests."""
+    return hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:16]
+
+
 def _rows(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
         return list(csv.DictReader(text))
@@ -126,10 +131,15 @@ def _rows(path: Path) -> list[dict[str, str]]:
 def _suspect(row: dict[str, str]) -> QueuedSuspect:
     try:
         path = row["path"]
-        key = hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:16]
         numbers = float(row["score"]), float(row["confidence"])
         return QueuedSuspect(
-            key, path, row["given"], row["suggested"], *numbers, row["listed"] == "yes", row["neighbours"] or ""
+            key_of(path),
+            path,
+            row["given"],
+            row["suggested"],
+            *numbers,
+            row["listed"] == "yes",
+            row["neighbours"] or "",
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"suspects.csv must be as pfml audit writes it, got {error!r}: run pfml audit again") from None

@@ -12,7 +12,7 @@ from pfml.serving.answers import (
     NeighbourAnswer,
     SuspectAnswer,
 )
-from pfml.serving.audit_queue import Decision, QueuedSuspect
+from pfml.serving.audit_queue import Decision, QueuedSuspect, key_of
 from pfml.serving.gallery import shown_name
 from pfml.serving.search_routes import Shared
 from pfml.serving.service import Service, UnknownNameError, shown
@@ -36,6 +36,7 @@ async def queue(service: Shared) -> AuditAnswer:
             available=service.audit.suspects_file.is_file(),
             decided=sum(1 for one in suspects if one.decision is not None),
             class_names=[shown(name) for name in service.audit.class_names],
+            history=[key for path in decided if (key := key_of(path)) in found],
             suspects=suspects,
         )
 

@@ -6,6 +6,9 @@ Fields superpose, so Eq. 3 is a sum over charges, and its terms are the answer:
 
 A charge of another class that is out of reach acts on nothing, but Eq. 2 gives it the potential psi_rep(reach).
 These constants are added up on their own, so that the terms are the charges that act.
+
+An indexed image at a distance of about 0 is the image that is asked about, sent again: as a charge of another class it
+would repel without bound, and hide all other terms. It does not act on itself, and so is left out.
 """
 
 from __future__ import annotations
@@ -20,6 +23,10 @@ from pfml.serving.gallery import Contents
 
 __all__ = ["Contributions", "contributions", "pair_potentials"]
 
+#: Nearer than this, an indexed image is the very image that is asked about: embedded in another batch it moves by 1e-6,
+#: on another device by more; images that differ lie hundreds of times farther apart.
+VERY_NEAR = 1e-3
+
 
 @dataclass(frozen=True, eq=False)
 class Contributions:
@@ -32,6 +39,7 @@ class Contributions:
         acts: (n + p,) whether the charge has a class, and is not the image itself.
         constant: What Eq. 3 has besides the terms.
         class_attractions: (C,) how strongly each class attracts, positive.
+        left_out: How many indexed images with a class do not act because they are the image itself, by their place.
     """
 
     potentials: Tensor
@@ -40,6 +48,7 @@ class Contributions:
     acts: Tensor
     constant: float
     class_attractions: Tensor
+    left_out: int
 
     @property
     def total(self) -> float:
@@ -89,9 +98,13 @@ def contributions(
     acts = labels >= 0
     if without is not None and (row := contents.row(without)) is not None:
         acts[row] = False
+    very_near = acts & (distances < VERY_NEAR)
+    very_near[len(contents.ids) :] = False  # a proxy is no image, however near
+    acts &= ~very_near
     same = labels == label
     potentials = torch.where(acts, pair_potentials(distances, same, law), 0.0)
     pulls = -attraction(law, shifted=False).potential(distances[acts])
     by_class = torch.zeros(len(contents.class_names), dtype=torch.float64).index_add_(0, labels[acts], pulls)
     others = int((acts & ~same).sum())
-    return Contributions(potentials, distances, same, acts, others * repulsion(law, shifted=True).offset, by_class)
+    constant = others * repulsion(law, shifted=True).offset
+    return Contributions(potentials, distances, same, acts, constant, by_class, int(very_near.sum()))

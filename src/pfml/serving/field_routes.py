@@ -115,6 +115,7 @@ def _why_answer(service: Service, contents: Contents, found: Contributions, labe
         other_attracting=others[True],
         other_repelling=others[False],
         classes=[ClassPull(class_name=shown(contents.class_names[k]), share=float(pulls[k])) for k in best],
+        left_out=found.left_out,
     )
 
 

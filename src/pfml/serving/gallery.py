@@ -13,6 +13,7 @@ from torch import Tensor
 from pfml.field import DecayLaw, PowerLaw
 from pfml.models import Embedder, load_embedder
 from pfml.search import Entry, Hit, ImageIndex, ModelIdentity, Threshold
+from pfml.serving.threshold_file import ThresholdFile
 from pfml.training.environment import resolve_device
 from pfml.training.run_folder import RunFolder
 from pfml.training.saved_loss import TrainedField, load_field
@@ -50,20 +51,16 @@ class Contents:
 
 
 class Gallery:
-    """A run with its index, for many readers at a time; what other processes add to the index is taken up."""
+    """A run with its index, for many readers at a time; index and threshold follow what other processes write."""
 
-    def __init__(
-        self, run: Path, embedder: Embedder, index: ImageIndex, threshold: Threshold | None, field: TrainedField | None
-    ) -> None:
+    def __init__(self, run: Path, embedder: Embedder, index: ImageIndex, field: TrainedField | None) -> None:
         self.run = run
         self.embedder = embedder
         self.model = ModelIdentity.of(embedder)
         index.model.require(self.model, f"the index {index.path}")
-        if threshold is not None:
-            threshold.model.require(self.model, f"the threshold {run / 'threshold.json'}")
         self.index = index
-        self.threshold = threshold
         self.field = field
+        self._threshold_file = ThresholdFile(run, self.model)
         self._lock = threading.Lock()
         self._looked = time.monotonic()
         self._contents: Contents | None = None
@@ -86,7 +83,12 @@ class Gallery:
             )
         folder = RunFolder(run)
         trained = (folder.loss / "loss.json").is_file() or folder.checkpoints.is_dir()
-        return cls(run, embedder, ImageIndex.open(place), Threshold.load(run), load_field(run) if trained else None)
+        return cls(run, embedder, ImageIndex.open(place), load_field(run) if trained else None)
+
+    @property
+    def threshold(self) -> Threshold | None:
+        """The distance beyond which an image is unknown, as of the last `refresh`; None before `pfml calibrate`."""
+        return self._threshold_file.threshold
 
     @property
     def law(self) -> DecayLaw:
@@ -103,12 +105,13 @@ class Gallery:
         return () if trained_on is None else trained_on.class_names
 
     def refresh(self) -> None:
-        """Take up what `pfml index` has written since; looks at the folder once a second at most."""
+        """Take up what `pfml index` and `pfml calibrate` have written since; looks once a second at most."""
         if time.monotonic() - self._looked < LOOK_EVERY:
             return
         with self._lock:
             if self.index.refresh():
                 self._contents = None
+            self._threshold_file.refresh()
             self._looked = time.monotonic()
 
     def contents(self) -> Contents:

@@ -58,9 +58,7 @@ async def status(service: Shared) -> StatusAnswer:
         proxies=len(contents.proxies),
         law=str(gallery.law),
         law_is_of_run=field is not None and field.has_own_law and field.law == gallery.law,
-        threshold=None
-        if threshold is None
-        else ThresholdAnswer(distance=threshold.distance, false_accept_rate=threshold.false_accept_rate),
+        threshold=_threshold_answer(threshold),
         suspects=len(service.audit.suspects()),
         most_upload_bytes=service.limits.upload_bytes,
         most_upload_pixels=service.limits.upload_pixels,
@@ -182,7 +180,14 @@ def _found(
     hits = service.gallery.search(vector, k, names, without=without) if names or not asked else []
     threshold = service.gallery.threshold
     found = [_hit(service, hit, threshold) for hit in hits]
-    return SearchAnswer(query=query, unknown=found[0].unknown if found else None, hits=found)
+    unknown = found[0].unknown if found else None
+    return SearchAnswer(query=query, unknown=unknown, threshold=_threshold_answer(threshold), hits=found)
+
+
+def _threshold_answer(threshold: Threshold | None) -> ThresholdAnswer | None:
+    if threshold is None:
+        return None
+    return ThresholdAnswer(distance=threshold.distance, false_accept_rate=threshold.false_accept_rate)
 
 
 def _hit(service: Service, hit: Hit, threshold: Threshold | None) -> HitAnswer:

@@ -8,9 +8,14 @@ const WORDS = { accept: "relabelled as suggested", reject: "kept as given", rela
 export function startAudit({ status, searchByImage }) {
   let queue = null;
   let here = 0;
+  let history = []; // the decided suspects, the newest decision last
+  let underWay = Promise.resolve();
 
   const suspect = () => queue.suspects[here];
   const decided = () => queue.suspects.filter((one) => one.decision).length;
+
+  // One change after the other, so that U after a quick A finds the decision that it takes back.
+  const inTurn = (task) => (underWay = underWay.then(task));
 
   function showCount() {
     const left = queue ? queue.suspects.length - decided() : status.suspects;
@@ -26,7 +31,7 @@ export function startAudit({ status, searchByImage }) {
           {},
           element(
             "button",
-            { class: `queued ${one.decision?.decision ?? ""}`, "aria-current": k === here ? "true" : null, onclick: () => go(k) },
+            { class: "queued", "data-decision": one.decision?.decision, "aria-current": k === here ? "true" : null, onclick: () => go(k) },
             one.image === null ? element("span", { class: "mini gone" }, "?") : picture(one.image, ""),
             element("span", { class: "queued-words" }, element("span", {}, one.given), element("span", { class: "quiet" }, `→ ${one.suggested}`)),
             element("span", { class: "mark", "aria-label": one.decision?.decision ?? "open" }, { accept: "✓", reject: "✕", relabel: "✎", drop: "⊘" }[one.decision?.decision] ?? ""),
@@ -35,6 +40,7 @@ export function startAudit({ status, searchByImage }) {
       ),
     );
     byId("audit-meter").style.width = `${(100 * decided()) / queue.suspects.length}%`;
+    byId("audit-undo").disabled = !history.length;
     byId("audit-progress").textContent = `${decided()} of ${queue.suspects.length} decided`;
     const current = byId("audit-list").querySelector("[aria-current]");
     const list = byId("audit-list");
@@ -49,7 +55,6 @@ export function startAudit({ status, searchByImage }) {
     const words = one.decision ? WORDS[one.decision.decision] : "not yet";
     const label = ["accept", "relabel"].includes(one.decision?.decision) ? `: ${one.decision.label}` : "";
     byId("suspect-decision").textContent = words + label;
-    byId("audit-undo").disabled = !one.decision;
   }
 
   function neighbourCard(one, given, suggested) {
@@ -97,26 +102,32 @@ export function startAudit({ status, searchByImage }) {
     go(later >= 0 ? later : any >= 0 ? any : here);
   }
 
-  async function decide(decision, label) {
+  function decide(decision, label) {
     const one = suspect();
-    const answer = await attempt(() => api.decide(one.key, decision, label));
-    if (!answer) return;
-    one.decision = answer;
-    if (suspect() === one) next();
-    else showList();
+    return inTurn(async () => {
+      const answer = await attempt(() => api.decide(one.key, decision, label));
+      if (!answer) return;
+      one.decision = answer;
+      history = [...history.filter((other) => other !== one), one];
+      if (suspect() === one) next();
+      else showList();
+    });
   }
 
-  async function undo() {
-    const one = suspect();
-    if (!one.decision) return;
-    const done = await attempt(async () => {
-      await api.withdraw(one.key);
-      return true;
+  // The decision on the image that is shown, else the last one: after a decision the page has moved on.
+  function undo() {
+    return inTurn(async () => {
+      const one = suspect().decision ? suspect() : history.at(-1);
+      if (!one) return;
+      const done = await attempt(async () => {
+        await api.withdraw(one.key);
+        return true;
+      });
+      if (!done) return;
+      one.decision = null;
+      history = history.filter((other) => other !== one);
+      go(queue.suspects.indexOf(one));
     });
-    if (!done) return;
-    one.decision = null;
-    showList();
-    showDecision(one);
   }
 
   function onKey(event) {
@@ -149,6 +160,8 @@ export function startAudit({ status, searchByImage }) {
     showCount();
     if (!some) return;
     byId("trained-names").replaceChildren(...queue.class_names.map((name) => element("option", { value: name })));
+    const byKey = new Map(queue.suspects.map((one) => [one.key, one]));
+    history = queue.history.map((key) => byKey.get(key));
     const first = queue.suspects.findIndex((one) => !one.decision);
     go(first < 0 ? 0 : first);
   }

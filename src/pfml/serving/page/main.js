@@ -28,10 +28,14 @@ async function begin() {
   document.title = `${status.run} · pfml`;
   document.getElementById("run-name").textContent = status.run;
   const count = (number, one, many) => `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
-  const facts = [count(status.images, "image", "images"), count(status.classes, "class", "classes")];
-  if (status.threshold) facts.push(`unknown beyond ${status.threshold.distance.toFixed(3)}`);
-  document.getElementById("run-facts").textContent = facts.join(" · ");
-  const context = { status, classes, show };
+  // The threshold of the latest answer: pfml calibrate may find another one while the page is open.
+  const showFacts = (threshold) => {
+    const facts = [count(status.images, "image", "images"), count(status.classes, "class", "classes")];
+    if (threshold) facts.push(`unknown beyond ${threshold.distance.toFixed(3)}`);
+    document.getElementById("run-facts").textContent = facts.join(" · ");
+  };
+  showFacts(status.threshold);
+  const context = { status, classes, show, showFacts };
   parts.search = startSearch(context);
   context.searchByImage = (image) => {
     show("search");

@@ -1,6 +1,7 @@
 // The map of the embedding: points and stars on a canvas, the potential of a class under them.
 
 import { api, attempt, classColour, element, pictureOf, readable } from "/page/api.js";
+import { showClasses } from "/page/legend.js";
 
 const byId = (id) => document.getElementById(id);
 const SMALLEST = 0.8;
@@ -289,6 +290,7 @@ export function startMap({ classes, searchByImage }) {
     const sample = data.ids.length < data.images ? `${data.ids.length.toLocaleString("en")} of ` : "";
     const method = { tsne: "t-SNE", pca: "PCA" }[data.method] ?? data.method;
     byId("map-note").textContent = `${method} of ${sample}${data.images.toLocaleString("en")} images, ${data.proxy_x.length} proxies`;
+    showClasses(byId("map-classes"), data);
     reset();
   }
 

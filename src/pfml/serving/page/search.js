@@ -6,7 +6,7 @@ import { showWhy } from "/page/why.js";
 const byId = (id) => document.getElementById(id);
 const PAGE = 48;
 
-export function startSearch({ status, classes }) {
+export function startSearch({ status, classes, showFacts }) {
   const chosen = [];
   let query = null; // {image} of the index, or {file, upload}
   let last = null; // the request under way, which a newer one replaces
@@ -56,6 +56,7 @@ export function startSearch({ status, classes }) {
 
   function showAnswer(answer) {
     if (query?.file) query.upload = answer.query.upload;
+    showFacts(answer.threshold);
     const nearest = answer.hits[0];
     const verdict = byId("query-verdict");
     verdict.replaceChildren();
@@ -72,7 +73,7 @@ export function startSearch({ status, classes }) {
         ? answer.hits.filter((hit) => hit.class_name === query.image.class_name).length
         : null;
       if (same !== null) note.push(`${same} of ${answer.hits.length} of the same class`);
-      if (!status.threshold) note.push("no threshold: pfml calibrate finds one");
+      if (!answer.threshold) note.push("no threshold: pfml calibrate finds one");
     }
     byId("more").hidden = true;
     showGrid(answer.hits.map((hit) => card(hit, hit)), "Nearest images", note.join(" · "), "No image of these classes is in the index.");

@@ -42,8 +42,7 @@ function restRow(group, what) {
   return element("li", { class: "rest" }, element("span", { class: "mini" }), words, element("span"), element("span", { class: "share" }, `${signed(100 * group.share)} %`));
 }
 
-function list(title, sources, group, what, searchBy) {
-  const largest = Math.max(...sources.map((one) => Math.abs(one.share)), 1e-12);
+function list(title, sources, group, what, largest, searchBy) {
   const rows = sources.map((source) => row(source, largest, searchBy));
   if (group.count) rows.push(restRow(group, what));
   if (!rows.length) rows.push(element("li", { class: "quiet" }, "none"));
@@ -54,6 +53,12 @@ function list(title, sources, group, what, searchBy) {
     element("h3", {}, title, element("span", { class: "share" }, `${signed(100 * sum)} %`)),
     element("ul", { class: "sources" }, ...rows),
   );
+}
+
+function leftOutWords(count, isIndexed) {
+  if (!count) return null;
+  const words = count === 1 ? "indexed image is" : "indexed images are";
+  return element("p", { class: "why-left-out quiet" }, `${count === 1 ? "One" : count} ${isIndexed ? "other " : ""}${words} this very image: left out.`);
 }
 
 function classPicker(answer, ask) {
@@ -79,13 +84,16 @@ export async function showWhy(which, name, searchBy, preview = null) {
       element("strong", {}, `Ψ = ${answer.total.toPrecision(4).replace("-", "−")}`),
       element("span", { class: "quiet" }, ` attraction and repulsion together: ${signed(100 * answer.total_share)} % of all that acts`),
     );
+    const leftOut = leftOutWords(answer.left_out, which.id !== undefined);
+    // one scale for both lists: bars of equal length are terms of equal size
+    const largest = Math.max(...[...answer.attracting, ...answer.repelling].map((one) => Math.abs(one.share)), 1e-12);
     body.replaceChildren(
-      element("div", { class: "why-top" }, shown, element("div", {}, element("p", { class: "break" }, name), element("label", { class: "quiet" }, "Potential of ", classPicker(answer, ask)), total)),
+      element("div", { class: "why-top" }, shown, element("div", {}, element("p", { class: "break" }, name), element("label", { class: "quiet" }, "Potential of ", classPicker(answer, ask)), total, leftOut)),
       element(
         "div",
         { class: "why-lists" },
-        list("Attract it", answer.attracting, answer.other_attracting, "attract", searchBy),
-        list("Repel it", answer.repelling, answer.other_repelling, "repel", searchBy),
+        list("Attract it", answer.attracting, answer.other_attracting, "attract", largest, searchBy),
+        list("Repel it", answer.repelling, answer.other_repelling, "repel", largest, searchBy),
       ),
       element(
         "p",
