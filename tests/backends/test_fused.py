@@ -112,7 +112,9 @@ def test_high_parts_are_as_close_as_the_screen_takes_them_to_be():
 
 
 @pytest.mark.parametrize("field", ["pfml", "wide repulsion"])
-@pytest.mark.parametrize(("dim", "spread"), [(2, 0.2), (3, 0.2), (17, 0.05), (40, 0.05), (300, 0.05)])
+@pytest.mark.parametrize(
+    ("dim", "spread"), [(2, 0.2), (3, 0.2), (300, 0.05), *([(17, 0.05), (40, 0.05)] if DEVICE == "cuda" else [])]
+)
 @pytest.mark.parametrize("seed", range(3 if DEVICE == "cuda" else 1))
 def test_a_single_close_pair_keeps_its_digits(field, dim, spread, seed):
     """Nothing averages out: that all terms of r^2 are those of the same rounded points is what counts here."""
@@ -124,14 +126,14 @@ def test_a_single_close_pair_keeps_its_digits(field, dim, spread, seed):
     assert relative_error(*energies) < 5e-6
 
 
-@pytest.mark.parametrize("field", ["pfml", "wide repulsion", "log", "cpml"])
-@pytest.mark.parametrize("spread", [1.0, 0.2, 0.01] if DEVICE == "cuda" else [1.0, 0.01])
+@pytest.mark.parametrize("field", ["pfml", "wide repulsion", "log", "cpml"] if DEVICE == "cuda" else ["pfml", "log"])
+@pytest.mark.parametrize("spread", [1.0, 0.2, 0.01] if DEVICE == "cuda" else [0.01])
 def test_drawn_proxies_stand_for_all(field, spread):
     state = State(num_samples=7, num_classes=5, per_class=3, dim=11, spread=spread).drawn(6)
     check_backend("triton", state, FIELDS[field], PairWeights(), device=DEVICE)
 
 
-@pytest.mark.parametrize("spread", [1.0, 0.3])
+@pytest.mark.parametrize("spread", [1.0, 0.3] if DEVICE == "cuda" else [0.3])
 @pytest.mark.parametrize(
     "field", [Field(PowerLaw(alpha=16), "anchor"), Field(PowerLaw(alpha=6, delta=0.6, delta_rep=1.2), "log")], ids=str
 )

@@ -59,7 +59,9 @@ def of(out, name):
 
 
 @pytest.mark.filterwarnings("ignore:alpha=0")
-@pytest.mark.parametrize("name", catalogue.EXPERIMENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "mlrc" else []) for name in catalogue.EXPERIMENTS]
+)
 def test_an_experiment_runs_from_beginning_to_end(name, out, capsys):
     experiment(name, out)
     found = of(out, name)

@@ -328,7 +328,7 @@ def test_undo_takes_back_one_decision_after_the_other_and_goes_back_to_its_image
     expect(page.locator("#audit-undo")).to_be_disabled()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_a_narrow_page_does_not_scroll_sideways(browser, server, scheme):
     context = browser.new_context(viewport={"width": 400, "height": 800}, color_scheme=scheme)
     page = context.new_page()
