@@ -59,8 +59,8 @@ CASES = {
     ("case", "size"),
     [
         ("pfml", 2),
-        *((case, 3) for case in CASES if case != "float16"),
-        pytest.param("float16", 3, marks=pytest.mark.slow),
+        *((case, 3) for case in CASES if case not in ("float16", "margin")),
+        *(pytest.param(case, 3, marks=pytest.mark.slow) for case in ("float16", "margin")),
     ],
 )
 def test_the_steps_are_those_of_one_process(world, tmp_path, case, size):
@@ -73,7 +73,7 @@ def test_the_steps_are_those_of_one_process(world, tmp_path, case, size):
         assert answers[0]["alignment"] == pytest.approx(expected["alignment"], rel=1e-3)
 
 
-@pytest.mark.parametrize("case", ["pfml", "trust"])
+@pytest.mark.parametrize("case", ["pfml", pytest.param("trust", marks=pytest.mark.slow)])
 def test_a_run_goes_from_4_ranks_to_2_to_1_and_from_1_to_4(world, tmp_path, case):
     changes = CASES[case]
     training(None, tmp_path / "one", changes)
