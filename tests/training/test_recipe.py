@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,10 +42,16 @@ def essence(config):
     return values
 
 
+@cache
+def stored():
+    """All runs on the test classes."""
+    return [json.loads(line) for line in RESULTS.read_text(encoding="utf-8").splitlines()]
+
+
 def measured(method, folder):
     """The configurations of the runs of a method, as they were stored; what came later has its default."""
     path = folder / "config.yaml"
-    for line in map(json.loads, RESULTS.read_text(encoding="utf-8").splitlines()):
+    for line in stored():
         if line["candidate"] == MEASURED[method]:
             path.write_text(yaml.safe_dump(line["config"]), encoding="utf-8")
             yield read_config(path)
