@@ -58,7 +58,8 @@ def audit(
     folder = run / ("audit-unseen" if unseen else "audit")
     everyone = found.suspects(found.ranked(max(top, len(listed))), neighbours=neighbours)
     write_suspects(folder / "suspects.csv", everyone, listed)
-    write_audit_page(folder / "audit.html", found, shown, title=f"Audit of {run.name}", threshold=threshold)
+    title = f"Audit of {run.name}{', unseen classes' if unseen else ''}"
+    write_audit_page(folder / "audit.html", found, shown, title=title, threshold=threshold)
     print_line(
         console, f"{folder / 'suspects.csv'}: {len(everyone):,} suspects; {folder / 'audit.html'}: with pictures"
     )
@@ -131,9 +132,8 @@ def _apply(
     write_corrections(run, path, corrections)
     relabelled = len(corrections) - corrections.dropped
     print_line(console, f"{path}: {relabelled:,} images relabelled, {corrections.dropped:,} left out")
-    if not len(corrections):
-        return
-    print_line(console, f"train again: pfml train --config {run / 'config.yaml'} --data.corrections {path}")
+    if len(corrections):
+        print_line(console, f"train again: pfml train --config {run / 'config.yaml'} --data.corrections {path}")
     if out is not None:
         print_line(console, f"{out}: all images with their corrected labels, for pfml train --data.name {out}")
 
@@ -160,7 +160,7 @@ def _print_suspects(console: Console, found: Audit, shown: list[Suspect], listed
         print_line(
             console,
             f"the scores are one group, so that no label is listed as wrong; another class is stronger at {pulled:,} "
-            f"images: look at these, from the top, on the page or by pfml serve",
+            f"images: look at these, from the top, on the page",
         )
 
 

@@ -36,25 +36,25 @@ def audit_page(audit: Audit, suspects: list[Suspect], *, title: str, threshold: 
     """
     listed = len(audit.listed(threshold))
     lead = (
-        f"{listed:,} of {len(audit.images):,} training labels are probably wrong. The scores say that "
+        f"{listed:,} of {len(audit.images):,} labels are probably wrong. The scores say that "
         f"{100 * audit.noise_rate:.1f} % are."
     )
     if audit.noise_rate == 0:
         lead = (
-            f"The scores of the {len(audit.images):,} training labels are one group, so that nobody can tell how "
+            f"The scores of the {len(audit.images):,} labels are one group, so that nobody can tell how "
             f"many are wrong and none is listed. Those below are the most suspicious all the same: look at them."
         )
     sections = [Section("Suspects", _suspects(audit, suspects))] if suspects else []
     sections.append(Section("Scores", (_histogram(audit),)))
     if audit.detections:
         sections.append(Section("Against the truth", _comparison(audit)))
-    footer = f"The field: {audit.law}, of all other training images and the proxies; pfml audit."
+    footer = f"The field: {audit.law}, of all other images and any proxies; pfml audit."
     return Page(title, lead, tuple(sections), footer)
 
 
 def _suspects(audit: Audit, suspects: list[Suspect]) -> tuple[str | Gallery, ...]:
     text = (
-        "Left the image, right its nearest training images, nearest first: green those that carry its own given "
+        "Left the image, right its nearest others, nearest first: green those that carry its own given "
         "label, red and with a cut corner those that carry another. Shares are parts of the attraction that acts on it."
     )
     return text, Gallery(tuple(_figure(audit, one) for one in suspects), narrowest=330)
@@ -73,7 +73,7 @@ def _figure(audit: Audit, one: Suspect) -> Figure:
         f"{one.given} {100 * one.given_share:.1f} %, of {one.suggested} {100 * one.suggested_share:.1f} %.{truth} "
         f"Neighbours: {found}."
     )
-    alt = f"{one.image} and its nearest training images"
+    alt = f"{one.image} and its nearest others"
     return Figure(picture, caption, alt=alt, title=f"{one.given}, rather {one.suggested}?")
 
 
@@ -87,7 +87,7 @@ def _histogram(audit: Audit) -> Figure:
         "All scores: the log of the attraction of the best other class over that of the own class. Wrong labels make "
         f"the highest bell; it is apart from the next by D = {audit.separation:.1f} (2 or more counts)."
     )
-    return Figure(light, caption, alt="Histogram of the scores of all training labels", dark=dark)
+    return Figure(light, caption, alt="Histogram of the scores of all labels", dark=dark)
 
 
 def _draw_scores(audit: Audit, theme: Theme) -> Plot:

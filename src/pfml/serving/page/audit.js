@@ -15,7 +15,7 @@ export function startAudit({ status, searchByImage }) {
   const decided = () => queue.suspects.filter((one) => one.decision).length;
 
   // One change after the other, so that U after a quick A finds the decision that it takes back.
-  const inTurn = (task) => (underWay = underWay.then(task));
+  const inTurn = (task) => (underWay = underWay.then(task, task));
 
   function showCount() {
     const left = queue ? queue.suspects.length - decided() : status.suspects;
@@ -78,7 +78,9 @@ export function startAudit({ status, searchByImage }) {
     byId("suspect-name").textContent = one.name;
     byId("suspect-given").textContent = one.given;
     byId("suspect-suggested").textContent = one.suggested;
-    byId("suspect-confidence").textContent = percent(one.confidence, 0) + (one.listed ? "" : " (not listed by the audit)");
+    const isEstimated = queue.suspects.some((each) => each.confidence > 0); // else the audit cannot tell how many are wrong
+    const confidence = isEstimated ? percent(one.confidence, 0) : "no estimate";
+    byId("suspect-confidence").textContent = confidence + (one.listed ? "" : " (not listed by the audit)");
     byId("suspect-picture").replaceChildren(
       one.image === null ? element("span", { class: "gone" }, "not in the index") : picture(one.image, one.name, "large"),
     );
