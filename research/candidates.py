@@ -119,6 +119,14 @@ def _as_proxy_anchor(**options: Any) -> dict[str, Any]:
     return _plain(**same, proxies_per_class=1, sample_anchors=0.0, proxy_repulsion=0.0, **options)
 
 
+#: The paper's pipeline as its supplement has it: the pooled features through one layer, a constant rate, 200 epochs.
+PAPER = {
+    "model.pooling": "avg", "model.layer_norm": "none", "optimizer.name": "adam", "optimizer.weight_decay": 5e-4,
+    "schedule.name": "constant", "epochs": 200,
+}  # fmt: skip
+#: Eq. 6 as it is written: the sum.
+SUM = {"loss.options": {"delta": 0.2, "alpha": 3.0}}
+
 #: Eq. 6 without pairs of proxies, which gains from a lower learning rate and more time.
 SLOW = PLUS5 | {"schedule.name": "cosine", "loss.options": NO_PROXY_PAIRS}
 
@@ -393,6 +401,14 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "g no proxy pairs": (FIELD, AVERAGED_ON_TEST | {"schedule.name": "step"}),
     "g triplet": (PROXY_ANCHOR, AVERAGED_ON_TEST | _method("triplet")),
     "g hist": (PROXY_ANCHOR, AVERAGED_ON_TEST | _method("hist")),
+    # ... and what the eleventh round asks of others
+    "g pa, trust .3": (PROXY_ANCHOR, AVERAGED_ON_TEST | {"extra.trust": 0.3}),
+    "g proxy-nca, trust .3": (PROXY_ANCHOR, AVERAGED_ON_TEST | _method("proxy-nca") | {"extra.trust": 0.3}),
+    "g as proxy anchor, trust .3": (FIELD, _as_proxy_anchor() | AVERAGED_ON_TEST),
+    # as the paper trains; its text has another learning rate than its supplement
+    "p literal": (FIELD, PAPER | SUM),
+    "p literal, 5e-4": (FIELD, PAPER | SUM | {"optimizer.lr": 5e-4, "optimizer.proxy_lr": 5e-2}),
+    "p no proxy pairs": (FIELD, PAPER | {"loss.options": NO_PROXY_PAIRS | {"reduction": "sum"}}),
     # the recipe with one of its values changed
     "a recipe": (FIELD, _recommended()),
     **{f"a M {proxies}": (FIELD, _recommended(proxies_per_class=proxies)) for proxies in (1, 2, 15)},
