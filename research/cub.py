@@ -32,10 +32,9 @@ from pfml.data import RetrievalData
 from pfml.data.sources import ImageSource
 from pfml.evaluation import proxy_alignment, retrieval_metrics
 from pfml.experiments.record import device_name, now, versions
-from pfml.field import power_law
 from pfml.losses import ProxyAnchorLoss
 from pfml.losses.checks import CollapseWarning
-from pfml.losses.trust import fit, trusted
+from pfml.losses.trust import FIT_LAW, fit, trusted
 from pfml.models import Embedder, EmbedderConfig
 from pfml.models.head_start import start_head
 from pfml.sphere import unit
@@ -50,8 +49,6 @@ from pfml.training.run import DataConfig, RunConfig, open_sources, prepare_data
 from pfml.training.run_folder import RunFolder
 from pfml.training.watch import Batch, Outcome
 
-#: The recipe's, as far as trust is concerned.
-TRUST_LAW = power_law(delta=1.0, alpha=24.0)
 STAGES = ("validation", "test")
 Task = tuple[str, int, float]
 
@@ -144,7 +141,7 @@ class Quick(Training):
         proxies = self.loss.proxy_points()
         owners = torch.arange(len(proxies), device=labels.device).repeat_interleave(proxies.shape[1])
         samples = Charges(unit(embeddings.float()), labels)
-        return trusted(fit(samples, Charges(proxies.flatten(0, 1), owners), len(proxies), TRUST_LAW), trust)
+        return trusted(fit(samples, Charges(proxies.flatten(0, 1), owners), len(proxies), FIT_LAW), trust)
 
     def evaluate(self, mean_loss: float, images_per_second: float) -> None:
         """Also what the field does, where it can tell."""

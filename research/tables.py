@@ -1,6 +1,6 @@
 """The tables of docs/REPRODUCTION.md, from the results.
 
-python research/tables.py results/cub-validation.jsonl
+python research/tables.py results/cub-test.jsonl --seeds 0 1 2
 """
 
 from __future__ import annotations
@@ -61,7 +61,11 @@ def main() -> None:
     """Print a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, nargs="+")
-    lines = [json.loads(line) for path in parser.parse_args().results for line in path.read_text().splitlines()]
+    parser.add_argument("--seeds", type=int, nargs="+", help="only runs with these seeds")
+    options = parser.parse_args()
+    lines = [json.loads(line) for path in options.results for line in path.read_text().splitlines()]
+    if options.seeds is not None:
+        lines = [line for line in lines if line["seed"] in options.seeds]
     heading = ("stage", "noise", "candidate", "runs", "R@1, last", "MAP@R, last", "R@1, best", "W2", "epochs")
     for row in (heading, ("---",) * len(heading), *rows_of(lines)):
         print(f"| {' | '.join(row)} |")

@@ -3,7 +3,9 @@ import math
 import pytest
 import torch
 
+from pfml import PotentialFieldLoss
 from pfml.losses import ProxyAnchorLoss
+from pfml.training.methods import METHODS
 
 
 def literal(embeddings, labels, proxies, scale, margin):
@@ -49,6 +51,61 @@ def test_it_equals_pytorch_metric_learning_with_the_same_proxies(batch):
     (their_gradient,) = torch.autograd.grad(value, embeddings)
     assert ours(embeddings, labels).item() == pytest.approx(value.item(), rel=1e-5)
     torch.testing.assert_close(ours_gradient, their_gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.fixture
+def suspicious():
+    """A loss that trusts not every label, samples near the proxies of their classes, and which labels are wrong."""
+    torch.manual_seed(0)
+    loss = ProxyAnchorLoss(6, 16, trust=0.3)
+    truth = torch.arange(60) % 6
+    embeddings = loss.proxy_points()[truth, 0] + 0.1 * torch.randn(60, 16)
+    wrong = torch.arange(60) % 10 == 3
+    return loss, embeddings, torch.where(wrong, (truth + 1) % 6, truth), wrong
+
+
+def test_samples_that_do_not_fit_count_nowhere(suspicious):
+    loss, embeddings, labels, wrong = suspicious
+    assert torch.equal(loss.trusted(embeddings, labels), ~wrong)
+    embeddings.requires_grad_()
+    loss(embeddings, labels).backward()
+    assert (embeddings.grad[wrong] == 0).all()
+    assert (embeddings.grad[~wrong] != 0).any(dim=1).all()
+    proxies = loss.proxies.grad.clone()
+
+    plain = ProxyAnchorLoss(6, 16)
+    plain.load_state_dict(loss.state_dict())
+    right = embeddings.detach()[~wrong].requires_grad_()
+    expected = plain(right, labels[~wrong])
+    expected.backward()
+    torch.testing.assert_close(loss(embeddings, labels), expected)
+    torch.testing.assert_close(embeddings.grad[~wrong], right.grad)
+    torch.testing.assert_close(proxies, plain.proxies.grad)
+
+
+def test_in_evaluation_and_as_published_every_sample_counts(suspicious):
+    loss, embeddings, labels, wrong = suspicious
+    plain = ProxyAnchorLoss(6, 16)
+    plain.load_state_dict(loss.state_dict())
+    assert plain.trusted(embeddings, labels).all()
+    assert loss(embeddings, labels) < 0.9 * plain(embeddings, labels)
+    assert loss.eval()(embeddings, labels) == plain(embeddings, labels)
+
+
+def test_trust_is_measured_as_by_the_preset_pfml_robust(suspicious):
+    loss, embeddings, labels, _ = suspicious
+    options = {**METHODS["pfml-robust"].values, "proxies_per_class": 1}
+    field = PotentialFieldLoss(6, 16, **options)
+    field.proxies.data.copy_(loss.proxies)
+    spread = embeddings + 0.5 * torch.randn(60, 16)
+    assert 0 < (~field.trusted(spread, labels)).sum() < 60
+    assert torch.equal(loss.trusted(spread, labels), field.trusted(spread, labels))
+
+
+@pytest.mark.parametrize(("trust", "error"), [(1.5, ValueError), (-0.1, ValueError), (True, TypeError)])
+def test_trust_is_a_share(trust, error):
+    with pytest.raises(error, match="trust must"):
+        ProxyAnchorLoss(6, 16, trust=trust)
 
 
 def test_it_does_not_overflow_in_half_precision():

@@ -63,10 +63,10 @@ def _shipped(name: str) -> RunConfig:
 def _resnet50_he(dataset: str, method: str) -> RunConfig:
     """CUB's own configuration; for the other sets its network and optimiser on what the paper says of the set.
 
-    All but Proxy Anchor have mates in their batches, as they were measured (docs/REPRODUCTION.md).
+    All but Proxy Anchor, robust or not, have mates in their batches, as they were measured (docs/REPRODUCTION.md).
     """
     cub = _shipped(f"cub-resnet50_he-{RESNET50_HE.get(method, 'proxy_anchor')}")
-    if method != "proxy-anchor":
+    if method not in ("proxy-anchor", "proxy-anchor-robust"):
         cub = replace(cub, batch=replace(cub.batch, samples_per_class=4))
     if dataset == "cub":
         return cub

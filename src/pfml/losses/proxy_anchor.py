@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pfml.losses.checks import check_batch
+from pfml.losses.trust import FIT_LAW, check_trust, fit, trusted
 from pfml.sphere import unit
+from pfml.superposition import Charges
 
 __all__ = ["ProxyAnchorLoss"]
 
@@ -29,11 +31,16 @@ class ProxyAnchorLoss(nn.Module):
         num_classes: C; labels must lie in [0, C).
         embedding_dim: D.
         scale, margin: As published.
+        trust: 0 (as published: every label is right), or for labels that may be wrong: in training mode samples that do
+            not fit theirs count nowhere. How well one fits is told by the field of the proxies, with the decay of the
+            preset pfml-robust (see `pfml.losses.trust`); `trusted` tells which ones do.
     """
 
     proxies: nn.Parameter  # (C, 1, D)
 
-    def __init__(self, num_classes: int, embedding_dim: int, *, scale: float = 32.0, margin: float = 0.1) -> None:
+    def __init__(
+        self, num_classes: int, embedding_dim: int, *, scale: float = 32.0, margin: float = 0.1, trust: float = 0.0
+    ) -> None:
         super().__init__()
         for name, value in (("num_classes", num_classes), ("embedding_dim", embedding_dim)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -44,6 +51,8 @@ class ProxyAnchorLoss(nn.Module):
         self.embedding_dim = embedding_dim
         self.scale = scale
         self.margin = margin
+        check_trust(trust, 1, FIT_LAW)
+        self.trust = float(trust)
         # kaiming_normal with fan_out, as published: the length of a proxy is about sqrt(2 D / C)
         self.proxies = nn.Parameter(torch.randn(num_classes, 1, embedding_dim) * math.sqrt(2 / num_classes))
 
@@ -54,10 +63,25 @@ class ProxyAnchorLoss(nn.Module):
         with torch.autocast(embeddings.device.type, enabled=False):
             cosines = unit(embeddings.to(wide)) @ unit(self.proxies[:, 0].to(wide)).T  # (batch, C)
             own = F.one_hot(labels, self.num_classes).bool()  # (batch, C)
+            other = ~own
+            if self.training and self.trust:
+                keep = self.trusted(embeddings, labels)[:, None]
+                own, other = own & keep, other & keep
             pull = _log_one_plus_sum(-self.scale * (cosines - self.margin), own)  # (C,)
-            push = _log_one_plus_sum(self.scale * (cosines + self.margin), ~own)  # (C,)
+            push = _log_one_plus_sum(self.scale * (cosines + self.margin), other)  # (C,)
             present = own.any(dim=0).sum().clamp(min=1)
             return pull.sum() / present + push.mean()
+
+    @torch.no_grad()
+    def trusted(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Which samples of a batch fit their labels well enough to be trained with, (batch,) of bool."""
+        labels = check_batch(embeddings, labels, self.proxies)
+        if not self.trust:
+            return torch.ones_like(labels, dtype=torch.bool)
+        samples = Charges(embeddings.double(), labels, on_sphere=True)
+        classes = torch.arange(self.num_classes, device=labels.device)
+        proxies = Charges(self.proxies[:, 0].double(), classes, on_sphere=True)
+        return trusted(fit(samples, proxies, self.num_classes, FIT_LAW), self.trust)
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """The proxies as an optimiser's parameter group; published: 100 times the learning rate of the trunk."""
@@ -68,7 +92,8 @@ class ProxyAnchorLoss(nn.Module):
         return unit(self.proxies.detach())
 
     def extra_repr(self) -> str:
-        return f"{self.num_classes}, {self.embedding_dim}, scale={self.scale}, margin={self.margin}"
+        trust = f", trust={self.trust}" if self.trust else ""
+        return f"{self.num_classes}, {self.embedding_dim}, scale={self.scale}, margin={self.margin}{trust}"
 
 
 def _log_one_plus_sum(exponents: Tensor, counted: Tensor) -> Tensor:

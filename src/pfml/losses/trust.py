@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfml.field import DecayLaw
+from pfml.field import DecayLaw, power_law
 from pfml.superposition import Charges
 
 __all__ = [
+    "FIT_LAW",
     "check_trust",
     "fit",
     "fit_of",
@@ -35,6 +36,8 @@ __all__ = [
     "trusted",
 ]
 
+#: By what fit is measured in losses that have proxies and no field of their own: the decay of the preset pfml-robust.
+FIT_LAW = power_law(delta=1.0, alpha=24.0)
 #: Pairs of a sample and a proxy that are looked at together, so that memory does not grow with their number.
 PAIRS_AT_ONCE = 2**23
 #: ... and samples among them: with fewer, the proxies would be read again and again.

@@ -105,6 +105,14 @@ METHODS: dict[str, Method] = {
         learns="proxies (C, 1, D)",
         recipe=PROXY_ANCHOR,
     ),
+    "proxy-anchor-robust": Method(
+        ProxyAnchorLoss,
+        "proxy-anchor that leaves out samples that do not fit, by the field of its proxies",
+        "Kim et al., CVPR 2020, and this package",
+        {"trust": 0.3},
+        learns="proxies (C, 1, D)",
+        recipe=PROXY_ANCHOR,
+    ),
     "proxy-nca": Method(
         baselines.proxy_nca,
         "squared distances to the proxies of all classes, against the others",
