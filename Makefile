@@ -12,7 +12,7 @@ help:
 	@echo "make lint       check style and types"
 	@echo "make bench      time the field and the evaluation on this CPU (out/bench/)"
 	@echo "make bench-gpu  time the field, the loss, the evaluation and training on this GPU (out/bench/gpu.csv, gpu.png)"
-	@echo "make reproduce-glyphs  all experiments of the paper on the embedded letters, in 40 minutes on 2 cores"
+	@echo "make reproduce-glyphs  all experiments of the paper on the embedded letters, in 40 minutes on 2 cores at most"
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

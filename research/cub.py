@@ -366,6 +366,14 @@ def _anywhere(config: RunConfig) -> RunConfig:
     )
 
 
+def named(words: Iterable[str]) -> list[str]:
+    """The candidates of these names; a word that is none stands for all that begin with it."""
+    found = {
+        word: [word] if word in CANDIDATES else [name for name in CANDIDATES if name.startswith(word)] for word in words
+    }
+    return list(CANDIDATES) if "all" in found else [name for names in found.values() for name in names]
+
+
 def summary(line: dict[str, Any]) -> str:
     """One line for people."""
     if line["status"] != "done":
@@ -385,7 +393,7 @@ def main() -> None:
     """Divide the runs that are asked for among processes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", choices=STAGES, default="validation")
-    parser.add_argument("--names", nargs="+", default=["all"], help="candidates, or beginnings of their names")
+    parser.add_argument("--names", nargs="+", default=["all"], help='candidates, beginnings of their names, or "all"')
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--noise", type=float, nargs="+", default=[0.0])
     parser.add_argument("--few-noisy", action="store_true", help="wrong labels only for those in NOISY")
@@ -402,14 +410,9 @@ def main() -> None:
     parser.add_argument("--out", default="results/cub.jsonl")
     parser.add_argument("--commit", default="unknown")
     options = parser.parse_args()
-    names = (
-        list(CANDIDATES)
-        if "all" in options.names
-        else [name for each in options.names for name in CANDIDATES if name.startswith(each)]
-    )
     tasks = [
         (name, seed, noise)
-        for name in names
+        for name in named(options.names)
         for seed in options.seeds
         for noise in options.noise
         if not (options.few_noisy and noise) or name in NOISY

@@ -84,7 +84,7 @@ def test_samples_that_do_not_fit_count_nowhere(suspicious):
 
 
 def test_in_evaluation_and_as_published_every_sample_counts(suspicious):
-    loss, embeddings, labels, wrong = suspicious
+    loss, embeddings, labels, _ = suspicious
     plain = ProxyAnchorLoss(6, 16)
     plain.load_state_dict(loss.state_dict())
     assert plain.trusted(embeddings, labels).all()
