@@ -8,7 +8,7 @@ import pytest
 from pfml.experiments.base_configs import DATASET_BACKBONES, PROXY_COUNTS, base_config
 from pfml.experiments.catalogue import EXPERIMENTS, PAPER_SWEEPS
 from pfml.experiments.plan import PlanOptions, plan_experiment
-from pfml.training import METHODS
+from pfml.training import METHODS, LossConfig
 from pfml.training.run import StorageConfig
 
 TRAINED = [name for name, method in METHODS.items() if method.trains]
@@ -74,6 +74,9 @@ def test_results_outlive_options_that_came_later():
     assert (pfml, anchor) == ("fb3d13de2aab-28e540", "b46094c15cbb-28e540"), "stored results would be forgotten"
     (run,) = plan("retrieval", methods=("pfml",)).runs
     assert replace(run, config=replace(run.config, average=0.9)).result_key != run.result_key
+    (run,) = plan("retrieval", methods=("proxy-anchor",)).runs
+    trusting = replace(run.config, loss=LossConfig("proxy-anchor", {"trust": 0.3}))
+    assert replace(run, config=trusting).result_key != run.result_key
 
 
 def test_keys_do_not_depend_on_the_process():

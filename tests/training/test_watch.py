@@ -120,7 +120,8 @@ def test_a_hold_without_a_fused_optimiser_is_refused():
 
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 0.5}, {"clip_value": 0.01, "clip_norm": 0.1}], ids=str)
 def test_a_run_that_lags_learns_and_logs_what_one_does_that_does_not(tmp_path, monkeypatch, options):
-    changes = {"optimizer": OptimizerConfig("adamw", lr=1e-3, **options)}
+    # a smooth loss and small steps: roundings, which differ, do not grow
+    changes = {"loss": LossConfig("proxy-anchor"), "optimizer": OptimizerConfig("adamw", lr=1e-4, **options)}
     run(tmp_path / "plain", **changes)
     monkeypatch.setattr("pfml.training.loop.reading_lag", lambda config, device: 1)
     run(tmp_path / "lagging", **changes)
@@ -128,7 +129,7 @@ def test_a_run_that_lags_learns_and_logs_what_one_does_that_does_not(tmp_path, m
     assert [e["step"] for e in lagging.entries("step")] == list(range(1, 9))
     for kind in ("step", "evaluation"):
         expected = [e["loss"] for e in plain.entries(kind)]
-        assert [e["loss"] for e in lagging.entries(kind)] == pytest.approx(expected, rel=1e-4)
+        assert [e["loss"] for e in lagging.entries(kind)] == pytest.approx(expected, rel=1e-5)
     a, b = (load_checkpoint(folder.checkpoints)[0]["embedder/head.linear.weight"] for folder in (plain, lagging))
     torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 

@@ -22,6 +22,8 @@ __all__ = ["PlannedRun", "all_options", "known_before", "result_key"]
 FREE = ("device", "compile", "log_every", "checkpoint_every")
 #: Options that came after results had been stored -> the value that changes nothing.
 LATER = {"average": 0.0}
+#: The same of losses: method -> options.
+LATER_OF_LOSS = {"proxy-anchor": {"trust": 0.0}}
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,9 @@ def result_key(key: str) -> str:
 def _what_counts(config: RunConfig) -> dict[str, Any]:
     """The parts of a configuration that the result depends on, defaults of the loss included."""
     whole = {name: value for name, value in known_before(config).items() if name not in FREE}
-    whole["loss"] = {"name": config.loss.name, "options": all_options(config.loss)}
+    later = LATER_OF_LOSS.get(config.loss.name, {})
+    options = {name: value for name, value in all_options(config.loss).items() if later.get(name, ...) != value}
+    whole["loss"] = {"name": config.loss.name, "options": options}
     whole["data"] = {name: value for name, value in whole["data"].items() if name != "root"}
     # what an optimiser does not have changes nothing; without it, keys outlive new options of other optimisers
     foreign = {name for names in OPTIMIZER_OPTIONS.values() for name in names} - {
