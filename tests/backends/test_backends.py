@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from pfml.backends import BACKENDS, choose_backend, operator, resolve_backend, sweep
+from pfml.backends import BACKENDS, choose_backend, groups, operator, resolve_backend, sweep
 from pfml.field import PowerLaw
 from pfml.superposition import Anchors, Charges, Field, PairWeights
 from states import EVERYWHERE, FIELDS, WEIGHTS, State, energy_and_gradients, relative_error
@@ -172,7 +172,7 @@ def test_the_tiled_result_does_not_depend_on_which_path_a_pair_takes(monkeypatch
 @pytest.mark.parametrize("prepared_bytes", [0, 2**27])
 @pytest.mark.parametrize("kept_bytes", [0, 2**28])
 def test_large_sets_are_prepared_by_the_tile_and_swept_twice(monkeypatch, prepared_bytes, kept_bytes):
-    monkeypatch.setattr(sweep, "PREPARED_BYTES", prepared_bytes)
+    monkeypatch.setattr(groups, "PREPARED_BYTES", prepared_bytes)
     monkeypatch.setitem(operator.KEPT_GRADIENT_BYTES, "cpu", kept_bytes)
     monkeypatch.setitem(sweep.TILE_PAIRS, "cpu", 256)
     for field in ("pfml", "log"):

@@ -20,41 +20,46 @@ take several rounds. Equal inputs give equal bits.
 from __future__ import annotations
 
 import math
-import os
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pfml.backends.halves import (
+    BLOCK,
+    INTERPRETED,
+    LONGEST,
+    WIDTH,
+    ChargeSet,
+    Rows,
+    by_pivot,
+    power_of_two,
+    screen_slack,
+)
 from pfml.backends.operator import FieldOperator
 from pfml.backends.replay import Replayed
 from pfml.field import ContrastiveLaw, DecayLaw, Interaction, LogarithmicLaw, PowerLaw
 from pfml.superposition import Anchors, Charges, Field, PairWeights, SourceWeights, source_weights
 
-__all__ = ["fused_energy", "knows_law", "screen_slack", "unavailable"]
+__all__ = ["fused_energy", "knows_law", "unavailable"]
 
-#: Length to which the longest position is scaled; its high part, a multiple of 2^-5, stays below 2^7.
-LONGEST = 126.0
 #: Below this r^2, relative to the longest position's square, pairs are taken from differences.
 NEAR = 2e-3
-#: Dimensions at a time in products of points, and dimensions of the forces that one program sums.
-CHUNK, WIDTH = 64, 128
 #: Warps and stages of the pipeline, of the screen, of `interact` and of `gather`.
 SCREEN, INTERACT, GATHER = (8, 3), (8, 3), (8, 3)
 #: Tiles whose pulls are held at once (64 KiB each; half as many where they are held twice), and the rounds above which
 #: the device is asked how many it needs.
 TILES, ROUNDS = 2048, 8
+#: Dimensions at a time in products of points.
+CHUNK = 64
+#: Side of the parts of a tile that are done from differences.
+CLOSE = 16
 #: Sets from this size on are sorted by pivots.
-SORTED_FROM, PIVOTS = 4096, 512
+SORTED_FROM = 4096
 LARGEST_DIMS = 2048
 
 INSTALLED = find_spec("triton") is not None
-#: Whether Triton runs its kernels in Python, on a CPU: for tests.
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-#: Side of a tile, and of the parts of it that are done from differences.
-BLOCK, CLOSE = (16, 16) if INTERPRETED else (128, 16)
 
 
 def unavailable(device: torch.device, dtype: torch.dtype, dims: int, field: Field) -> str | None:
@@ -105,7 +110,7 @@ def _superpose_here(
     own, other = source_weights(field, weights, proxies.anchors is not None)
     if slopes is None and with_gradient:
         slopes = points.new_ones(2, n)
-    charges = _ChargeSet(samples, proxies, slopes)
+    charges = ChargeSet(samples, proxies, slopes)
     rows, found = charges.rows(), None
     if any(other):
         between = _Between(charges, field, other, with_gradient)
@@ -115,116 +120,13 @@ def _superpose_here(
             found = between.from_samples(rows)
         else:
             if n >= SORTED_FROM:
-                rows = charges.rows(_by_pivot(rows, field.other_pair.stop), into=rows)
+                rows = charges.rows(by_pivot(rows, field.other_pair.stop), into=rows)
             found = between.interact(rows, rows)[0]
     _finish(charges, rows, found, field.own_pair, field.law, own, sums, gradients, with_gradient)
     return sums, gradients[0], gradients[1]
 
 
 _operator = FieldOperator("triton", _superpose, quicker=Replayed)
-
-
-@dataclass(eq=False)
-class _Rows:
-    """Some or all charges in some order, as the kernels want them; padded to whole tiles."""
-
-    num: int
-    high: Tensor  # (N, P) float16
-    low: Tensor  # (N, P) float16
-    squares: Tensor  # (N,) float32: |high|^2
-    rests: Tensor  # (N,) float32: |high + low|^2 - |high|^2
-    inverses: Tensor  # (N,) float64: 1 / |point|
-    labels: Tensor  # (N,) int64
-    kinds: Tensor  # (N,) int32: 1 for a sample, 0 for a proxy, -1 for padding
-    charges: Tensor  # (N,) int32: which charge it is, samples first
-    slopes: Tensor  # (2, N) float32: d energy / d sums, where gradients are wanted
-    scale: Tensor  # () float32: what positions are multiplied by
-
-    @property
-    def blocks(self) -> int:
-        return len(self.high) // BLOCK
-
-
-class _ChargeSet:
-    """Samples and proxies as given."""
-
-    def __init__(self, samples: Charges, proxies: Charges, slopes: Tensor | None) -> None:
-        self.samples, self.proxies, self.slopes = samples, proxies, slopes
-        self.num_samples, self.num = len(samples.points), len(samples.points) + len(proxies.points)
-        self.dims = samples.points.shape[1]
-        self.padded = _multiple(self.dims, 64 if self.dims <= 64 else WIDTH)
-        self.scale = _scale(samples, proxies)
-
-    def rows(self, order: Tensor | None = None, *, into: _Rows | None = None) -> _Rows:
-        """All charges, or those of `order` (-1 for none), in a new place or in place of others that are done with."""
-        from pfml.backends import kernels
-
-        num = self.num if order is None else len(order)
-        rows = self._empty(num) if into is None else into
-        kernels.prepare[(len(rows.high),)](
-            self.samples.points, self.proxies.points, self.samples.labels, self.proxies.labels,
-            rows.slopes if self.slopes is None else self.slopes, rows.labels if order is None else order, rows.scale,
-            rows.high, rows.low, rows.squares, rows.rests, rows.inverses, rows.labels, rows.kinds, rows.charges,
-            rows.slopes, self.num_samples, self.num, num, self.padded, self.dims,
-            ORDERED=order is not None, SLOPES=self.slopes is not None, SAMPLES_ON_SPHERE=self.samples.on_sphere,
-            PROXIES_ON_SPHERE=self.proxies.on_sphere, WIDTH=_power_of_two(self.padded),
-        )  # fmt: skip
-        return rows
-
-    def _empty(self, num: int) -> _Rows:
-        points = self.samples.points
-        padded_rows = _multiple(num, BLOCK)
-
-        def empty(*shape: int, dtype: torch.dtype) -> Tensor:
-            return points.new_empty(shape, dtype=dtype)
-
-        return _Rows(
-            num=num,
-            high=empty(padded_rows, self.padded, dtype=torch.float16),
-            low=empty(padded_rows, self.padded, dtype=torch.float16),
-            squares=empty(padded_rows, dtype=torch.float32),
-            rests=empty(padded_rows, dtype=torch.float32),
-            inverses=empty(padded_rows, dtype=torch.float64),
-            labels=empty(padded_rows, dtype=torch.int64),
-            kinds=empty(padded_rows, dtype=torch.int32),
-            charges=empty(padded_rows, dtype=torch.int32),
-            slopes=empty(2, 0 if self.slopes is None else padded_rows, dtype=torch.float32),
-            scale=self.scale,
-        )
-
-
-def _scale(samples: Charges, proxies: Charges) -> Tensor:
-    """What brings the longest position to LONGEST; a tensor on the device."""
-    free = [g.points for g in (samples, proxies) if len(g.points) and not g.on_sphere]
-    if not free:
-        return samples.points.new_full((), LONGEST)
-    on_sphere = any(len(g.points) and g.on_sphere for g in (samples, proxies))
-    longest = torch.stack([torch.linalg.vector_norm(points, dim=1).amax() for points in free]).amax()
-    longest = longest.clamp_min(1.0 if on_sphere else 1e-30)
-    return LONGEST / longest
-
-
-def _by_pivot(rows: _Rows, reach: float) -> Tensor:
-    """An order in which charges with the same nearest pivot, and pivots within reach of each other, are neighbours."""
-    positions = rows.high[: rows.num]
-    pivots = positions[:: max(rows.num // PIVOTS, 1)][:PIVOTS]
-    nearest = (positions @ pivots.T).argmax(dim=1)
-    wide = pivots.float()
-    squares = wide.square().sum(dim=1)
-    apart = squares[:, None] + squares[None, :] - 2 * (wide @ wide.T)
-    number = torch.arange(len(pivots), device=apart.device)
-    together = apart <= torch.minimum((1.5 * reach * rows.scale) ** 2, apart.mean() / 2)
-    leader = torch.where(together, number[None, :], number[:, None]).amin(dim=1)
-    return (leader * len(pivots) + number)[nearest].argsort(stable=True)
-
-
-def screen_slack(dims: int) -> float:
-    """By how much less than two scaled positions their high parts can be apart.
-
-    Rounding moves a component by 2^-6 at most; by 3 * 2^-6 if it is 2^6 or larger, since float16 then rounds once more:
-    at most 3 of them can be. What two points move by adds up.
-    """
-    return 2 * 1.001 * 2**-6 * math.sqrt(dims + 3 * (3**2 - 1))
 
 
 def _pulls_are_alike(pair: Interaction) -> bool:
@@ -239,7 +141,7 @@ def _pulls_are_alike(pair: Interaction) -> bool:
 class _Between:
     """Pairs of different classes."""
 
-    def __init__(self, charges: _ChargeSet, field: Field, weights: SourceWeights, with_gradient: bool) -> None:
+    def __init__(self, charges: ChargeSet, field: Field, weights: SourceWeights, with_gradient: bool) -> None:
         self.charges, self.weights, self.with_gradient = charges, weights, with_gradient
         self.pair, self.numbers = field.other_pair, _numbers(field.other_pair, field.law)
         law, role = _law(field.law), _role(field.other_pair, field.law)
@@ -247,7 +149,7 @@ class _Between:
         self.twice = not field.rule.linear or not _pulls_are_alike(field.other_pair)
         self.tiles_at_once = 8 * TILES if not with_gradient else TILES // 2 if self.twice else TILES
 
-    def interact(self, rows: _Rows, columns: _Rows, *, of_columns: bool = True) -> tuple[_Found, _Found]:
+    def interact(self, rows: Rows, columns: Rows, *, of_columns: bool = True) -> tuple[_Found, _Found]:
         """What the columns do to the rows, and the rows to the columns (the same thing if they are the same).
 
         The energy is that of the rows, and that of the columns unless of_columns is False.
@@ -287,7 +189,7 @@ class _Between:
             self._closely(columns, rows, slots.T, found_back, column_slopes, rows.slopes[1])
         return found, found_back
 
-    def _list_tiles(self, rows: _Rows, columns: _Rows, tiles: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _list_tiles(self, rows: Rows, columns: Rows, tiles: int) -> tuple[Tensor, Tensor, Tensor]:
         """The tiles that may hold an acting pair: number or -1 of each tile, all tiles by number, how many they are."""
         from pfml.backends import kernels
 
@@ -312,7 +214,7 @@ class _Between:
         return slots, listed, count
 
     def _gather(
-        self, rows: _Rows, columns: _Rows, slots: Tensor, held: _Held, found: _Found, first: int, num_tiles: int,
+        self, rows: Rows, columns: Rows, slots: Tensor, held: _Held, found: _Found, first: int, num_tiles: int,
         symmetric: bool, mirrored: bool,
     ) -> None:  # fmt: skip
         from pfml.backends import kernels
@@ -328,7 +230,7 @@ class _Between:
         )  # fmt: skip
 
     def _closely(
-        self, rows: _Rows, columns: _Rows, slots: Tensor, found: _Found, row_slopes: Tensor, column_slopes: Tensor
+        self, rows: Rows, columns: Rows, slots: Tensor, found: _Found, row_slopes: Tensor, column_slopes: Tensor
     ) -> None:
         from pfml.backends import kernels
 
@@ -341,7 +243,7 @@ class _Between:
             **self.settings, AT_ONCE=128, ROWS=CLOSE, COLUMNS=CLOSE, BLOCK=BLOCK, CHUNK=32,
         )  # fmt: skip
 
-    def from_samples(self, everything: _Rows) -> _Found:
+    def from_samples(self, everything: Rows) -> _Found:
         """`interact` of all charges, where pairs of proxies do not count."""
         num = self.charges.num_samples
         samples = self.charges.rows(torch.arange(num, device=everything.high.device))
@@ -351,7 +253,7 @@ class _Between:
             found.gradient[:num] = of_samples.gradient[:num]
         return found
 
-    def from_anchors(self, everything: _Rows, drawn: Anchors) -> _Found:
+    def from_anchors(self, everything: Rows, drawn: Anchors) -> _Found:
         """`interact` of all charges, where only samples and the drawn proxies are anchors."""
         num_samples = self.charges.num_samples
         samples = torch.arange(num_samples, device=drawn.rows.device)
@@ -371,7 +273,7 @@ class _Found(NamedTuple):
     gradient: Tensor  # (N, P) float32, at positions; empty unless asked for
 
     @classmethod
-    def of(cls, rows: _Rows, with_gradient: bool) -> _Found:
+    def of(cls, rows: Rows, with_gradient: bool) -> _Found:
         gradient = rows.squares.new_zeros(rows.high.shape if with_gradient else 0)
         return cls(rows.squares.new_zeros(len(rows.high), dtype=torch.float64), gradient)
 
@@ -391,14 +293,14 @@ class _Held(NamedTuple):
     column_pulls: Tensor
 
     @classmethod
-    def of(cls, rows: _Rows, tiles: int, with_gradient: bool, twice: bool) -> _Held:
+    def of(cls, rows: Rows, tiles: int, with_gradient: bool, twice: bool) -> _Held:
         """Room for the pulls of some tiles, once or twice."""
         pulls = rows.high.new_empty(4 if twice else 2, tiles if with_gradient else 0, BLOCK, BLOCK)
         return cls(*pulls[:2], *pulls[-2:], *rows.squares.new_empty(6, tiles, BLOCK))
 
 
 def _finish(
-    charges: _ChargeSet, rows: _Rows, found: _Found | None, pair: Interaction, law: DecayLaw,
+    charges: ChargeSet, rows: Rows, found: _Found | None, pair: Interaction, law: DecayLaw,
     weights: SourceWeights, sums: Tensor, gradients: list[Tensor], with_gradient: bool,
 ) -> None:  # fmt: skip
     """Add the pairs of one class, and write all sums and gradients in the order and for the points as given."""
@@ -414,7 +316,7 @@ def _finish(
         *weights, *_numbers(pair, law),
         LAW=_law(law), ROLE=_role(pair, law), GRADIENT=with_gradient, ATTRACTS=attracts,
         SAMPLES_ON_SPHERE=charges.samples.on_sphere, PROXIES_ON_SPHERE=charges.proxies.on_sphere,
-        WIDTH=_power_of_two(charges.dims),
+        WIDTH=power_of_two(charges.dims),
     )  # fmt: skip
 
 
@@ -436,11 +338,3 @@ def _role(pair: Interaction, law: DecayLaw) -> int:
     from pfml.backends.kernels import ATTRACTION, REPULSION
 
     return ATTRACTION if pair.pair_potential == law.attraction else REPULSION
-
-
-def _multiple(size: int, of: int) -> int:
-    return -(-size // of) * of
-
-
-def _power_of_two(size: int) -> int:
-    return max(1 << (size - 1).bit_length(), 16)

@@ -27,25 +27,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pfml.backends.groups import Group, rows_at_once, slices
 from pfml.field import Interaction
 from pfml.superposition import Field, PairWeights, source_weights
 
-__all__ = ["Counts", "Group", "chunks", "sweep", "sweep_block"]
+__all__ = ["Counts", "sweep", "sweep_block"]
 
 OWN, OTHER = 0, 1  # rows of `Group.sums` and `Group.slopes`
 
 #: Pairs in a tile: 1,024 x 1,024 stay in a CPU's caches; a GPU wants them so large that it need not wait for Python.
 TILE_PAIRS = {"cpu": 2**20, "cuda": 2**26}
-#: A group whose prepared copy is larger than this is prepared tile by tile instead.
-PREPARED_BYTES = 2**27
 #: Up to this share of a tile's pairs is taken by explicit differences (about a third of the product's time).
 FEW = 1 / 1024
 #: ... and up to this many in any case.
 FEW_AT_LEAST = 256
 #: Up to this share of a tile's pairs a list of pairs beats a matrix of them; a GPU multiplies faster than it sorts.
 SPARSE = {"cpu": 1 / 12, "cuda": 1 / 2000}
-#: Numbers that are handled at once in float64: so that they stay in a CPU's caches; a GPU wants more.
-CHUNK = {"cpu": 2**18, "cuda": 2**24}
 
 #: Bound on the error of r^2 from a product, by its precision, relative to |a|^2 + |b|^2.
 EDGE = {torch.float32: 2e-6, torch.float64: 4e-15}
@@ -58,111 +55,6 @@ NEAR = {
 }
 #: Where even float64 has only noise left, should more than a few pairs lie there.
 SMALLEST = 1e-15
-
-
-@dataclass(eq=False)
-class Group:
-    """The charges of one kind during a sweep, and what the sweep adds up for them."""
-
-    points: Tensor  # (n, D) as given
-    labels: Tensor  # (n,)
-    inverse_norms: Tensor | None  # (n, 1) float64, for charges on the sphere
-    centre: Tensor  # (D,) float64, subtracted before products: the closer the points, the smaller the rounding
-    squared_norms: Tensor  # (n,) float64: |point - centre|^2
-    sums: Tensor  # (2, n) float64: own and other
-    slopes: Tensor  # (2, n): d energy / d sums; used where there is a gradient
-    gradient: Tensor | None = None  # (n, D)
-    prepared: Tensor | None = None  # (n, D)
-    largest_square: float = 0.0
-    copied_rows: Tensor | None = None  # (n,) for copies of charges of another group: their rows there
-
-    def __len__(self) -> int:
-        return len(self.points)
-
-    def exact(self, where: Tensor | slice) -> Tensor:
-        """The charges' positions in float64, (k, D)."""
-        rows = self.points[where] if isinstance(where, slice) else self.points.index_select(0, where)
-        rows = rows.to(torch.float64, copy=True)
-        return rows if self.inverse_norms is None else rows.mul_(self.inverse_norms[where])
-
-    def centred(self, rows: slice, dtype: torch.dtype) -> Tensor:
-        """Positions relative to the centre, (k, D)."""
-        if self.prepared is not None and dtype == self.prepared.dtype:
-            return self.prepared[rows]
-        return self.exact(rows).sub_(self.centre).to(dtype)
-
-    def prepare(self) -> None:
-        """Measure the spread, and keep a centred copy if it is small."""
-        fits = self.points.nbytes <= PREPARED_BYTES
-        self.prepared = torch.empty_like(self.points) if fits else None
-        for rows in chunks(self.points):
-            centred = self.exact(rows).sub_(self.centre)
-            if self.prepared is not None:
-                self.prepared[rows] = centred
-            self.squared_norms[rows] = centred.square_().sum(dim=1)
-        self.largest_square = self.squared_norms.max().item() if len(self) else 0.0
-
-    def copies(self, rows: Tensor) -> Group:
-        """Copies of the charges in these rows, with sums and a gradient of their own."""
-        points = self.points.index_select(0, rows)
-        made = Group(
-            points=points,
-            labels=self.labels[rows],
-            inverse_norms=None if self.inverse_norms is None else self.inverse_norms[rows],
-            centre=self.centre,
-            squared_norms=torch.empty_like(self.squared_norms[rows]),
-            sums=torch.zeros_like(self.sums[:, rows]),
-            slopes=self.slopes[:, rows],
-            gradient=None if self.gradient is None else torch.zeros_like(points),
-            copied_rows=rows,
-        )
-        made.prepare()
-        return made
-
-    def part(self, rows: slice) -> Group:
-        """Consecutive charges of this group: what is added up for them is added up here."""
-        assert self.copied_rows is None
-        return Group(
-            points=self.points[rows],
-            labels=self.labels[rows],
-            inverse_norms=None if self.inverse_norms is None else self.inverse_norms[rows],
-            centre=self.centre,
-            squared_norms=self.squared_norms[rows],
-            sums=self.sums[:, rows],
-            slopes=self.slopes[:, rows],
-            gradient=None if self.gradient is None else self.gradient[rows],
-            prepared=None if self.prepared is None else self.prepared[rows],
-            largest_square=self.largest_square,
-        )
-
-    def add_copies(self, copies: Group) -> None:
-        """Add what was summed for copies of some of these charges."""
-        assert copies.copied_rows is not None
-        self.sums.index_add_(1, copies.copied_rows, copies.sums)
-        if self.gradient is not None and copies.gradient is not None:
-            self.gradient.index_add_(0, copies.copied_rows, copies.gradient)
-
-    def project_gradient(self) -> None:
-        """Turn the gradient at points / |points| into the gradient at points, in place."""
-        if self.inverse_norms is None or self.gradient is None:
-            return
-        for rows in chunks(self.points):
-            position, gradient = self.exact(rows), self.gradient[rows].double()
-            radial = (gradient * position).sum(dim=1, keepdim=True)
-            self.gradient[rows] = gradient.addcmul_(radial, position, value=-1).mul_(self.inverse_norms[rows])
-
-
-def chunks(points: Tensor) -> Iterator[slice]:
-    """Consecutive rows of `points`, at most `CHUNK` numbers at once."""
-    return _slices(len(points), _rows_at_once(points))
-
-
-def _rows_at_once(points: Tensor) -> int:
-    return max(CHUNK.get(points.device.type, CHUNK["cpu"]) // max(points.shape[1], 1), 1)
-
-
-def _slices(length: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, length)) for start in range(0, length, size))
 
 
 class Counts(NamedTuple):
@@ -255,8 +147,8 @@ def _tiles(left: Group, right: Group) -> Iterator[tuple[Tile, bool]]:
     pairs = TILE_PAIRS.get(left.points.device.type, TILE_PAIRS["cpu"])
     height = _even_split(len(left), math.isqrt(pairs))
     width = height if left is right else _even_split(len(right), max(pairs // height, 1))
-    bands = [(rows, *_label_range(left, rows)) for rows in _slices(len(left), height)]
-    stacks = bands if left is right else [(cols, *_label_range(right, cols)) for cols in _slices(len(right), width)]
+    bands = [(rows, *_label_range(left, rows)) for rows in slices(len(left), height)]
+    stacks = bands if left is right else [(cols, *_label_range(right, cols)) for cols in slices(len(right), width)]
     for i, (rows, low, high) in enumerate(bands):
         for columns, right_low, right_high in stacks[i:] if left is right else stacks:
             on_diagonal = left is right and rows == columns
@@ -348,7 +240,7 @@ def _delicate(squares: Tensor, pair: Interaction, margin: float, near: float) ->
 def _add_from_differences(tile: Tile, listed: Tensor, pair: Interaction, channel: int, counts: Counts) -> None:
     """Add the listed pairs from explicit differences in float64; exact at every distance."""
     left, right = tile.left, tile.right
-    for chunk in listed.split(_rows_at_once(left.points)):
+    for chunk in listed.split(rows_at_once(left.points)):
         i, j = tile.ends(chunk)
         i, j = i + tile.rows.start, j + tile.columns.start
         difference = left.exact(i).sub_(right.exact(j))  # (k, D)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pfml.backends.groups import Group, chunks
 from pfml.backends.operator import FieldOperator
-from pfml.backends.sweep import Group, chunks, sweep
+from pfml.backends.sweep import sweep
 from pfml.sphere import inverse_norms
 from pfml.superposition import Anchors, Charges, Field, PairWeights
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pfml.backends.sweep import PREPARED_BYTES
+from pfml.backends.groups import PREPARED_BYTES
 from pfml.distributed.meetings import length, meetings, num_pairs, part_sizes
 from pfml.distributed.sharded_field import block_counts, counts_at_all
 from pfml.distributed.sharded_trust import cuts

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pfml.backends.sweep import Counts, Group, sweep_block
+from pfml.backends.groups import Group
+from pfml.backends.sweep import Counts, sweep_block
 from pfml.backends.tiled import centred_groups, group_of
 from pfml.distributed.meetings import Meeting, meetings, part_sizes, part_slice
 from pfml.distributed.peers import Peers
