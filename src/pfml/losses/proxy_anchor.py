@@ -65,22 +65,23 @@ class ProxyAnchorLoss(nn.Module):
             own = F.one_hot(labels, self.num_classes).bool()  # (batch, C)
             other = ~own
             if self.training and self.trust:
-                keep = self.trusted(embeddings, labels)[:, None]
+                keep = self._trusted(embeddings, labels)[:, None]
                 own, other = own & keep, other & keep
             pull = _log_one_plus_sum(-self.scale * (cosines - self.margin), own)  # (C,)
             push = _log_one_plus_sum(self.scale * (cosines + self.margin), other)  # (C,)
             present = own.any(dim=0).sum().clamp(min=1)
             return pull.sum() / present + push.mean()
 
-    @torch.no_grad()
     def trusted(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Which samples of a batch fit their labels well enough to be trained with, (batch,) of bool."""
         labels = check_batch(embeddings, labels, self.proxies)
-        if not self.trust:
-            return torch.ones_like(labels, dtype=torch.bool)
-        samples = Charges(embeddings.double(), labels, on_sphere=True)
+        return self._trusted(embeddings, labels) if self.trust else torch.ones_like(labels, dtype=torch.bool)
+
+    @torch.no_grad()
+    def _trusted(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        samples = Charges(embeddings, labels, on_sphere=True)
         classes = torch.arange(self.num_classes, device=labels.device)
-        proxies = Charges(self.proxies[:, 0].double(), classes, on_sphere=True)
+        proxies = Charges(self.proxies[:, 0], classes, on_sphere=True)
         return trusted(fit(samples, proxies, self.num_classes, FIT_LAW), self.trust)
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
