@@ -34,6 +34,7 @@ from torch import Tensor
 __all__ = [
     "ContrastiveLaw",
     "DecayLaw",
+    "EquilibriumLaw",
     "Interaction",
     "LogarithmicLaw",
     "PowerLaw",
@@ -199,6 +200,51 @@ class ContrastiveLaw(_TwoRadii):
     def repulsion_slope(self, r: Tensor) -> Tensor:
         inside = 2 * (r - self.reach) if self.bounded else -2 * r
         return torch.where(r < self.reach, inside, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EquilibriumLaw(DecayLaw):
+    """psi_att = -r^-alpha, psi_rep = r^-beta with beta > alpha: soft charges that rest at a distance, as atoms do.
+
+    A pair that belongs together by a share s (see `pfml.superposition.Charges`) has the energy
+    -s r^-alpha + (1 - s) r^-beta. Repulsion wins near, attraction wins far, and the pair is at rest at
+
+        r* = (beta (1 - s) / (alpha s))^(1 / (beta - alpha))
+
+    so that a share is a distance to rest at: `share_at` gives the share of a distance. Both forces decay, and the
+    stiffness at rest is proportional to r*^-(alpha + 2): near pairs are held more firmly than far ones.
+
+    Args:
+        alpha: Rate of decay of attraction, > 0.
+        beta: Rate of decay of repulsion, > alpha.
+        core: Below this distance both potentials continue as straight lines.
+    """
+
+    alpha: float = 1.0
+    beta: float = 2.0
+    core: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < self.beta < math.inf:
+            raise ValueError(f"alpha and beta must be numbers with 0 < alpha < beta, got {self.alpha} and {self.beta}")
+        if not 0 < self.core < math.inf:
+            raise ValueError(f"core must be a positive number, got {self.core}")
+
+    def attraction(self, r: Tensor) -> Tensor:
+        return -_power(r, -self.alpha)
+
+    def attraction_slope(self, r: Tensor) -> Tensor:
+        return self.alpha * _power(r, -self.alpha - 1)
+
+    def repulsion(self, r: Tensor) -> Tensor:
+        return _power(r, -self.beta)
+
+    def repulsion_slope(self, r: Tensor) -> Tensor:
+        return -self.beta * _power(r, -self.beta - 1)
+
+    def share_at(self, r: Tensor) -> Tensor:
+        """The share of a pair that rests at distance r: beta / (beta + alpha r^(beta - alpha)), 1 at r = 0."""
+        return self.beta / (self.beta + self.alpha * r.pow(self.beta - self.alpha))
 
 
 def power_law(*, delta: float = 0.2, alpha: float = 3.0, delta_rep: float | None = None) -> DecayLaw:

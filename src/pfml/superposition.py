@@ -66,12 +66,17 @@ class Charges(NamedTuple):
 
     If `on_sphere`, the charges sit at points / |points|, and gradients are those of the points as given. Without
     `anchors` every charge is one, as the field's normalization has it; only proxies ever have some.
+
+    Soft charges: with `shares`, two of these charges belong together by a share s in [0, 1] in place of their labels.
+    The pair adds s own_pair(r) to the first sum and (1 - s) other_pair(r) to the second; labels are the case
+    s in {0, 1}. Only samples ever have shares, and pairs with proxies go by labels. No gradient reaches the shares.
     """
 
     points: Tensor  # (n, D), float32 or float64
     labels: Tensor  # (n,), int64
     on_sphere: bool = False
     anchors: Anchors | None = None
+    shares: Tensor | None = None  # (n, n), symmetric; the diagonal is not used
 
     def positions(self) -> Tensor:
         """Where the charges sit, (n, D)."""

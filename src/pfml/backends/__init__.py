@@ -29,23 +29,32 @@ BACKENDS: dict[str, Backend] = {
 #: Up to here the dense reference is the faster one: the tiled backend's cost is all overhead (they meet between 32
 #: and 64 points, in 512 and in 64 dimensions, on 2 cores).
 DENSE_UP_TO = 32
+#: The same for soft charges.
+SOFT_DENSE_UP_TO = 1024
 
 
-def choose_backend(num_points: int, like: Tensor | None = None, field: Field | None = None) -> str:
+def choose_backend(
+    num_points: int, like: Tensor | None = None, field: Field | None = None, *, soft: bool = False
+) -> str:
     """The name of the backend that "auto" takes for `num_points` charges like `like`, (..., D), under `field`.
 
-    On a GPU triton is the fastest at every size (`make bench-gpu`), where its kernels know the field.
+    On a GPU triton is the fastest at every size (`make bench-gpu`), where its kernels know the field. Soft charges
+    come in batches, and each pair of them acts: up to a batch, every pair at once is the fastest way.
     """
+    if soft:
+        return "dense" if num_points <= SOFT_DENSE_UP_TO else "tiled"
     if like is not None and field is not None and like.is_cuda:
         knows = unavailable(like.device, like.dtype, like.shape[-1], field) is None
         return "triton" if knows else "tiled"
     return "dense" if num_points <= DENSE_UP_TO else "tiled"
 
 
-def resolve_backend(name: str, num_points: int, like: Tensor | None = None, field: Field | None = None) -> str:
+def resolve_backend(
+    name: str, num_points: int, like: Tensor | None = None, field: Field | None = None, *, soft: bool = False
+) -> str:
     """The name of a backend that exists: `name` itself, or the choice of "auto"."""
     if name == "auto":
-        return choose_backend(num_points, like, field)
+        return choose_backend(num_points, like, field, soft=soft)
     if name not in BACKENDS:
         raise ValueError(f"backend must be 'auto' or one of {sorted(BACKENDS)}, got {name!r}")
     return name

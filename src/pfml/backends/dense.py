@@ -25,21 +25,31 @@ def dense_energy(samples: Charges, proxies: Charges, field: Field, weights: Pair
     r = torch.cdist(points[anchors], points, compute_mode="donot_use_mm_for_euclid_dist")  # (k, n)
     same_class = labels[anchors, None] == labels[None, :]  # (k, n)
     not_itself = anchors[:, None] != charges[None, :]  # (k, n)
+    together = _shares(samples, same_class)  # (k, n)
     own_weights, other_weights = source_weights(field, weights, sampled=proxies.anchors is not None)
 
     sums = []
-    for pair, relation, of_sources in (
-        (field.own_pair, same_class, own_weights),
-        (field.other_pair, ~same_class, other_weights),
+    for pair, share, of_sources in (
+        (field.own_pair, together, own_weights),
+        (field.other_pair, 1 - together, other_weights),
     ):
         table = points.new_tensor(of_sources).view(2, 2)  # by the kind of the anchor and the kind of the source
-        weight = table[is_proxy[anchors].long()[:, None], is_proxy.long()[None, :]]  # (k, n)
-        acts = relation & not_itself & (r >= pair.start) & (r < pair.stop)
+        weight = share * table[is_proxy[anchors].long()[:, None], is_proxy.long()[None, :]]  # (k, n)
+        acts = (share > 0) & not_itself & (r >= pair.start) & (r < pair.stop)
         # r = 1 stands in where nothing acts, so that no undefined gradient meets a zero weight
         potential = pair.potential(torch.where(acts, r, 1.0))
         sums.append((torch.where(acts, potential, 0.0) * weight).sum(dim=1))  # (k,)
 
     return (counts * field.anchor_energies(*sums)).sum().to(samples.points.dtype)
+
+
+def _shares(samples: Charges, same_class: Tensor) -> Tensor:
+    """By how much each pair belongs together, (k, n) in float64: 0 or 1 by its labels, anything between if soft."""
+    shares = same_class.double()
+    if samples.shares is not None:
+        n = len(samples.points)
+        shares[:n, :n] = samples.shares.detach()
+    return shares
 
 
 def _anchors(samples: Charges, proxies: Charges, field: Field) -> tuple[Tensor, Tensor]:

@@ -85,6 +85,8 @@ def knows_law(law: DecayLaw) -> bool:
 def fused_energy(samples: Charges, proxies: Charges, field: Field, weights: PairWeights) -> Tensor:
     """The total energy of samples and proxies under `field`, a scalar."""
     reason = unavailable(samples.points.device, samples.points.dtype, samples.points.shape[1], field)
+    if samples.shares is not None:
+        reason = "the triton backend has no soft charges: use backend='tiled', or 'dense' for a batch"
     if reason is not None:
         raise ValueError(reason)
     return _operator.energy(samples, proxies, field, weights)

@@ -87,6 +87,7 @@ class FieldOperator:
             proxy_labels: Tensor,
             anchor_rows: Tensor,
             anchor_weights: Tensor,
+            shares: Tensor,
             sampled: bool,
             on_sphere: Sequence[bool],
             field: int,
@@ -95,7 +96,7 @@ class FieldOperator:
         ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
             anchors = Anchors(anchor_rows, anchor_weights) if sampled else None
             charges = (
-                Charges(samples, sample_labels, on_sphere[0]),
+                Charges(samples, sample_labels, on_sphere[0], shares=shares if shares.dim() == 2 else None),
                 Charges(proxies, proxy_labels, on_sphere[1], anchors),
             )
             return _energy(superpose, *_still(*charges, field_of(field), PairWeights(*weights)), with_gradient)
@@ -108,6 +109,7 @@ class FieldOperator:
             proxy_labels: Tensor,
             anchor_rows: Tensor,
             anchor_weights: Tensor,
+            shares: Tensor,
             sums: Tensor,
             scale: Tensor,
             sampled: bool,
@@ -117,7 +119,7 @@ class FieldOperator:
         ) -> tuple[Tensor, Tensor]:
             anchors = Anchors(anchor_rows, anchor_weights) if sampled else None
             charges = (
-                Charges(samples, sample_labels, on_sphere[0]),
+                Charges(samples, sample_labels, on_sphere[0], shares=shares if shares.dim() == 2 else None),
                 Charges(proxies, proxy_labels, on_sphere[1], anchors),
             )
             return _gradient(superpose, *_still(*charges, field_of(field), PairWeights(*weights)), sums, scale)
@@ -132,12 +134,12 @@ class FieldOperator:
         if any(other is not None for other in others):
             self.refuse_second_order()
         if scale is None:
-            return (None,) * 11
+            return (None,) * 12
         if ctx.with_gradient:
             sample_gradient, proxy_gradient = _scaled(ctx.saved_tensors, scale)
         else:
             sample_gradient, proxy_gradient = self._gradient_op(*ctx.saved_tensors, scale, *ctx.settings)
-        return sample_gradient, None, proxy_gradient, *(None,) * 8
+        return sample_gradient, None, proxy_gradient, *(None,) * 9
 
     def refuse_second_order(self, *_: Any) -> tuple[Tensor | None, ...]:
         """Say that there is no second derivative."""
@@ -242,6 +244,7 @@ def _arguments(samples: Charges, proxies: Charges, field: Field, weights: PairWe
         proxies.points,
         proxies.labels,
         *(proxies.anchors or nothing),
+        nothing[1] if samples.shares is None else samples.shares,
         proxies.anchors is not None,
         [samples.on_sphere, proxies.on_sphere],
         field.handle,
@@ -254,7 +257,11 @@ def _still(
 ) -> tuple[Charges, Charges, Field, PairWeights]:
     """The same without gradients, in plain memory layout."""
     samples, proxies = (
-        group._replace(points=group.points.detach().contiguous(), labels=group.labels.long().contiguous())
+        group._replace(
+            points=group.points.detach().contiguous(),
+            labels=group.labels.long().contiguous(),
+            shares=None if group.shares is None else group.shares.detach(),
+        )
         for group in (samples, proxies)
     )
     return samples, proxies, field, weights
@@ -278,7 +285,8 @@ def _scaled(gradients: Sequence[Tensor], scale: Tensor) -> list[Tensor]:
 
 def _fake_energy(
     samples: Tensor, sample_labels: Tensor, proxies: Tensor, proxy_labels: Tensor, anchor_rows: Tensor,
-    anchor_weights: Tensor, sampled: bool, on_sphere: Any, field: Any, weights: Any, with_gradient: bool,
+    anchor_weights: Tensor, shares: Tensor, sampled: bool, on_sphere: Any, field: Any, weights: Any,
+    with_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     sums = samples.new_empty(2, samples.shape[0] + proxies.shape[0], dtype=torch.float64)
     if with_gradient:
@@ -290,13 +298,14 @@ def _fake_energy(
 
 def _fake_gradient(
     samples: Tensor, sample_labels: Tensor, proxies: Tensor, proxy_labels: Tensor, anchor_rows: Tensor,
-    anchor_weights: Tensor, sums: Tensor, scale: Tensor, sampled: bool, on_sphere: Any, field: Any, weights: Any,
+    anchor_weights: Tensor, shares: Tensor, sums: Tensor, scale: Tensor, sampled: bool, on_sphere: Any, field: Any,
+    weights: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return torch.empty_like(samples), torch.empty_like(proxies)
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    charges, settings, ctx.with_gradient = inputs[:6], inputs[6:10], inputs[10]
+    charges, settings, ctx.with_gradient = inputs[:7], inputs[7:11], inputs[11]
     _, sums, sample_gradient, proxy_gradient = output
     if ctx.with_gradient:
         ctx.save_for_backward(sample_gradient, proxy_gradient)

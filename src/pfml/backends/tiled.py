@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from pfml.backends.groups import Group, chunks
 from pfml.backends.operator import FieldOperator
+from pfml.backends.soft import superpose_shares
 from pfml.backends.sweep import sweep
 from pfml.sphere import inverse_norms
 from pfml.superposition import Anchors, Charges, Field, PairWeights
@@ -21,6 +24,10 @@ def _superpose(
     groups = sample_group, proxy_group = centred_groups(samples, proxies, gradients=with_gradient)
     if slopes is not None:
         sample_group.slopes, proxy_group.slopes = slopes.split([len(samples.points), len(proxies.points)], dim=1)
+    if samples.shares is not None:
+        own, other = weights.of_samples()
+        superpose_shares(sample_group, samples.shares, field, own=own, other=other)
+        weights = replace(weights, sample_sample=0.0)  # these pairs are done
     if proxies.anchors is None:
         sweep(sample_group, proxy_group, proxy_group, field, weights)
     else:

@@ -87,6 +87,7 @@ class Method:
         proxy_lr: Learning rate of what the loss learns where all methods share a recipe; None for the shared one.
         recipe: How it was published.
         note: Where the loss departs from its paper.
+        from_teachers: Whether the loss compares with embeddings of teachers in place of labels.
         trains: Whether there is anything to train; `pfml.training.methods.untrained` evaluates those without.
     """
 
@@ -100,6 +101,7 @@ class Method:
     proxy_lr: float | None = None
     recipe: Recipe | None = None
     note: str = ""
+    from_teachers: bool = False
     trains: bool = True
 
     def options(self) -> dict[str, Any]:

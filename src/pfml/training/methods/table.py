@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from pfml.losses import HISTLoss, PotentialFieldLoss, ProxyAnchorLoss, ProxyGMLLoss, baselines
+from pfml.losses import HISTLoss, PotentialFieldLoss, ProxyAnchorLoss, ProxyGMLLoss, baselines, distillation
 from pfml.training.methods.method import Method, Recipe
 
 __all__ = ["METHODS"]
@@ -288,6 +288,31 @@ METHODS: dict[str, Method] = {
         "Sun et al., CVPR 2020",
         needs_mates=True,
         note="a sum for each anchor, and the mean of them",
+    ),
+    "relaxed-contrastive": Method(
+        distillation.relaxed_contrastive,
+        "a student of teachers: near pairs attract and far pairs repel, each by the share that the teachers see",
+        "Kim et al., CVPR 2021",
+        from_teachers=True,
+        note="the student is on the unit sphere; several teachers by the mean of their squared distances",
+    ),
+    "relational-kl": Method(
+        distillation.relational_kl,
+        "a student of teachers: its neighborhoods as distributions, by their divergence from the teachers'",
+        "relational distillation, in many forms",
+        from_teachers=True,
+    ),
+    "soft-field": Method(
+        distillation.soft_field,
+        "a student of teachers: the logarithmic field in which pairs belong together by share",
+        "this package",
+        from_teachers=True,
+    ),
+    "equilibrium-field": Method(
+        distillation.equilibrium_field,
+        "a student of teachers: a field in which each pair rests at the teachers' distance",
+        "this package",
+        from_teachers=True,
     ),
     "zero-shot": Method(
         no_loss,
