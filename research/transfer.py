@@ -168,6 +168,13 @@ def rounds() -> dict[str, list[Task]]:
             Task("students", ("1 rc, crops .2", "1 rc, crops .6"), 0, 0.0),
             Task("students", ("1 rc, 50 x 2", "1 rc, random batches"), 0, 0.0),
         ],
+        "1b": [
+            Task("students", ("1 rc, lr 2e-4", "1 rc, sigma 2", "1 rc, sigma .5", "1 rc + kl"), 0, 0.0),
+            Task("students", ("1 rc", "1 rc, 4 pa"), 1, 0.0),
+            Task("students", ("1 rc, 50 x 2",), 0, 0.0),
+            Task("students", ("1 rc, crops .2",), 0, 0.0),
+            Task("students", ("1 rc, random batches",), 0, 0.0),
+        ],
         "smoke": [
             *(Task("teacher", (name,), 0, 0.0) for name in _named("pa recipe", "0")),
             Task("ensembles", ("pa recipe, seed 0",), 0, 0.0),
@@ -298,7 +305,7 @@ class Bench:
         place = self.place(name, self.noise)
         if place not in self._teachers:
             while not (place / "model.json").is_file():
-                if time.time() > self.options.deadline or place.with_suffix(".failed").exists():
+                if time.time() > self.options.deadline or Path(f"{place}.failed").exists():
                     raise TimeoutError(f"{place.name} has failed, or no time is left to wait for it")
                 time.sleep(0.2)
             self._teachers[place] = load_embedder(place).to(self.device)
@@ -386,8 +393,9 @@ def teach(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
         run = bench.begin(base, task, TeacherRun)
         run.compiled_network = bench.networks.network(run.embedder, run.config) if bench.options.compile else None
         run.run()
-    run.embedder.save(place.with_suffix(".partial"))
-    place.with_suffix(".partial").rename(place)
+    partial = Path(f"{place}.partial")
+    run.embedder.save(partial)
+    partial.rename(place)
     yield line("teacher", f"teacher {kind}", run, task, start)
 
 
@@ -407,7 +415,7 @@ def measure_ensembles(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
         names = ENSEMBLES[title]
         if (title, task.seed, task.noise) in bench.done:
             continue
-        if not all(bench.place(name, task.noise).exists() or not task.noise for name in names):
+        if not all(bench.place(name, task.noise).exists() for name in names):
             continue
         scores = {"concatenation": combined([points(name) for name in names])}
         mean = soup([bench.teacher(name) for name in names])
@@ -510,7 +518,7 @@ def work(queue: Any, options: argparse.Namespace) -> None:
                 print(summary(found), flush=True)
         except Exception:
             if task.kind == "teacher":
-                _bench.place(task.names[0], task.noise).with_suffix(".failed").touch()
+                Path(f"{_bench.place(task.names[0], task.noise)}.failed").touch()
             print(f"FAILED {task}", flush=True)
             traceback.print_exc()
 
