@@ -83,8 +83,9 @@ _NCA_PP = Recipe(
     batch_norm="train", head_start="uniform", pooling="max", layer_norm="features", embedding_dim=2048, image_size=256,
     resize=288,
     departs="a first run on half of the classes finds where the rates fall to a tenth (NMI and R@1 have not improved "
-    "for 4 epochs) and which epoch is best, and these epochs are not published: here rates are constant, as they are in "
-    "the code's second command alone; Adam starts anew after the warm-up; 2 GPUs with half a batch each; float16 by apex",
+    "for 4 epochs) and which epoch is best, and these epochs are not published: here rates are constant, as they are "
+    "in the code's second command alone; Adam starts anew after the warm-up; 2 GPUs with half a batch each; float16 by "
+    "apex",
 )  # fmt: skip
 _NCA_PP_SOP = replace(_NCA_PP, dataset="sop", lr=0.024, proxy_lr=240.0, batch_size=192, samples_per_class=3, epochs=85)
 PROXY_NCA_PLUS_PLUS = (
