@@ -29,7 +29,7 @@ LATER: dict[str, Any] = {
     "model.resize": None,
 }
 #: The same of losses: method -> options.
-LATER_OF_LOSS = {
+LATER_OF_LOSS: dict[str, dict[str, Any]] = {
     "proxy-anchor": {"trust": 0.0},
     **{
         method: {"published_start": False}

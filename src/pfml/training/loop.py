@@ -122,6 +122,7 @@ class Training:
         self.position = 0  # batches of this epoch that are done
         self.loss_sum = 0.0  # of this epoch
         self.term_sums: dict[str, float] = {}  # of this epoch, for a loss that tells what it is made of
+        self.mean_terms: dict[str, float] = {}  # of the last whole epoch
         self.history: list[dict[str, Any]] = []
         self.pace = Pace()
 
@@ -172,11 +173,12 @@ class Training:
                 raise Interrupted(f"stopped at step {self.step}, state saved", stop)
         self.catch_up()
         steps = len(self.batches)
-        mean_loss, mean_terms = self.loss_sum / steps, {name: value / steps for name, value in self.term_sums.items()}
+        mean_loss = self.loss_sum / steps
+        self.mean_terms = {name: value / steps for name, value in self.term_sums.items()}
         self.epoch, self.position, self.loss_sum, self.term_sums = self.epoch + 1, 0, 0.0, {}
         if self.epoch % config.evaluate_every == 0 or self.epoch == config.epochs:
             with self.weight_average.applied():
-                self.evaluate(mean_loss, self.pace.images_per_second(), mean_terms)
+                self.evaluate(mean_loss, self.pace.images_per_second())
         self.save()
 
     def plan(self, batches: list[Tensor]) -> Iterator[Windows]:
@@ -298,12 +300,12 @@ class Training:
         generator = generator_for(self.config.seed, "proxies", 0)
         self.loss.initialize_proxies(embeddings.to(self.device), self.labels, generator=generator)
 
-    def evaluate(self, mean_loss: float, images_per_second: float, mean_terms: dict[str, float]) -> None:
+    def evaluate(self, mean_loss: float, images_per_second: float) -> None:
         """Add an evaluation on the unseen classes to the history."""
         entry: dict[str, Any] = {
             "epoch": self.epoch,
             "loss": mean_loss,
-            **({"terms": mean_terms} if mean_terms else {}),
+            **({"terms": self.mean_terms} if self.mean_terms else {}),
             "images_per_second": images_per_second,
             "test": self.scores("test"),
         }

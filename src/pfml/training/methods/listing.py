@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pfml.training.methods.method import Method
@@ -74,7 +75,7 @@ def recipe_lines(name: str, published: PublishedRecipe) -> list[str]:
     return [*filter(None, lines), *([f"not as published: {recipe.departs}"] if recipe.departs else [])]
 
 
-def _markdown(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _markdown(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [headings, ("---",) * len(headings), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 

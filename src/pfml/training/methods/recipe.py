@@ -62,8 +62,8 @@ class Recipe:
     epochs: int | None = None
     warm_up_epochs: int = 0
     warm_up_after: int = 0
-    batch_norm: str | None = None
-    head_start: str = "random"
+    batch_norm: Literal["train", "freeze-statistics", "freeze", "freeze-all"] | None = None
+    head_start: Literal["random", "uniform"] = "random"
     crop_area: tuple[float, float] | None = None
     pooling: str | None = None
     layer_norm: str | None = None
