@@ -37,6 +37,19 @@ def test_batches_are_a_function_of_seed_and_epoch(sampler: EpochBatches) -> None
     assert first.dtype == torch.int64
 
 
+@pytest.mark.parametrize("count", [2, 30])
+def test_an_epoch_may_have_a_number_of_batches_of_its_own(count: int) -> None:
+    for sampler, usual in zip(samplers(), samplers(), strict=True):
+        sampler.per_epoch = count
+        batches = sampler.batches(1)
+        assert len(batches) == len(sampler) == len(list(sampler)) == count
+        for mine, theirs in zip(batches, usual.batches(1), strict=False):
+            assert torch.equal(mine, theirs)  # one pass over the images comes first
+    passes = RandomBatches(57, 8, seed=0, per_epoch=14).batches(0)
+    assert all(len(set(torch.cat(part).tolist())) == 56 for part in (passes[:7], passes[7:]))
+    assert len(BalancedBatches(LABELS, 3, 4, per_epoch=count)) == count
+
+
 def test_balanced_batches_have_p_classes_and_k_images_of_each() -> None:
     for batch in BalancedBatches(LABELS, 3, 4, seed=0).batches(0) + BalancedBatches(LABELS, 3, 4, seed=1).batches(5):
         counts = Counter(LABELS[batch].tolist())
@@ -115,6 +128,10 @@ def test_the_state_of_other_batches_is_refused() -> None:
         RandomBatches(57, 8, seed=4).load_state_dict(state)
     with pytest.raises(ValueError, match="the stored batches have num_images=57, these have 58"):
         RandomBatches(58, 8, seed=3).load_state_dict(state)
+    with pytest.raises(ValueError, match="the stored batches have per_epoch=None, these have 5"):
+        RandomBatches(57, 8, seed=3, per_epoch=5).load_state_dict(state)
+    older = {name: value for name, value in state.items() if name != "per_epoch"}
+    RandomBatches(57, 8, seed=3).load_state_dict(older)
     with pytest.raises(ValueError, match="kind='RandomBatches', these have 'BalancedBatches'"):
         BalancedBatches(LABELS, 3, 4, seed=3).load_state_dict(state)
     with pytest.raises(ValueError, match="samples_per_class=4, these have 2"):
@@ -130,5 +147,7 @@ def test_impossible_batches_are_refused() -> None:
         RandomBatches(57, 60)
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         RandomBatches(57, 0)
+    with pytest.raises(ValueError, match="per_epoch must be at least 1 or None, got 0"):
+        RandomBatches(57, 8, per_epoch=0)
     with pytest.raises(ValueError, match="must be at least 1, got 3 and 0"):
         BalancedBatches(LABELS, 3, 0)

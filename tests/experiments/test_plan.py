@@ -8,7 +8,8 @@ import pytest
 from pfml.experiments.base_configs import DATASET_BACKBONES, PROXY_COUNTS, base_config
 from pfml.experiments.catalogue import EXPERIMENTS, PAPER_SWEEPS
 from pfml.experiments.plan import PlanOptions, plan_experiment
-from pfml.training import METHODS, LossConfig
+from pfml.models import EmbedderConfig
+from pfml.training import METHODS, BatchConfig, LossConfig, ScheduleConfig
 from pfml.training.run import StorageConfig
 
 TRAINED = [name for name, method in METHODS.items() if method.trains]
@@ -77,6 +78,34 @@ def test_results_outlive_options_that_came_later():
     (run,) = plan("retrieval", methods=("proxy-anchor",)).runs
     trusting = replace(run.config, loss=LossConfig("proxy-anchor", {"trust": 0.3}))
     assert replace(run, config=trusting).result_key != run.result_key
+    (soft,) = keys("retrieval", methods=("soft-triple",))
+    assert soft == "a78b19cd42f1-28e540", "stored results would be forgotten"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batch": BatchConfig(100, 4, per_epoch=7)},
+        {"schedule": ScheduleConfig("milestones", milestones=(3,))},
+        {"warm_up_after": 1, "warm_up_epochs": 1},
+        {"model": EmbedderConfig("convnet", resize=40)},
+        {"loss": LossConfig("soft-triple", {"published_start": True})},
+    ],
+)
+def test_options_that_came_later_count_once_they_are_used(changes):
+    (run,) = plan("retrieval", methods=("soft-triple",)).runs
+    before = {name: _without(getattr(run.config, name), value) for name, value in changes.items()}
+    usual = replace(run, config=replace(run.config, **before))
+    assert replace(run, config=replace(run.config, **changes)).result_key != usual.result_key
+
+
+def _without(present, changed):
+    """The changed value without what came later."""
+    if isinstance(changed, BatchConfig):
+        return replace(changed, per_epoch=None)
+    if isinstance(changed, EmbedderConfig):
+        return replace(changed, resize=None)
+    return present
 
 
 def test_keys_do_not_depend_on_the_process():

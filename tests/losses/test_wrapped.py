@@ -292,6 +292,25 @@ def test_proxies_start_at_the_same_length_whatever_the_loss_and_the_number_of_cl
         torch.testing.assert_close(proxies.norm(dim=2), torch.full(proxies.shape[:2], PROXY_LENGTH))
 
 
+@pytest.mark.parametrize(
+    ("name", "dim", "length"),
+    [
+        ("soft_triple", 512, math.sqrt(512 / (3 * 100 * 10))),
+        ("normalized_softmax", 2048, math.sqrt(1 / 3)),
+        ("proxy_nca", 64, 1.0),
+        ("proxy_nca_plus_plus", 2048, math.sqrt(2048) / 8),
+        ("cosface", 128, math.sqrt(128)),
+    ],
+)
+def test_a_published_start_has_the_length_of_its_authors_and_changes_no_stored_loss(name, dim, length):
+    loss = getattr(baselines, name)(100, dim, published_start=True)
+    proxies = loss._proxies_of(loss.inner)
+    assert proxies.norm(dim=2).mean().item() == pytest.approx(length, rel=0.02)
+    plain = getattr(baselines, name)(100, dim)
+    plain.load_state_dict(loss.state_dict())
+    assert torch.equal(plain.proxy_points(), loss.proxy_points())
+
+
 def test_coincident_centres_have_a_finite_gradient():
     loss = loss_of("soft_triple")
     with torch.no_grad():

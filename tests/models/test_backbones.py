@@ -91,6 +91,12 @@ def test_timm_weights_for_another_input_are_resized_by_the_same_ratio() -> None:
     assert (preprocessing.resize, preprocessing.crop) == (201, 176)
 
 
+def test_the_short_side_before_the_crop_may_be_another() -> None:
+    preprocessing = create_backbone("resnet50_he", image_size=227, resize=256)[1]
+    assert (preprocessing.resize, preprocessing.crop) == (256, 227)
+    assert create_backbone("resnet50_he", resize=288)[1].resize == 288
+
+
 def test_image_size_keeps_the_ratio_of_crop_to_resize() -> None:
     assert create_backbone("convnet", image_size=28)[1].resize == 28
     resized = create_backbone("resnet50_he", image_size=112)[1]

@@ -28,6 +28,8 @@ def trainable(embedder: Embedder) -> set[str]:
     [
         ("train", 0, EVERYTHING),
         ("train", 1, EVERYTHING),
+        ("freeze-statistics", 0, EVERYTHING),
+        ("freeze-statistics", 1, EVERYTHING),
         ("freeze", 0, EVERYTHING - AFFINE),
         ("freeze", 1, EVERYTHING),  # the end of Proxy-Anchor's warm-up un-freezes weight and bias of BatchNorm
         ("freeze-all", 0, EVERYTHING - AFFINE),
@@ -50,7 +52,7 @@ def test_a_resumed_run_needs_no_history(embedder: Embedder) -> None:
     assert trainable(embedder) == EVERYTHING
 
 
-@pytest.mark.parametrize("batch_norm", ["train", "freeze", "freeze-all"])
+@pytest.mark.parametrize("batch_norm", ["train", "freeze-statistics", "freeze", "freeze-all"])
 def test_statistics_change_in_training_only_if_they_train(embedder: Embedder, batch_norm: str) -> None:
     embedder.eval()
     start_training_mode(embedder, batch_norm=batch_norm)

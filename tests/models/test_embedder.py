@@ -247,6 +247,7 @@ def test_every_option_and_the_preprocessing_are_stored(tmp_path: Path) -> None:
         layer_norm="embedding",
         freeze_patch_embedding=True,
         image_size=32,
+        resize=40,
     )
     default = EmbedderConfig()
     assert all(getattr(embedder.config, f.name) != getattr(default, f.name) for f in dataclasses.fields(default))

@@ -28,6 +28,27 @@ def test_a_run_starts_its_head_from_the_features_of_its_training_images(tmp_path
     torch.testing.assert_close(seen[0].embedder.head.linear.bias, expected.head.linear.bias)
 
 
+def test_a_uniform_head_is_torch_s_own_and_a_function_of_the_seed(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("pfml.training.loop.Training.train_epoch", lambda self, wish: seen.append(self) or _end(self))
+    monkeypatch.setattr("pfml.training.loop.Training.finish", lambda self: {})
+    for number, seed in enumerate((0, 0, 1)):
+        torch.manual_seed(number)
+        config = small_config(head_start="uniform", seed=seed)
+        train(small_embedder(), letters(), config, out=tmp_path / f"run{number}")
+    first, second, third = (training.embedder.head.linear for training in seen)
+    usual = torch.nn.Linear(first.in_features, first.out_features)
+    for mine, theirs in zip(first.parameters(), usual.parameters(), strict=True):
+        bound = first.in_features**-0.5
+        assert mine.abs().max() <= bound
+        assert mine.std().item() == pytest.approx(theirs.std().item(), rel=0.6)
+    assert torch.equal(first.weight, second.weight)
+    assert not torch.equal(first.weight, third.weight)
+    bare = create_embedder("convnet", embedding_dim=None)
+    with pytest.raises(ValueError, match="head_start='uniform' needs a head with a linear layer"):
+        train(bare, letters(), small_config(head_start="uniform"), out=tmp_path / "bare")
+
+
 def _end(training):
     training.epoch = training.config.epochs
 
@@ -53,7 +74,9 @@ def test_a_run_that_goes_on_does_not_start_its_head_again(tmp_path):
 
 
 def test_a_start_that_nobody_knows_is_refused():
-    with pytest.raises(ValueError, match="head_start must be one of random, principal, whitened, got 'whiten'"):
+    with pytest.raises(
+        ValueError, match="head_start must be one of random, uniform, principal, whitened, got 'whiten'"
+    ):
         small_config(head_start="whiten")
 
 

@@ -183,7 +183,9 @@ def test_only_head_and_proxies_train_during_warm_up(tmp_path):
         assert torch.equal(value, before[name]) == name.startswith("backbone"), name
 
 
-@pytest.mark.parametrize(("batch_norm", "moved"), [("train", True), ("freeze", False), ("freeze-all", False)])
+@pytest.mark.parametrize(
+    ("batch_norm", "moved"), [("train", True), ("freeze-statistics", False), ("freeze", False), ("freeze-all", False)]
+)
 def test_statistics_of_batch_norm_move_only_if_they_may(tmp_path, batch_norm, moved):
     torch.manual_seed(1)
     embedder = small_embedder()
@@ -191,6 +193,15 @@ def test_statistics_of_batch_norm_move_only_if_they_may(tmp_path, batch_norm, mo
     before = layer.running_mean.clone()
     run(tmp_path / "run", embedder=embedder, epochs=1, batch_norm=batch_norm)
     assert torch.equal(layer.running_mean, before) != moved
+
+
+def test_a_warm_up_may_come_after_epochs_of_the_whole_network(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("pfml.training.loop.set_trainable", lambda embedder, warming_up, **_: seen.append(warming_up))
+    run(tmp_path / "run", epochs=4, warm_up_epochs=1, warm_up_after=1)
+    assert seen == [False, True, False, False]
+    with pytest.raises(ValueError, match="warm_up_after needs warm_up_epochs of at least 1, got 1 and 0"):
+        small_config(warm_up_epochs=0, warm_up_after=1)
 
 
 def learned(folder):

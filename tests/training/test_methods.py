@@ -19,9 +19,9 @@ from pfml.training import BatchConfig, OptimizerConfig, RunConfig, ScheduleConfi
 from pfml.training.checkpoint import load_checkpoint
 from pfml.training.config_files import read_config
 from pfml.training.methods import METHODS, LossConfig, create_loss
-from pfml.training.methods.listing import markdown_table
-from pfml.training.methods.recipes import recipe_config
-from pfml.training.run import load_loss
+from pfml.training.methods.listing import markdown_table, recipe_table
+from pfml.training.methods.recipes import published_recipe, recipe_config
+from pfml.training.run import DataConfig, load_loss
 from small_data import InterruptAt, letters, small_config, small_embedder
 
 TRAINED = [name for name, method in METHODS.items() if method.trains]
@@ -312,7 +312,8 @@ def test_every_option_changes_something_of_the_loss(name):
         torch.manual_seed(0)
         usual = create_loss(LossConfig(name), C, D)
         torch.manual_seed(0)
-        changed = create_loss(LossConfig(name, {option: default + 1 if isinstance(default, int) else 0.7}), C, D)
+        other = not default if isinstance(default, bool) else default + 1 if isinstance(default, int) else 0.7
+        changed = create_loss(LossConfig(name, {option: other}), C, D)
         values = []
         for loss in (usual, changed):
             points = torch.randn(24, D, generator=torch.Generator().manual_seed(1)).requires_grad_()
@@ -347,38 +348,27 @@ def test_a_recipe_keeps_the_options_of_the_same_method_only():
     assert recipe_config("semihard", base).loss.options == {}
 
 
-def test_the_published_recipe_replaces_optimiser_schedule_batch_and_head():
-    config = recipe_config("proxy-anchor", RunConfig(), published=True)
-    assert (config.optimizer.name, config.optimizer.proxy_lr, config.optimizer.clip_value) == ("adamw", 0.01, 10)
-    assert (config.schedule.name, config.schedule.every, config.schedule.factor) == ("step", 10, 0.5)
-    assert (config.batch.size, config.batch.samples_per_class, config.epochs) == (180, 0, 60)
-    assert config.model.pooling == "avg+max"
-    assert recipe_config("soft-triple", TrainConfig(), published=True).optimizer.eps == 0.01
-    assert recipe_config("proxy-nca++", RunConfig(), published=True).model.layer_norm == "features"
-    for name in TRAINED:
-        recipe = METHODS[name].recipe
-        if recipe is not None:
-            optimizer = recipe_config(name, RunConfig(), published=True).optimizer
-            assert (optimizer.name, optimizer.lr, optimizer.momentum) == (recipe.optimizer, recipe.lr, recipe.momentum)
-
-
 @pytest.mark.parametrize("name", ["normalized-softmax", "nt-xent", "cosface"])
 def test_a_published_recipe_trains_as_it_is_printed(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("pfml.data.datasets.read_glyphs", letters)
     main(["methods", f"--recipe={name}"])
     printed = capsys.readouterr().out
-    recipe = METHODS[name].recipe
-    assert printed.startswith(f"# {name}: {recipe.optimizer}")
+    recipe = published_recipe(name, "cub", "resnet50").recipe
+    assert printed.startswith(f"# {name}, {recipe.place}: {recipe.optimizer}")
     assert ("# not as published: " in printed) == bool(recipe.departs)
     file = tmp_path / "recipe.yaml"
     file.write_text(printed)
     # the network and batch of the letters; the rest is the recipe's
     small = ["--data.name=glyphs", "--model.backbone=convnet", "--model.weights=none", "--model.embedding_dim=8"]
+    small += ["--model.image_size=null", "--model.resize=null", "--batch.per_epoch=null"]
     batch = ["--batch.size=8", f"--batch.samples_per_class={min(recipe.samples_per_class, 2)}", "--epochs=1"]
     main(["train", f"--config={file}", *small, *batch, "--device=cpu", f"--out={tmp_path / 'run'}"])
     results = json.loads((tmp_path / "run" / "results.json").read_text())
-    trained = read_config(tmp_path / "run" / "config.yaml").optimizer
-    assert trained == recipe_config(name, RunConfig(), published=True).optimizer
+    trained = read_config(tmp_path / "run" / "config.yaml")
+    expected = recipe_config(name, RunConfig(data=DataConfig("cub")), published=True)
+    assert (trained.optimizer, trained.loss, trained.batch_norm) == (
+        expected.optimizer, expected.loss, expected.batch_norm,
+    )  # fmt: skip
     assert results["last"]["epoch"] == 1
 
 
@@ -416,6 +406,8 @@ def test_the_command_lists_every_method(capsys):
 def test_the_documentation_shows_the_table_as_it_is(capsys):
     main(["methods", "--markdown"])
     printed = capsys.readouterr().out.strip()
-    assert printed == markdown_table()
+    assert printed == f"{markdown_table()}\n\n{recipe_table()}"
     documentation = (Path(__file__).parents[2] / "docs" / "METHODS.md").read_text(encoding="utf-8")
-    assert printed in documentation, "docs/METHODS.md: replace its table by what `pfml methods --markdown` prints"
+    assert all(table in documentation for table in printed.split("\n\n")), (
+        "docs/METHODS.md: replace its tables by what `pfml methods --markdown` prints"
+    )

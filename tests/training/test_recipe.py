@@ -12,6 +12,8 @@ from pfml.experiments.base_configs import base_config
 from pfml.experiments.planned_run import all_options
 from pfml.training.config import ScheduleConfig
 from pfml.training.config_files import plain, read_config, shipped_config
+from pfml.training.methods import LossConfig
+from pfml.training.methods.recipes import recipe_config
 
 RESULTS = Path(__file__).parents[2] / "results" / "cub-test.jsonl"
 #: Method -> what its runs on CUB's test classes are called.
@@ -24,8 +26,9 @@ MEASURED = {
     "multi-similarity": "g multi-similarity",
     "soft-triple": "g soft-triple",
     "triplet": "g triplet",
-    "hist": "g hist",
 }
+#: HIST was measured with Cars' alpha and with a network at a hundredth of the rate of its Gaussians.
+MEASURED_HIST = LossConfig("hist", {"alpha": 0.9, "network_lr": 1e-4})
 #: Three seeds, clean and with wrong labels; of some methods five.
 RUNS = dict.fromkeys(MEASURED, 6) | dict.fromkeys(("pfml-robust", "proxy-anchor", "proxy-nca"), 10)
 #: Where a run is, and what it shows.
@@ -69,6 +72,22 @@ def test_experiments_train_a_method_on_cub_as_it_was_measured(method, tmp_path):
     assert len(runs) == RUNS[method]
     for run in runs:
         assert essence(run) == essence(base_config("cub", "resnet50_he", method))
+
+
+def test_hist_was_measured_as_nobody_publishes_it_and_is_not_trained_so_again():
+    """What docs/REPRODUCTION.md says of its row."""
+    runs = [line["config"] for line in stored() if line["candidate"] == "g hist"]
+    assert len(runs) == 6
+    today = base_config("cub", "resnet50_he", "hist")
+    published = recipe_config("hist", today, published=True)
+    for config in runs:
+        assert config["loss"] == {"name": "hist", "options": {}}
+        assert 0.01 * config["optimizer"]["proxy_lr"] == pytest.approx(MEASURED_HIST.options["network_lr"])
+        assert config["batch"] == {"size": 100, "samples_per_class": 4}
+        assert config["model"]["layer_norm"] != "embedding"
+    assert all_options(today.loss) != all_options(MEASURED_HIST)
+    assert all_options(published.loss)["network_lr"] == pytest.approx(6 * MEASURED_HIST.options["network_lr"])
+    assert (published.batch.size, published.model.layer_norm) == (32, "embedding")
 
 
 @pytest.mark.parametrize(

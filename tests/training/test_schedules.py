@@ -19,6 +19,25 @@ def test_steps_halve_every_so_many_epochs():
     assert values[40:] == [0.25] * 10
 
 
+def test_milestones_lower_the_rates_after_each_of_these_epochs():
+    values = factors(ScheduleConfig("milestones", factor=0.1, milestones=(3, 8)))
+    assert values == pytest.approx([1.0] * 15 + [0.1] * 25 + [0.01] * 10)
+
+
+@pytest.mark.parametrize("name", ["step", "constant"])
+def test_milestones_belong_to_their_schedule(name):
+    with pytest.raises(
+        ValueError, match=rf"schedule.milestones are epochs of schedule.name milestones.*got \[3\] with {name}"
+    ):
+        ScheduleConfig(name, milestones=(3,))
+    with pytest.raises(ValueError, match=r"which needs some: got \[\] with milestones"):
+        ScheduleConfig("milestones")
+    for wrong in ((0, 3), (5, 5), (6, 2)):
+        with pytest.raises(ValueError, match="schedule.milestones must be rising epochs >= 1"):
+            ScheduleConfig("milestones", milestones=wrong)
+    assert ScheduleConfig("milestones", milestones=[2, 4]) == ScheduleConfig("milestones", milestones=(2, 4))
+
+
 def test_a_cosine_goes_from_one_to_nearly_zero_and_never_up():
     values = factors(ScheduleConfig("cosine"))
     assert values[0] == 1

@@ -45,6 +45,22 @@ def test_without_a_lag_each_step_is_read_at_once():
     assert watch.flush() == []
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+def test_terms_of_the_loss_are_read_with_it(lag):
+    watch = Watch(CPU, lag=lag)
+    watched = watch.add(batch(0), number(3), number(0), terms={"near": number(1), "far": number(2)}) + watch.flush()
+    assert [(outcome.loss, outcome.terms) for outcome in watched] == [(3.0, {"near": 1.0, "far": 2.0})]
+
+
+def test_terms_cost_no_further_reading_of_the_device(monkeypatch):
+    watch, read = Watch(CPU, lag=1), []
+    original = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: read.append(self.shape) or original(self))
+    for step in range(3):
+        watch.add(batch(step), number(0), number(0), terms={"near": number(1), "far": number(2)})
+    assert read == [(5,), (5,)], "one reading a step: loss, norm, whether it is held, and the terms"
+
+
 def test_with_a_lag_each_step_is_read_during_the_next_and_the_last_by_a_flush():
     watch = Watch(CPU, lag=1)
     read = [[o.loss for o in watch.add(batch(step), number(step), number(0))] for step in range(3)]

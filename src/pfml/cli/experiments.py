@@ -107,14 +107,16 @@ def report(
         print_line(create_console(), f"{out}: the paper's tables beside the results of {len(records):,} runs")
 
 
-def methods(markdown: bool = False, recipe: str | None = None) -> None:
+def methods(
+    markdown: bool = False, recipe: str | None = None, dataset: str = "cub", backbone: str = "resnet50"
+) -> None:
     """List the methods that --loss.name may name, with their options."""
-    from pfml.training.methods.listing import markdown_table, recipe_yaml, rich_table
+    from pfml.training.methods.listing import markdown_table, recipe_table, recipe_yaml, rich_table
 
     if recipe is not None:
-        print(recipe_yaml(recipe), end="")
+        print(recipe_yaml(recipe, dataset, backbone), end="")
     elif markdown:
-        print(markdown_table())
+        print(f"{markdown_table()}\n\n{recipe_table()}")
     else:
         create_console().print(rich_table())
 
@@ -202,6 +204,8 @@ def add_methods_arguments(parser: Parser) -> None:
     text = "As in docs/METHODS.md, with recipes and notes."
     parser.add_argument("--markdown", action="store_true", help=text)
     parser.add_argument("--recipe", help="NAME: how it was published, as a file for `pfml train --config`.")
+    parser.add_argument("--dataset", default="cub", help="What the recipe is for: cub, cars, sop, in-shop or another.")
+    parser.add_argument("--backbone", default="resnet50", help="The backbone that it is for.")
 
 
 def _print_theory(config: TheoryConfig, console: Console) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["refuse_nothing", "with_long_data", "with_suggestions"]
 
 #: What says already how to train, or trains nothing.
-SETTLED = {"config", "resume", "help"}
+SETTLED = {"config", "recipe", "resume", "help"}
 #: Images that are looked at before training.
 LOOKED_AT = {"cpu": 96, "cuda": 512}
 

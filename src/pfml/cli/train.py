@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pfml.cli.console import create_console, print_line, print_results
 from pfml.cli.last_words import end
+from pfml.cli.recipe import add_recipe_argument, described_recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pfml.training.run import RunConfig
 
 
-def train(config: RunConfig, out: Path | None = None, resume: Path | None = None) -> None:
+def train(config: RunConfig, out: Path | None = None, resume: Path | None = None, recipe: str | None = None) -> None:
     """Train an embedder and evaluate it on unseen classes: log, checkpoints, model and results in a run folder."""
     from pfml.distributed.launch import FailedElsewhereError, Launch, open_world
     from pfml.report.run_page import write_run_report
@@ -38,6 +39,8 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
     elif is_restarted(config, out, Launch.of_process()):
         resume = out
     console = create_console()
+    for line in described_recipe(recipe, config):
+        print_line(console, line)
     try:
         with open_world(resolve_device(config.device)) as world:
             console.quiet = not world.is_first
@@ -136,6 +139,7 @@ def tune(
     trials: int = 20,
     space: list[str] | None = None,
     split: str = "half",
+    recipe: str | None = None,
 ) -> None:
     """Choose hyper-parameters on classes that are neither trained nor tested on: best.yaml for pfml train --config."""
     from pfml.experiments.tune import Range, space_of
@@ -144,6 +148,8 @@ def tune(
     console = create_console()
     out = out or free_folder(Path("out/tune"), f"{Path(config.data.name).stem}-{config.loss.name}")
     ranges = space_of(config)
+    for line in described_recipe(recipe, config):
+        print_line(console, line)
     if space:
         ranges = {}
         for each in space:
@@ -170,6 +176,7 @@ def add_train_arguments(parser: Parser) -> None:
     """Add the arguments of `train` beside the fields of `RunConfig`."""
     parser.add_argument("--out", type=Path, help="Folder of the run; by default a new one in runs.")
     parser.add_argument("--resume", type=Path, help="Go on with the run in this folder.")
+    add_recipe_argument(parser)
 
 
 def add_tune_arguments(parser: Parser) -> None:
@@ -180,6 +187,7 @@ def add_tune_arguments(parser: Parser) -> None:
         "--space", nargs="+", help="What to tune, as in optimizer.lr=log:1e-5:1e-3 loss.options.delta=0.2:1.0."
     )
     parser.add_argument("--split", default="half", help="How the training classes are divided: half, fold-0 to fold-3.")
+    add_recipe_argument(parser)
 
 
 def free_folder(parent: Path, name: str) -> Path:

@@ -129,7 +129,8 @@ class Corruption:
 def corrupt(images: ImageSet, noise: LabelNoise) -> tuple[ImageSet, Corruption]:
     """`images` with wrong labels as `noise` says, and the record of them.
 
-    Give it all training images, before validation classes are set apart: published lists count the classes of these.
+    Give it the images that train, after validation classes were set apart, so that these stay clean. A published list
+    counts all training classes, and needs data without validation classes.
     """
     if noise.variant == "list":
         assert noise.file is not None

@@ -22,20 +22,23 @@ class EpochBatches(ABC):
     with workers draws batches ahead of their use, and the state runs ahead with it.)
     """
 
-    def __init__(self, *, num_images: int, batch_size: int, seed: int) -> None:
+    def __init__(self, *, num_images: int, batch_size: int, seed: int, per_epoch: int | None = None) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if batch_size > num_images:
             raise ValueError(f"batch_size must not exceed the {num_images} images, got {batch_size}")
         self.num_images = num_images
         self.batch_size = batch_size
+        if per_epoch is not None and per_epoch < 1:
+            raise ValueError(f"per_epoch must be at least 1 or None, got {per_epoch}")
         self.seed = seed
+        self.per_epoch = per_epoch
         self.epoch = 0
         self.position = 0
 
     def __len__(self) -> int:
         """Batches per epoch."""
-        return self.num_images // self.batch_size
+        return self.num_images // self.batch_size if self.per_epoch is None else self.per_epoch
 
     @abstractmethod
     def batches(self, epoch: int) -> list[Tensor]:
@@ -67,18 +70,31 @@ class EpochBatches(ABC):
             "num_images": self.num_images,
             "batch_size": self.batch_size,
             "seed": self.seed,
+            "per_epoch": self.per_epoch,
         }
 
 
 class RandomBatches(EpochBatches):
-    """All images in random order; the last images of the order that fill no batch are left out of the epoch."""
+    """All images in random order; the last images of the order that fill no batch are left out of the epoch.
 
-    def __init__(self, num_images: int, batch_size: int, seed: int = 0) -> None:
-        super().__init__(num_images=num_images, batch_size=batch_size, seed=seed)
+    Args:
+        num_images: N.
+        batch_size: Images per batch.
+        seed: Of the order.
+        per_epoch: Batches in an epoch, of as many passes over the images as they take; None for one pass.
+    """
+
+    def __init__(self, num_images: int, batch_size: int, seed: int = 0, *, per_epoch: int | None = None) -> None:
+        super().__init__(num_images=num_images, batch_size=batch_size, seed=seed, per_epoch=per_epoch)
 
     def batches(self, epoch: int) -> list[Tensor]:
-        order = torch.randperm(self.num_images, generator=generator_for(self.seed, "random batches", epoch))
-        return list(order[: len(self) * self.batch_size].split(self.batch_size))
+        generator = generator_for(self.seed, "random batches", epoch)
+        found: list[Tensor] = []
+        full = self.num_images // self.batch_size
+        while len(found) < len(self):
+            order = torch.randperm(self.num_images, generator=generator)
+            found += order[: full * self.batch_size].split(self.batch_size)
+        return found[: len(self)]
 
 
 class BalancedBatches(EpochBatches):
@@ -93,16 +109,25 @@ class BalancedBatches(EpochBatches):
         classes_per_batch: P.
         samples_per_class: K; the batch size is P * K.
         seed: Of the order.
+        per_epoch: Batches in an epoch; None for as many as the images fill.
     """
 
-    def __init__(self, labels: Tensor, classes_per_batch: int, samples_per_class: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        labels: Tensor,
+        classes_per_batch: int,
+        samples_per_class: int,
+        seed: int = 0,
+        *,
+        per_epoch: int | None = None,
+    ) -> None:
         if classes_per_batch < 1 or samples_per_class < 1:
             raise ValueError(
                 f"classes_per_batch and samples_per_class must be at least 1, "
                 f"got {classes_per_batch} and {samples_per_class}"
             )
         batch_size = classes_per_batch * samples_per_class
-        super().__init__(num_images=len(labels), batch_size=batch_size, seed=seed)
+        super().__init__(num_images=len(labels), batch_size=batch_size, seed=seed, per_epoch=per_epoch)
         labels = labels.cpu()
         counts = labels.unique(return_counts=True)[1].tolist()
         self._members: list[list[int]] = [part.tolist() for part in labels.argsort(stable=True).split(counts)]

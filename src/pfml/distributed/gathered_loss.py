@@ -37,6 +37,11 @@ class GatheredLoss(nn.Module):
         everyone = _Gathered.apply(self.ranks, sizes, embeddings)
         return self.whole(everyone, self.ranks.gathered(labels, sizes))
 
+    @property
+    def terms(self) -> dict[str, Tensor]:
+        """Those of the whole loss, of the global batch; empty if it does not tell them."""
+        return getattr(self.whole, "terms", {})
+
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """Those of the whole loss."""
         groups = getattr(self.whole, "param_groups", None)

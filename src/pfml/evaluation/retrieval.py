@@ -76,7 +76,7 @@ def retrieval_metrics(
         recall_at: The K of Recall@K.
         nmi: Whether to cluster the queries too, which takes longer than all the rest.
         seed: Of the clustering.
-        tile_pairs: Similarities that are held at once, by default 2^22 on a CPU and 2^27 on a GPU.
+        tile_pairs: Similarities that are held at once, by default 2^22 on a CPU and 2^26 on a GPU.
 
     Example:
         >>> import torch

@@ -20,10 +20,22 @@ __all__ = ["PlannedRun", "all_options", "known_before", "result_key"]
 
 #: Fields of a configuration that say where and how a run computes, not what comes out.
 FREE = ("device", "compile", "log_every", "checkpoint_every")
-#: Options that came after results had been stored -> the value that changes nothing.
-LATER = {"average": 0.0}
+#: Options that came after results had been stored, by their names from the top -> the value that changes nothing.
+LATER: dict[str, Any] = {
+    "average": 0.0,
+    "warm_up_after": 0,
+    "batch.per_epoch": None,
+    "schedule.milestones": [],
+    "model.resize": None,
+}
 #: The same of losses: method -> options.
-LATER_OF_LOSS = {"proxy-anchor": {"trust": 0.0}}
+LATER_OF_LOSS: dict[str, dict[str, Any]] = {
+    "proxy-anchor": {"trust": 0.0},
+    **{
+        method: {"published_start": False}
+        for method in ("proxy-nca", "proxy-nca++", "normalized-softmax", "cosface", "arcface", "soft-triple")
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -105,7 +117,15 @@ def _what_counts(config: RunConfig) -> dict[str, Any]:
 
 def known_before(config: RunConfig) -> dict[str, Any]:
     """A configuration in plain values, without options that came later and are off: what was done stays done."""
-    return {name: value for name, value in plain(config).items() if LATER.get(name, ...) != value}
+    return _without_later(plain(config))
+
+
+def _without_later(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    return {
+        name: _without_later(value, f"{prefix}{name}.") if isinstance(value, dict) else value
+        for name, value in values.items()
+        if isinstance(value, dict) or LATER.get(f"{prefix}{name}", ...) != value
+    }
 
 
 def all_options(loss: LossConfig) -> dict[str, Any]:

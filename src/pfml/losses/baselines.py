@@ -8,6 +8,7 @@ see embeddings on the unit sphere (see `pfml.losses.wrapped`).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -98,19 +99,24 @@ def lifted_structure(
 
 
 @wrapped
-def proxy_nca(num_classes: int, embedding_dim: int, *, scale: float = 9.0) -> Parts:
+def proxy_nca(num_classes: int, embedding_dim: int, *, scale: float = 9.0, published_start: bool = False) -> Parts:
     """Mean of -log(exp(-scale r_y^2) / sum over the other classes of exp(-scale r_c^2)), r_c to the proxy of class c.
 
     Scale 9 is a length of 3 of both points and proxies. Ours, since the library counts the own class in the sum, and
-    leaves out samples whose probability underflows, the hardest ones.
+    leaves out samples whose probability underflows, the hardest ones. With `published_start` proxies are normal numbers
+    over 8.
     """
-    return Parts(ProxyNCA(num_classes, embedding_dim, scale, counts_own=False), proxies=_rows)
+    loss = ProxyNCA(num_classes, embedding_dim, scale, counts_own=False)
+    return Parts(loss, proxies=_rows, published_start=_normal(1 / 8) if published_start else None)
 
 
 @wrapped
-def proxy_nca_plus_plus(num_classes: int, embedding_dim: int, *, scale: float = 9.0) -> Parts:
+def proxy_nca_plus_plus(
+    num_classes: int, embedding_dim: int, *, scale: float = 9.0, published_start: bool = False
+) -> Parts:
     """`proxy_nca` with the own class in the sum: a probability. Temperature 1/9; ours for the same reason."""
-    return Parts(ProxyNCA(num_classes, embedding_dim, scale, counts_own=True), proxies=_rows)
+    loss = ProxyNCA(num_classes, embedding_dim, scale, counts_own=True)
+    return Parts(loss, proxies=_rows, published_start=_normal(1 / 8) if published_start else None)
 
 
 @wrapped
@@ -149,28 +155,51 @@ def margin_per_class(
 
 
 @wrapped
-def normalized_softmax(num_classes: int, embedding_dim: int, *, temperature: float = 0.05) -> Parts:
-    """Mean of -log softmax over classes of s / temperature, s the cosines to the classes' weights."""
+def normalized_softmax(
+    num_classes: int, embedding_dim: int, *, temperature: float = 0.05, published_start: bool = False
+) -> Parts:
+    """Mean of -log softmax over classes of s / temperature, s the cosines to the classes' weights.
+
+    With `published_start` weights are uniform between -1 / sqrt(D) and 1 / sqrt(D), of a length of about 0.58.
+    """
     loss = library().losses.NormalizedSoftmaxLoss(num_classes, embedding_dim, temperature=temperature)
-    return Parts(loss, proxies=_columns)
+    start = _uniform(1 / math.sqrt(embedding_dim)) if published_start else None
+    return Parts(loss, proxies=_columns, published_start=start)
 
 
 @wrapped
-def cosface(num_classes: int, embedding_dim: int, *, margin: float = 0.35, scale: float = 64.0) -> Parts:
-    """Mean of -log softmax over classes of scale * s, where the own class has s - margin."""
+def cosface(
+    num_classes: int,
+    embedding_dim: int,
+    *,
+    margin: float = 0.35,
+    scale: float = 64.0,
+    published_start: bool = False,
+) -> Parts:
+    """Mean of -log softmax over classes of scale * s, where the own class has s - margin.
+
+    With `published_start` weights are normal numbers, as MLRC's library draws them.
+    """
     loss = library().losses.CosFaceLoss(num_classes, embedding_dim, margin=margin, scale=scale)
-    return Parts(loss, proxies=_columns)
+    return Parts(loss, proxies=_columns, published_start=_normal(1.0) if published_start else None)
 
 
 @wrapped
-def arcface(num_classes: int, embedding_dim: int, *, margin: float = 28.6, scale: float = 64.0) -> Parts:
+def arcface(
+    num_classes: int,
+    embedding_dim: int,
+    *,
+    margin: float = 28.6,
+    scale: float = 64.0,
+    published_start: bool = False,
+) -> Parts:
     """Mean of -log softmax over classes of scale * cos(angle), where the own class has angle + margin (degrees).
 
-    Cosines are kept 1e-6 away from 1, where the slope of an angle has no bound.
+    Cosines are kept 1e-6 away from 1, where the slope of an angle has no bound. `published_start` as in `cosface`.
     """
     loss = library().losses.ArcFaceLoss(num_classes, embedding_dim, margin=margin, scale=scale)
     loss.get_angles = _angles
-    return Parts(loss, proxies=_columns)
+    return Parts(loss, proxies=_columns, published_start=_normal(1.0) if published_start else None)
 
 
 @wrapped
@@ -233,11 +262,13 @@ def soft_triple(
     gamma: float = 0.1,
     margin: float = 0.01,
     tau: float = 0.2,
+    published_start: bool = False,
 ) -> Parts:
     """Mean of -log softmax over classes of scale * S, S the softmax(s / gamma)-weighted cosines to a class's centres.
 
     The own class has S - margin; plus tau times the mean distance of centres of a class, halved. That term is ours: the
-    library's needs (C M)^2 bytes.
+    library's needs (C M)^2 bytes. With `published_start` centres are uniform between -1 / sqrt(C M) and 1 / sqrt(C M),
+    of a length of about sqrt(D / (3 C M)).
     """
     loss = library().losses.SoftTripleLoss(
         num_classes, embedding_dim, centers_per_class=centers_per_class, la=scale, gamma=gamma, margin=margin
@@ -246,7 +277,8 @@ def soft_triple(
     def centers(loss: Any) -> Tensor:
         return loss.fc.T.unflatten(0, (num_classes, centers_per_class))
 
-    return Parts(loss, proxies=centers, regularizer=lambda points: tau * center_spread(points))
+    start = _uniform(1 / math.sqrt(num_classes * centers_per_class)) if published_start else None
+    return Parts(loss, proxies=centers, regularizer=lambda points: tau * center_spread(points), published_start=start)
 
 
 @wrapped
@@ -309,6 +341,16 @@ def center_spread(points: Tensor) -> Tensor:
     cosines = (points @ points.mT)[:, rows, columns]  # (C, M (M - 1) / 2)
     distances = (2 + 1e-5 - 2 * cosines.clamp(max=1)).sqrt()
     return distances.sum() / (num_classes * num_centers * (num_centers - 1))
+
+
+def _normal(scale: float) -> Callable[[Tensor], Tensor]:
+    """Draws normal numbers of this standard deviation."""
+    return lambda like: scale * torch.randn(like.shape)
+
+
+def _uniform(bound: float) -> Callable[[Tensor], Tensor]:
+    """Draws numbers between -bound and bound."""
+    return lambda like: torch.empty(like.shape).uniform_(-bound, bound)
 
 
 def _rows(loss: Any) -> Tensor:

@@ -40,8 +40,9 @@ class PotentialFieldLoss(nn.Module):
     """Total potential energy (Eq. 6) of a batch and of `proxies_per_class` learned proxies per class.
 
     Every embedding and every proxy attracts its own class and repels the others, with a force that decays with
-    distance. The defaults are the paper's text; constants that exert no force are left out of the value (they are in
-    `literal_energy`). The loss computes in float32 (float64 if given float64), also under autocast.
+    distance. The defaults are the paper's; of delta and alpha its text gives ranges, and 0.2 and 3 are those of its
+    figures. Constants that exert no force are left out of the value (they are in `literal_energy`). The loss computes
+    in float32 (float64 if given float64), also under autocast.
 
     Args:
         num_classes: C; labels are 0 to C - 1 (`pfml.LabelMap` makes such labels of any values).

@@ -34,6 +34,9 @@ class ProxyAnchorLoss(nn.Module):
         trust: 0 (as published: every label is right), or for labels that may be wrong: in training mode samples that do
             not fit theirs count nowhere. How well one fits is told by the field of the proxies, with the decay of the
             preset pfml-robust (see `pfml.losses.trust`); `trusted` tells which ones do.
+
+    Attributes:
+        terms: Both terms of the last value, detached: "pull" and "push".
     """
 
     proxies: nn.Parameter  # (C, 1, D)
@@ -50,6 +53,7 @@ class ProxyAnchorLoss(nn.Module):
         self.num_classes = num_classes
         self.embedding_dim = embedding_dim
         self.scale = scale
+        self.terms: dict[str, Tensor] = {}
         self.margin = margin
         check_trust(trust, 1, FIT_LAW)
         self.trust = float(trust)
@@ -70,7 +74,9 @@ class ProxyAnchorLoss(nn.Module):
             pull = _log_one_plus_sum(-self.scale * (cosines - self.margin), own)  # (C,)
             push = _log_one_plus_sum(self.scale * (cosines + self.margin), other)  # (C,)
             present = own.any(dim=0).sum().clamp(min=1)
-            return pull.sum() / present + push.mean()
+            pulls, pushes = pull.sum() / present, push.mean()
+            self.terms = {"pull": pulls.detach(), "push": pushes.detach()}
+            return pulls + pushes
 
     def trusted(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Which samples of a batch fit their labels well enough to be trained with, (batch,) of bool."""

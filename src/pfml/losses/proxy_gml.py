@@ -44,6 +44,9 @@ class ProxyGMLLoss(nn.Module):
         kept_share: Share of all proxies that a sample keeps, in (0, 1].
         proxy_weight: Weight of the proxies' own classification.
         scale: Factor of the sums of cosines.
+
+    Attributes:
+        terms: Both terms of the last value, detached, before `proxy_weight`: "samples" and "proxies".
     """
 
     proxies: nn.Parameter  # (C, M, D)
@@ -79,6 +82,7 @@ class ProxyGMLLoss(nn.Module):
         self.kept_share = kept_share
         self.proxy_weight = proxy_weight
         self.scale = scale
+        self.terms: dict[str, Tensor] = {}
         # as published, uniform: the length of a proxy is about sqrt(D / (3 C M))
         bound = 1 / math.sqrt(num_classes * proxies_per_class)
         shape = (num_classes, proxies_per_class, embedding_dim)
@@ -102,9 +106,12 @@ class ProxyGMLLoss(nn.Module):
             cosines = unit(embeddings.to(wide)) @ proxies.flatten(0, 1).T  # (batch, C * M)
             logits = self.scale * self._sums_of_kept(cosines, labels)
             loss = F.cross_entropy(logits, labels, reduction="sum") / max(len(labels), 1)
+            self.terms = {"samples": loss.detach()}
             if self.proxy_weight > 0:
                 class_sums = proxies.flatten(0, 1) @ proxies.sum(dim=1).T  # (C * M, C)
-                loss = loss + self.proxy_weight * F.cross_entropy(class_sums, self.proxy_labels)
+                classified = F.cross_entropy(class_sums, self.proxy_labels)
+                self.terms["proxies"] = classified.detach()
+                loss = loss + self.proxy_weight * classified
             return loss
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:

@@ -2,8 +2,9 @@
 
 Whatever the loss inside, a batch is checked as ours are, embeddings are put on the unit sphere in float32 at least,
 autocast is off, and the numbers that the loss learns keep their type and place: it is called with copies in the type of
-the computation. Proxies are treated alike: drawn at the same length (see `PROXY_LENGTH`), in the state with the
-hyper-parameters, in a parameter group of their own, and readable as points on the sphere.
+the computation. Proxies are treated alike: drawn at the same length (see `PROXY_LENGTH`), or as their authors draw them
+(`published_start`), in the state with the hyper-parameters, in a parameter group of their own, and readable as points
+on the sphere.
 """
 
 from __future__ import annotations
@@ -26,8 +27,13 @@ from pfml.sphere import unit
 __all__ = ["PROXY_LENGTH", "Parts", "WrappedLoss", "wrapped"]
 
 #: Length of a proxy at the start, as in `PotentialFieldLoss`. Only directions matter to these losses, so that the
-#: length sets how far a step turns a proxy; published initialisations make it depend on the number of classes.
+#: length sets how far a step turns a proxy; published initialisations make it depend on the number of classes. It is
+#: made for Adam, whose steps have the size of the learning rate: where they follow the gradient (SGD, Adam with a large
+#: eps), a proxy of length L turns 1 / L^2 as far, and a published recipe needs the length that it was made for.
 PROXY_LENGTH = 3.0
+
+#: The option that says where proxies start: it changes no value of the loss, and is no part of a stored one.
+PUBLISHED_START = "published_start"
 
 #: Options that must be positive, whatever the method.
 POSITIVE = ("temperature", "scale", "gamma", "alpha", "beta", "num_bins", "centers_per_class", "cutoff")
@@ -43,12 +49,14 @@ class Parts:
         miner: Called with embeddings and labels, without gradients; gives the indices of pairs or triplets.
         proxies: The proxies of `loss`, (C, M, D), as a view of its parameters.
         regularizer: Of the proxies on the unit sphere (C, M, D), a scalar that is added.
+        published_start: Draws proxies (C, M, D) as the authors' code does; None for any directions at `PROXY_LENGTH`.
     """
 
     loss: nn.Module
     miner: nn.Module | None = None
     proxies: Callable[[nn.Module], Tensor] | None = None
     regularizer: Callable[[Tensor], Tensor] | None = None
+    published_start: Callable[[Tensor], Tensor] | None = None
 
 
 class WrappedLoss(nn.Module):
@@ -60,6 +68,9 @@ class WrappedLoss(nn.Module):
         parts: The loss, its miner and its regulariser.
         name: Of the method, for messages and the stored state.
         options: Its hyper-parameters; a stored loss with other ones is refused.
+
+    Attributes:
+        terms: The loss and its regulariser as they were last, detached, if it has one: "classes" and "regularizer".
     """
 
     def __init__(
@@ -77,7 +88,9 @@ class WrappedLoss(nn.Module):
         if parts.proxies is not None:
             with torch.no_grad():
                 proxies = parts.proxies(self.inner)
-                proxies.copy_(PROXY_LENGTH * unit(torch.randn(proxies.shape)))
+                draw = parts.published_start or (lambda like: PROXY_LENGTH * unit(torch.randn(like.shape)))
+                proxies.copy_(draw(proxies))
+        self.terms: dict[str, Tensor] = {}
         self.register_load_state_dict_pre_hook(_check_hyperparameters)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -98,7 +111,9 @@ class WrappedLoss(nn.Module):
                 chosen = () if self.miner is None else (self.miner(points.detach(), labels),)
                 value = value + functional_call(self.inner, learned, (points, labels, *chosen)).sum()
             if self._regularizer is not None and self._proxies_of is not None:
+                alone = value.detach()
                 value = value + self._regularizer(unit(self._proxies_of(self.inner).to(wide)))
+                self.terms = {"classes": alone, "regularizer": value.detach() - alone}
         return value
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
@@ -115,7 +130,8 @@ class WrappedLoss(nn.Module):
     def hyperparameters(self) -> dict[str, Any]:
         """Everything that a stored loss must have in common with the one that loads it."""
         sizes = {"num_classes": self.num_classes, "embedding_dim": self.embedding_dim}
-        return {"method": self.name, **sizes, **self.options}
+        options = {name: value for name, value in self.options.items() if name != PUBLISHED_START}
+        return {"method": self.name, **sizes, **options}
 
     def get_extra_state(self) -> Tensor:
         """The hyper-parameters as JSON in a byte tensor, so that a state_dict holds tensors only."""

@@ -58,20 +58,23 @@ BACKBONES: dict[str, SpecialBackbone] = {
 }
 
 
-def create_backbone(name: str, *, image_size: int | None = None) -> tuple[Backbone, Preprocessing]:
+def create_backbone(
+    name: str, *, image_size: int | None = None, resize: int | None = None
+) -> tuple[Backbone, Preprocessing]:
     """A randomly initialised backbone and the preprocessing that its published weights expect.
 
     Args:
         name: A key of `BACKBONES`, an alias ("resnet50", "vit_small", "dino_vits16"), or any model name of timm's.
         image_size: Another height and width of the crop that the network sees; the short side is resized to
             1 / 0.875 of it (256 for 224, the protocol of the field), or to the size itself for the small convnet.
+        resize: Another length of the short side before that crop.
     """
     if name in BACKBONES:
         special = BACKBONES[name]
-        return special.build(image_size), with_image_size(special.preprocessing, image_size)
+        return special.build(image_size), with_image_size(special.preprocessing, image_size, resize)
     refuse_unknown(name)
     backbone = TimmBackbone(name, image_size=image_size)
-    return backbone, with_image_size(backbone.preprocessing(), image_size)
+    return backbone, with_image_size(backbone.preprocessing(), image_size, resize)
 
 
 def default_weights(name: str) -> str:
@@ -93,8 +96,8 @@ def refuse_unknown(name: str) -> None:
     )
 
 
-def with_image_size(preprocessing: Preprocessing, image_size: int | None) -> Preprocessing:
-    """The same preprocessing for crops of another size, at the same ratio of crop to resize."""
-    if image_size is None:
-        return preprocessing
-    return replace(preprocessing, resize=round(image_size * preprocessing.resize / preprocessing.crop), crop=image_size)
+def with_image_size(preprocessing: Preprocessing, image_size: int | None, resize: int | None = None) -> Preprocessing:
+    """The same preprocessing for crops of another size, at the same ratio of crop to resize unless that is given."""
+    crop = preprocessing.crop if image_size is None else image_size
+    usual = round(crop * preprocessing.resize / preprocessing.crop)
+    return replace(preprocessing, resize=usual if resize is None else resize, crop=crop)

@@ -2,7 +2,8 @@
 
 What the public Proxy-Anchor and HIST code does, to the letter, is `batch_norm="freeze"`: the running statistics never
 change, and neither do weight and bias of BatchNorm until a warm-up ends, because its end lets every parameter of the
-backbone train, these among them. Without a warm-up they stay frozen.
+backbone train, these among them. Without a warm-up they stay frozen. Code that only puts BatchNorm in evaluation mode
+has `batch_norm="freeze-statistics"`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ __all__ = ["BATCH_NORM_POLICIES", "freeze_statistics", "set_trainable", "start_t
 #: policy -> what happens to BatchNorm in the backbone
 BATCH_NORM_POLICIES = {
     "train": "statistics, weight and bias train",
+    "freeze-statistics": "statistics are frozen; weight and bias train (SoftTriple, ProxyGML, Multi-Similarity)",
     "freeze": "statistics are frozen; weight and bias are frozen too, unless a warm-up has ended (Proxy-Anchor)",
     "freeze-all": "statistics, weight and bias are frozen for ever",
 }

@@ -41,6 +41,7 @@ class EmbedderConfig:
         layer_norm: "none", or LayerNorm without parameters on the pooled "features" or on the "embedding".
         freeze_patch_embedding: Whether the first layer of a vision transformer never trains.
         image_size: Another height and width of what the network sees; None for what is usual for the backbone.
+        resize: Another short side of test images before their crop of `image_size`; None for the usual ratio of both.
     """
 
     backbone: str = "resnet50"
@@ -50,10 +51,12 @@ class EmbedderConfig:
     layer_norm: str = "none"
     freeze_patch_embedding: bool = False
     image_size: int | None = None
+    resize: int | None = None
 
     def __post_init__(self) -> None:
-        if self.image_size is not None and (not isinstance(self.image_size, int) or self.image_size < 1):
-            raise ValueError(f"image_size must be a positive integer or None, got {self.image_size!r}")
+        for name, side in (("image_size", self.image_size), ("resize", self.resize)):
+            if side is not None and (not isinstance(side, int) or side < 1):
+                raise ValueError(f"{name} must be a positive integer or None, got {side!r}")
         if not isinstance(self.freeze_patch_embedding, bool):
             raise TypeError(f"freeze_patch_embedding must be True or False, got {self.freeze_patch_embedding!r}")
 
@@ -84,7 +87,9 @@ class Embedder(nn.Module):
         self.config = config
         self.trained_on: TrainedOn | None = None
         self.backbone: Backbone
-        self.backbone, self.preprocessing = create_backbone(config.backbone, image_size=config.image_size)
+        self.backbone, self.preprocessing = create_backbone(
+            config.backbone, image_size=config.image_size, resize=config.resize
+        )
         self.head = Head(
             self.backbone.num_features,
             config.embedding_dim,
@@ -192,6 +197,7 @@ def create_embedder(
     layer_norm: str = "none",
     freeze_patch_embedding: bool = False,
     image_size: int | None = None,
+    resize: int | None = None,
 ) -> Embedder:
     """An embedder with the weights of `weights` and a new head; the arguments are those of `EmbedderConfig`."""
     return Embedder(
@@ -203,6 +209,7 @@ def create_embedder(
             layer_norm=layer_norm,
             freeze_patch_embedding=freeze_patch_embedding,
             image_size=image_size,
+            resize=resize,
         )
     )
 

@@ -8,6 +8,10 @@ The layers here are computed instead, from the features of the training images:
   within classes and s its mean variance, features are first multiplied by (S + s I)^(-1/4), half of a whitening.
 
 Both are centred, and scaled to the size that a random layer has, so that learning rates mean the same.
+
+Two starts are random: "random", He's normal distribution with fan-out and no bias, as Proxy Anchor's, HIST's and
+Multi-Similarity's code has it; and "uniform", torch's own of a linear layer, as SoftTriple's, ProxyGML's and
+ProxyNCA++'s has it. The second is shorter, so that a step turns it further.
 """
 
 from __future__ import annotations
@@ -19,9 +23,11 @@ from torch import Tensor
 
 from pfml.models.head import Head
 
-__all__ = ["HEAD_STARTS", "start_head"]
+__all__ = ["FEATURE_STARTS", "HEAD_STARTS", "start_head"]
 
-HEAD_STARTS = ("random", "principal", "whitened")
+HEAD_STARTS = ("random", "uniform", "principal", "whitened")
+#: ... that look at the features of the training images.
+FEATURE_STARTS = ("principal", "whitened")
 
 
 @torch.no_grad()
@@ -30,14 +36,14 @@ def start_head(head: Head, start: str, features: Tensor, labels: Tensor) -> None
 
     Args:
         head: Changed in place.
-        start: "principal" or "whitened"; "random" leaves the layer as it is.
+        start: One of `FEATURE_STARTS`; "random" leaves the layer as it is, and so does "uniform": see `uniform_head`.
         features: What the layer gets for the training images, (N, F).
         labels: Their classes, (N,); "principal" does not look at them.
     """
-    if start == "random":
-        return
     if start not in HEAD_STARTS:
         raise ValueError(f"head_start must be one of {', '.join(HEAD_STARTS)}, got {start!r}")
+    if start not in FEATURE_STARTS:
+        return
     layer = require_layer(head, start)
     centre = features.double().mean(0)
     centred = features.double() - centre
@@ -49,6 +55,16 @@ def start_head(head: Head, start: str, features: Tensor, labels: Tensor) -> None
     layer.weight.copy_(weight)
     if layer.bias is not None:
         layer.bias.copy_(-weight @ centre)
+
+
+@torch.no_grad()
+def uniform_head(head: Head, *, generator: torch.Generator) -> None:
+    """Draw weight and bias of the linear layer between -1 / sqrt(F) and 1 / sqrt(F), as torch does."""
+    if head.linear is None:
+        raise ValueError("head_start='uniform' needs a head with a linear layer: set model.embedding_dim")
+    bound = 1 / math.sqrt(head.num_features)
+    for parameter in head.linear.parameters():
+        parameter.copy_(torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator))
 
 
 def require_layer(head: Head, start: str) -> torch.nn.Linear:

@@ -29,12 +29,16 @@ class BatchConfig:
         size: Images per batch.
         samples_per_class: K of P x K sampling, P = size / K; 0 draws images at random. The paper is silent; a field
             without mates in the batch has only proxies to attract, so the default is 4.
+        per_epoch: Batches in an epoch, for recipes that count steps; None for as many as the training images fill.
     """
 
     size: int = 100
     samples_per_class: int = 4
+    per_epoch: int | None = None
 
     def __post_init__(self) -> None:
+        if self.per_epoch is not None and self.per_epoch < 1:
+            raise ValueError(f"batch.per_epoch must be >= 1, or null for all images once, got {self.per_epoch}")
         if self.size < 1 or self.samples_per_class < 0:
             raise ValueError(
                 f"batch.size must be >= 1 and batch.samples_per_class >= 0, "
@@ -112,21 +116,33 @@ class ScheduleConfig:
     """How learning rates change, all groups alike.
 
     Args:
-        name: "constant"; "step": times `factor` every `every` epochs; "cosine": to zero at the end; "one-cycle": up
-            from 1/25 over the first 30 % of the steps, then down to zero, both along a cosine.
+        name: "constant"; "step": times `factor` every `every` epochs; "milestones": times `factor` after each of
+            `milestones`; "cosine": to zero at the end; "one-cycle": up from 1/25 over the first 30 % of the steps, then
+            down to zero, both along a cosine.
         every: Epochs between steps.
         factor: Of a step.
+        milestones: Epochs after which "milestones" lowers the rates, counted from the start of the run, warm-up
+            included: (19, 39) trains 19 epochs at the full rate.
     """
 
-    name: Literal["constant", "step", "cosine", "one-cycle"] = "constant"
+    name: Literal["constant", "step", "milestones", "cosine", "one-cycle"] = "constant"
     every: int = 10
     factor: float = 0.5
+    milestones: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.every < 1 or not 0 < self.factor <= 1:
             raise ValueError(
                 f"schedule.every must be >= 1 and schedule.factor in (0, 1], got {self.every} and {self.factor}"
             )
+        object.__setattr__(self, "milestones", tuple(self.milestones))  # YAML and JSON give lists
+        if (self.name == "milestones") != bool(self.milestones):
+            raise ValueError(
+                f"schedule.milestones are epochs of schedule.name milestones, which needs some: "
+                f"got {list(self.milestones)} with {self.name}"
+            )
+        if any(epoch < 1 for epoch in self.milestones) or sorted(set(self.milestones)) != list(self.milestones):
+            raise ValueError(f"schedule.milestones must be rising epochs >= 1, got {list(self.milestones)}")
 
 
 @dataclass(frozen=True)
@@ -136,10 +152,12 @@ class TrainConfig:
     Args:
         epochs: Passes over the training images.
         warm_up_epochs: First epochs in which only the embedding layer and the proxies train, at full rate.
-        head_start: Where the embedding layer starts: "random"; or from the features of the training images, "principal"
-            or "whitened" (see `pfml.models.head_start`), for a trunk with pretrained weights.
-        batch_norm: "train"; "freeze" (Proxy Anchor's sense: statistics frozen, the affine part trained once a warm-up
-            has ended); "freeze-all" (the affine part too, throughout).
+        warm_up_after: Epochs of the whole network before the warm-up; ProxyGML's code warms up in its second epoch.
+        head_start: Where the embedding layer starts: "random" (He's normal distribution, as in Proxy Anchor's code);
+            "uniform" (torch's own of a linear layer); or from the features of the training images, "principal" or
+            "whitened" (see `pfml.models.head_start`), for a trunk with pretrained weights.
+        batch_norm: "train"; "freeze-statistics" (the affine part trains); "freeze" (Proxy Anchor's sense: statistics
+            frozen, the affine part trained once a warm-up has ended); "freeze-all" (the affine part too, throughout).
         average: Share of the old mean in the running mean of the network's weights after each step, which is what is
             evaluated and saved; 0.99 averages about the last hundred steps, 0 keeps no mean. It starts when the warm-up
             ends, and reaches over half of the steps at most; what the loss learns is not averaged (see
@@ -158,8 +176,9 @@ class TrainConfig:
 
     epochs: int = 200
     warm_up_epochs: int = 1
-    head_start: Literal["random", "principal", "whitened"] = "random"
-    batch_norm: Literal["train", "freeze", "freeze-all"] = "freeze"
+    warm_up_after: int = 0
+    head_start: Literal["random", "uniform", "principal", "whitened"] = "random"
+    batch_norm: Literal["train", "freeze-statistics", "freeze", "freeze-all"] = "freeze"
     loss: LossConfig = field(default_factory=LossConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -177,9 +196,17 @@ class TrainConfig:
     log_every: int = 10
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("warm_up_epochs", 0), ("evaluate_every", 1), ("checkpoint_every", 0)):
+        for name, least in (
+            ("epochs", 1),
+            ("warm_up_epochs", 0),
+            ("warm_up_after", 0),
+            ("evaluate_every", 1),
+            ("checkpoint_every", 0),
+        ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        if self.warm_up_after and not self.warm_up_epochs:
+            raise ValueError(f"warm_up_after needs warm_up_epochs of at least 1, got {self.warm_up_after} and 0")
         if self.log_every < 1:
             raise ValueError(f"log_every must be >= 1, got {self.log_every}")
         if not 0 <= self.average < 1:
@@ -191,3 +218,12 @@ class TrainConfig:
             raise ValueError(f"compile must be true, false or auto, got {self.compile!r}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must lie in [0, 2^63), got {self.seed}")
+
+    def is_warm_up(self, epoch: int) -> bool:
+        """Whether only the embedding layer and the loss train in this epoch, counted from 0."""
+        return self.warm_up_after <= epoch < self.warm_up_after + self.warm_up_epochs
+
+    @property
+    def settled_from(self) -> int:
+        """The epoch, counted from 0, from which the whole network trains to the end."""
+        return self.warm_up_after + self.warm_up_epochs

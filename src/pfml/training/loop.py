@@ -33,7 +33,7 @@ from pfml.files import write_atomically
 from pfml.losses.checks import DeferredCheck, deferred_checks
 from pfml.models import Embedder
 from pfml.models.batch_norm import set_trainable, start_training_mode
-from pfml.models.head_start import require_layer, start_head
+from pfml.models.head_start import require_layer, start_head, uniform_head
 from pfml.training.averaging import WeightAverage, largest_share
 from pfml.training.checkpoint import CheckpointWriter
 from pfml.training.config import TrainConfig
@@ -113,7 +113,7 @@ class Training:
             fused=lag > 0 or self.device.type == "cuda",
         )
         self.scaler = create_scaler(config, self.device, self.world)
-        averaged_steps = (config.epochs - config.warm_up_epochs) * len(self.batches)
+        averaged_steps = (config.epochs - config.settled_from) * len(self.batches)
         self.weight_average = WeightAverage(self.embedder, min(config.average, largest_share(averaged_steps)))
         self.labels = data.train.labels.to(self.device)
         self.writer = CheckpointWriter(folder.checkpoints, in_background=self.device.type == "cuda")
@@ -121,6 +121,8 @@ class Training:
         self.epoch = 0
         self.position = 0  # batches of this epoch that are done
         self.loss_sum = 0.0  # of this epoch
+        self.term_sums: dict[str, float] = {}  # of this epoch, for a loss that tells what it is made of
+        self.mean_terms: dict[str, float] = {}  # of the last whole epoch
         self.history: list[dict[str, Any]] = []
         self.pace = Pace()
 
@@ -151,7 +153,7 @@ class Training:
         start_training_mode(self.embedder, batch_norm=config.batch_norm)
         set_trainable(
             self.embedder,
-            warming_up=self.epoch < config.warm_up_epochs,
+            warming_up=config.is_warm_up(self.epoch),
             batch_norm=config.batch_norm,
             warm_up_epochs=config.warm_up_epochs,
         )
@@ -170,8 +172,10 @@ class Training:
             if stop:
                 raise Interrupted(f"stopped at step {self.step}, state saved", stop)
         self.catch_up()
-        mean_loss = self.loss_sum / len(self.batches)
-        self.epoch, self.position, self.loss_sum = self.epoch + 1, 0, 0.0
+        steps = len(self.batches)
+        mean_loss = self.loss_sum / steps
+        self.mean_terms = {name: value / steps for name, value in self.term_sums.items()}
+        self.epoch, self.position, self.loss_sum, self.term_sums = self.epoch + 1, 0, 0.0, {}
         if self.epoch % config.evaluate_every == 0 or self.epoch == config.epochs:
             with self.weight_average.applied():
                 self.evaluate(mean_loss, self.pace.images_per_second())
@@ -202,12 +206,12 @@ class Training:
         agree_on_gradients(self.embedder, self.loss, self.world)
         self.scaler.unscale_(self.optimizer)
         norm = gradient_norm(self.optimizer, self.world)
-        outcomes = self.watch.add(batch, loss, norm, checks)
+        outcomes = self.watch.add(batch, loss, norm, checks, getattr(self.loss, "terms", None))
         self.judge(outcomes)
         clip_gradients(self.optimizer, config.optimizer, norm, self.world)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        if batch.epoch >= config.warm_up_epochs:
+        if batch.epoch >= config.settled_from:
             self.weight_average.update()
         return outcomes
 
@@ -237,11 +241,14 @@ class Training:
         for outcome in outcomes:
             batch, done = outcome.batch, outcome.batch.step + 1
             self.loss_sum += outcome.loss
+            for name, value in outcome.terms.items():
+                self.term_sums[name] = self.term_sums.get(name, 0.0) + value
+            terms = {"terms": outcome.terms} if outcome.terms else {}
             self.pace.images += len(batch.indices)
             speed = self.pace.images_per_second()
             self.monitor.step(batch.epoch, outcome.loss, speed)
             if done % self.config.log_every == 0:
-                self.folder.append("step", done, epoch=batch.epoch, loss=outcome.loss, images_per_second=speed)
+                self.folder.append("step", done, epoch=batch.epoch, loss=outcome.loss, images_per_second=speed, **terms)
 
     def catch_up(self) -> None:
         """Wait for the steps that are still under way on the device, and account for them."""
@@ -273,9 +280,12 @@ class Training:
         )
 
     def place_head(self) -> None:
-        """Start the embedding layer from features of the training set where the configuration asks for it."""
+        """Start the embedding layer as the configuration asks for it, from features of the training set if need be."""
         start, head = self.config.head_start, self.embedder.head
         if start == "random":
+            return
+        if start == "uniform":
+            uniform_head(head, generator=generator_for(self.config.seed, "head", 0))
             return
         require_layer(head, start)
         features = self.embeddings("train", features=True)
@@ -295,6 +305,7 @@ class Training:
         entry: dict[str, Any] = {
             "epoch": self.epoch,
             "loss": mean_loss,
+            **({"terms": self.mean_terms} if self.mean_terms else {}),
             "images_per_second": images_per_second,
             "test": self.scores("test"),
         }

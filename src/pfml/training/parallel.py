@@ -65,7 +65,7 @@ def prepare_network(embedder: Embedder, config: TrainConfig, world: World) -> Em
         if world.device is None or world.device.type != "cuda":
             raise ValueError(
                 "on several ranks without GPUs, BatchNorm cannot take its statistics from all of a batch: "
-                "choose --batch_norm freeze or freeze-all, or train in one process"
+                "choose --batch_norm freeze, freeze-statistics or freeze-all, or train in one process"
             )
         embedder = nn.SyncBatchNorm.convert_sync_batchnorm(embedder, world.group)
     world.copy_first(list(embedder.state_dict().values()))

@@ -43,8 +43,8 @@ def create_batches(images: ImageSet, config: TrainConfig) -> RandomBatches | Bal
     if size > len(images):
         raise ValueError(f"batch.size must not exceed the {len(images)} training images, got {size}")
     if per_class == 0:
-        return RandomBatches(len(images), size, config.seed)
-    return BalancedBatches(images.labels, size // per_class, per_class, config.seed)
+        return RandomBatches(len(images), size, config.seed, per_epoch=config.batch.per_epoch)
+    return BalancedBatches(images.labels, size // per_class, per_class, config.seed, per_epoch=config.batch.per_epoch)
 
 
 def learned(embedder: Embedder, data: RetrievalData) -> TrainedOn:

@@ -40,6 +40,7 @@ def progress(training: Training) -> dict[str, Any]:
         "epoch": training.epoch,
         "position": training.position,
         "loss_sum": training.loss_sum,
+        "term_sums": training.term_sums,
         "history": training.history,
         "scaler": training.scaler.state_dict(),
         "config": _plain_config(training.config),
@@ -73,6 +74,7 @@ def go_on(training: Training) -> None:
     load_optimizer_state(training.optimizer, training.loss, part(tensors, "optimizer/"))
     training.scaler.load_state_dict(state["scaler"])
     training.epoch, training.position, training.loss_sum = state["epoch"], state["position"], state["loss_sum"]
+    training.term_sums = dict(state.get("term_sums", {}))  # which older checkpoints do not have
     training.history = state["history"]
     folder.forget_after(training.step, len(training.history))
     torch.set_rng_state(tensors["generator/cpu"])

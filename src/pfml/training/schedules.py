@@ -14,6 +14,8 @@ def learning_rate_factor(schedule: ScheduleConfig, step: int, steps_per_epoch: i
     progress = step / max(steps_per_epoch * epochs, 1)  # in [0, 1)
     if schedule.name == "step":
         return schedule.factor ** (step // steps_per_epoch // schedule.every)
+    if schedule.name == "milestones":
+        return schedule.factor ** sum(epoch <= step // steps_per_epoch for epoch in schedule.milestones)
     if schedule.name == "cosine":
         return _half_cosine(1.0, 0.0, progress)
     if schedule.name == "one-cycle":

@@ -9,8 +9,8 @@ once, before its update.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ class Outcome:
         norm: Of the gradient.
         held: Whether something was not finite; the device has then left out the update.
         checks: Deferred checks of the loss that have something to tell.
+        terms: What the loss is made of, by name, if it tells that.
     """
 
     batch: Batch
@@ -46,6 +47,7 @@ class Outcome:
     norm: float
     held: bool
     checks: tuple[DeferredCheck, ...]
+    terms: dict[str, float] = field(default_factory=dict)
 
 
 class Watch:
@@ -64,13 +66,23 @@ class Watch:
         self.hold = torch.zeros((), device=device)
         self._under_way: deque[_Reading] = deque()
 
-    def add(self, batch: Batch, loss: Tensor, norm: Tensor, checks: Sequence[DeferredCheck] = ()) -> list[Outcome]:
+    def add(
+        self,
+        batch: Batch,
+        loss: Tensor,
+        norm: Tensor,
+        checks: Sequence[DeferredCheck] = (),
+        terms: Mapping[str, Tensor] | None = None,
+    ) -> list[Outcome]:
         """Take the numbers of a step, to be called between its gradient and its update; the outcomes known by now."""
+        terms = terms or {}
         numbers = torch.stack([loss.detach().double(), norm.detach().double()])
         is_bad = torch.stack([~torch.isfinite(numbers).all(), *(check.is_bad for check in checks)]).any()
         self.hold.copy_(is_bad)
         flags = torch.stack([is_bad, *(check.is_worth_a_look for check in checks)]).double()
-        self._under_way.append(_Reading(batch, torch.cat([numbers, flags]), tuple(checks)))
+        parts = [one.detach().double().reshape(1) for one in terms.values()]
+        read = torch.cat([numbers, flags, *parts])
+        self._under_way.append(_Reading(batch, read, tuple(checks), tuple(terms)))
         return [self._under_way.popleft().outcome() for _ in range(len(self._under_way) - self.lag)]
 
     def flush(self) -> list[Outcome]:
@@ -83,9 +95,12 @@ class Watch:
 class _Reading:
     """A copy to memory that is under way."""
 
-    def __init__(self, batch: Batch, numbers: Tensor, checks: tuple[DeferredCheck, ...]) -> None:
+    def __init__(
+        self, batch: Batch, numbers: Tensor, checks: tuple[DeferredCheck, ...], terms: tuple[str, ...]
+    ) -> None:
         self.batch = batch
         self.checks = checks
+        self.terms = terms
         self.copied: torch.cuda.Event | None = None
         self.numbers = numbers
         if numbers.is_cuda:
@@ -99,5 +114,6 @@ class _Reading:
         if self.copied is not None:
             self.copied.synchronize()
         loss, norm, held, *told = self.numbers.tolist()
+        told, parts = told[: len(self.checks)], told[len(self.checks) :]
         checks = tuple(check for check, tells in zip(self.checks, told, strict=True) if tells)
-        return Outcome(self.batch, loss, norm, bool(held), checks)
+        return Outcome(self.batch, loss, norm, bool(held), checks, dict(zip(self.terms, parts, strict=True)))

@@ -1,6 +1,6 @@
 """The methods that can be trained by name: `METHODS`, one visible table.
 
-How a method is trained: `pfml.training.methods.recipes`.
+How a method is trained: `pfml.training.methods.recipes`. How it was published: `pfml.training.methods.published`.
 """
 
 from pfml.training.methods.choice import LossConfig, create_loss

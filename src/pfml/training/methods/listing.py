@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pfml.training.methods.method import Method
+from pfml.training.methods.recipe import PublishedRecipe
 from pfml.training.methods.table import METHODS
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["markdown_table", "recipe_yaml", "rich_table"]
+__all__ = ["markdown_table", "recipe_lines", "recipe_table", "recipe_yaml", "rich_table"]
 
 
 def rich_table() -> Table:
@@ -26,30 +28,56 @@ def rich_table() -> Table:
 
 def markdown_table() -> str:
     """The whole table."""
-    headings = ("name", "loss", "chooses from the batch", "learns", "options", "published with", "source", "notes")
-    lines = [headings, ("---",) * len(headings)]
+    headings = ("name", "loss", "chooses from the batch", "learns", "options", "source", "notes")
+    rows = [
+        (f"`{name}`", method.description, method.miner, method.learns, _options(method), method.source, method.note)
+        for name, method in METHODS.items()
+    ]
+    return _markdown(headings, rows)
+
+
+def recipe_table() -> str:
+    """All published recipes, those of methods that share them once."""
+    headings = ("methods", "data set", "backbone", "published with", "not as published")
+    sharing: dict[int, list[str]] = {}
     for name, method in METHODS.items():
-        recipe = method.recipe
-        notes = "; ".join(filter(None, [method.note, recipe.departs and f"recipe: {recipe.departs}" if recipe else ""]))
-        published = recipe.describe() if recipe else ""
-        cells = (method.description, method.miner, method.learns, _options(method), published, method.source, notes)
-        lines.append((f"`{name}`", *(cell.replace("|", "\\|") for cell in cells)))
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        sharing.setdefault(id(method.recipes), []).append(f"`{name}`")
+    recipes = {id(method.recipes): method.recipes for method in METHODS.values()}
+    rows = [
+        (", ".join(names), recipe.dataset or "any", recipe.backbone or "any", recipe.describe(), recipe.departs)
+        for shared, names in sharing.items()
+        for recipe in recipes[shared]
+    ]
+    return _markdown(headings, rows)
 
 
-def recipe_yaml(name: str) -> str:
-    """The published recipe of a method as a configuration file, for CUB with ResNet-50 where the recipe is silent."""
+def recipe_yaml(name: str, dataset: str = "cub", backbone: str = "resnet50") -> str:
+    """The published recipe of a method as a configuration file; where it is silent, the defaults of `RunConfig`."""
     import yaml
 
-    from pfml.training.config_files import plain, shipped_config
-    from pfml.training.methods.recipes import recipe_config
+    from pfml.models import EmbedderConfig
+    from pfml.training.config_files import plain
+    from pfml.training.methods.recipes import published_recipe, recipe_config
+    from pfml.training.run import DataConfig, RunConfig
 
-    base = shipped_config("cub-resnet50-512")
+    base = RunConfig(data=DataConfig(dataset), model=EmbedderConfig(backbone))
     content = plain(recipe_config(name, base, published=True))
-    recipe = METHODS[name].recipe
-    assert recipe is not None
-    lines = [f"# {name}: {recipe.describe()}", *([f"# not as published: {recipe.departs}"] if recipe.departs else [])]
-    return "\n".join(lines) + "\n" + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    lines = recipe_lines(name, published_recipe(name, dataset, backbone))
+    return (
+        "\n".join(f"# {line}" for line in lines) + "\n" + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    )
+
+
+def recipe_lines(name: str, published: PublishedRecipe) -> list[str]:
+    """What a recipe is, whose values it has if its authors give none for what was asked, and what it lacks."""
+    recipe = published.recipe
+    lines = [f"{name}, {recipe.place}: {recipe.describe()}", published.remark]
+    return [*filter(None, lines), *([f"not as published: {recipe.departs}"] if recipe.departs else [])]
+
+
+def _markdown(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [headings, ("---",) * len(headings), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def _loss(method: Method) -> str:

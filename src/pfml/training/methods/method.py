@@ -9,67 +9,9 @@ from typing import Any
 
 from torch import nn
 
+from pfml.training.methods.recipe import PublishedRecipe, Recipe, chosen_recipe
+
 __all__ = ["Method", "Recipe"]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a method was trained where it was published, on CUB if it differs; None where the source is silent.
-
-    Args:
-        optimizer: A key of `pfml.training.optimisation.OPTIMIZERS`.
-        lr: Of the trunk.
-        proxy_lr: Of what the loss learns.
-        weight_decay: Of trunk and head.
-        proxy_weight_decay: Of what the loss learns.
-        eps: Added to the root of Adam's second moment.
-        momentum: Of SGD and RMSprop.
-        clip_value: Largest gradient component.
-        step_every, step_factor: The learning rates times `step_factor` every `step_every` epochs.
-        batch_size: Images per batch.
-        samples_per_class: K of P x K sampling; 0 for random batches.
-        epochs, warm_up_epochs: As in `TrainConfig`.
-        pooling, layer_norm: Of the head, as in `EmbedderConfig`.
-        source: Where these values stand.
-        departs: What of it a configuration of ours cannot say.
-    """
-
-    optimizer: str
-    lr: float
-    source: str
-    proxy_lr: float | None = None
-    weight_decay: float = 0.0
-    proxy_weight_decay: float = 0.0
-    eps: float = 1e-8
-    momentum: float = 0.0
-    clip_value: float | None = None
-    step_every: int | None = None
-    step_factor: float = 1.0
-    batch_size: int | None = None
-    samples_per_class: int = 0
-    epochs: int | None = None
-    warm_up_epochs: int = 0
-    pooling: str | None = None
-    layer_norm: str | None = None
-    departs: str = ""
-
-    def describe(self) -> str:
-        """In a line."""
-        rates = f"{self.lr:g}" + (f", loss {self.proxy_lr:g}" if self.proxy_lr is not None else "")
-        eps = f" eps {self.eps:g}" if self.eps != 1e-8 else ""
-        momentum = f" momentum {self.momentum:g}" if self.momentum else ""
-        step = f"x{self.step_factor:g} per {self.step_every}" if self.step_every else ""
-        per_class = f" ({self.samples_per_class} per class)" if self.samples_per_class else ""
-        parts = [
-            f"{self.optimizer}{eps}{momentum} {rates}, decay {self.weight_decay:g}",
-            step,
-            f"batch {self.batch_size}{per_class}" if self.batch_size else "",
-            f"{self.epochs} epochs" if self.epochs else "",
-            f"warm-up {self.warm_up_epochs}" if self.warm_up_epochs else "",
-            f"clip {self.clip_value:g}" if self.clip_value else "",
-            " ".join(filter(None, [self.pooling, f"LayerNorm {self.layer_norm}" if self.layer_norm else ""])),
-        ]
-        return "; ".join(filter(None, parts)) + f" [{self.source}]"
 
 
 @dataclass(frozen=True)
@@ -85,7 +27,7 @@ class Method:
         learns: What the loss itself learns.
         needs_mates: Whether a sample without a mate in its batch teaches nothing, so that K must be 2 or more.
         proxy_lr: Learning rate of what the loss learns where all methods share a recipe; None for the shared one.
-        recipe: How it was published.
+        recipes: How it was published, by data set and backbone; see `recipe_for`.
         note: Where the loss departs from its paper.
         from_teachers: Whether the loss compares with embeddings of teachers in place of labels.
         trains: Whether there is anything to train; `pfml.training.methods.untrained` evaluates those without.
@@ -99,10 +41,14 @@ class Method:
     learns: str = ""
     needs_mates: bool = False
     proxy_lr: float | None = None
-    recipe: Recipe | None = None
+    recipes: tuple[Recipe, ...] = ()
     note: str = ""
     from_teachers: bool = False
     trains: bool = True
+
+    def recipe_for(self, dataset: str | None, backbone: str | None) -> PublishedRecipe | None:
+        """The published recipe for a data set and a backbone, or the nearest one; None if there is none at all."""
+        return chosen_recipe(self.recipes, dataset, backbone)
 
     def options(self) -> dict[str, Any]:
         """What may be set, with its default: the keyword-only arguments of the loss."""

@@ -7,10 +7,11 @@ from typing import TypeVar
 
 from pfml.training.config import BatchConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from pfml.training.methods.choice import LossConfig
-from pfml.training.methods.method import Method, Recipe
+from pfml.training.methods.method import Method
+from pfml.training.methods.recipe import PublishedRecipe, Recipe
 from pfml.training.methods.table import METHODS
 
-__all__ = ["recipe_config"]
+__all__ = ["published_recipe", "recipe_config"]
 
 Config = TypeVar("Config", bound=TrainConfig)
 
@@ -25,16 +26,36 @@ def recipe_config(method: str, base: Config, *, published: bool = False) -> Conf
     Args:
         method: Its name.
         base: A `TrainConfig` or `RunConfig`.
-        published: Take optimiser, rates, schedule, batch, epochs, and head of a `RunConfig`, as they were published.
+        published: Take everything as it was published for the data set and the backbone of a `RunConfig` (see
+            `published_recipe`): optimiser, rates, schedule, batch, epochs, crops, BatchNorm, the options of the loss,
+            and the head. Where the source is silent, `base` decides; options of `base.loss` override the recipe's.
 
     Raises:
         ValueError: The published recipe is unknown.
     """
+    from pfml.training.run import RunConfig
+
     row = METHODS[LossConfig(method).name]
     loss = base.loss if base.loss.name == method else LossConfig(method)
     config = replace(base, loss=loss)
-    config = _published(method, row.recipe, config) if published else _shared(row, config)
+    if published:
+        place = (base.data.name, base.model.backbone) if isinstance(base, RunConfig) else (None, None)
+        config = _published(published_recipe(method, *place).recipe, config)
+    else:
+        config = _shared(row, config)
     return replace(config, batch=_with_mates(config.batch)) if row.needs_mates else config
+
+
+def published_recipe(method: str, dataset: str | None = None, backbone: str | None = None) -> PublishedRecipe:
+    """The recipe of `method` for a data set and a backbone, or the nearest one and a remark that says so.
+
+    Raises:
+        ValueError: There is none.
+    """
+    found = METHODS[LossConfig(method).name].recipe_for(dataset, backbone)
+    if found is None:
+        raise ValueError(f"the table has no published recipe of {method}: train it with published=False")
+    return found
 
 
 def _shared(row: Method, config: Config) -> Config:
@@ -43,11 +64,9 @@ def _shared(row: Method, config: Config) -> Config:
     return replace(config, optimizer=replace(config.optimizer, proxy_lr=row.proxy_lr))
 
 
-def _published(method: str, recipe: Recipe | None, config: Config) -> Config:
+def _published(recipe: Recipe, config: Config) -> Config:
     from pfml.training.run import RunConfig
 
-    if recipe is None:
-        raise ValueError(f"the table has no published recipe of {method}: train it with published=False")
     optimizer = OptimizerConfig(
         name=recipe.optimizer,  # type: ignore[arg-type]  # checked by the configuration
         lr=recipe.lr,
@@ -58,23 +77,43 @@ def _published(method: str, recipe: Recipe | None, config: Config) -> Config:
         momentum=recipe.momentum,
         clip_value=recipe.clip_value,
     )
-    schedule = ScheduleConfig()
-    if recipe.step_every is not None:
-        schedule = ScheduleConfig("step", every=recipe.step_every, factor=recipe.step_factor)
-    batch = BatchConfig(recipe.batch_size or config.batch.size, recipe.samples_per_class)
+    augmentation = config.augmentation
+    if recipe.crop_area is not None:
+        augmentation = replace(augmentation, scale=recipe.crop_area)
     config = replace(
         config,
+        loss=replace(config.loss, options={**recipe.options, **config.loss.options}),
         optimizer=optimizer,
-        schedule=schedule,
-        batch=batch,
+        schedule=_schedule(recipe),
+        batch=BatchConfig(recipe.batch_size or config.batch.size, recipe.samples_per_class, recipe.steps_per_epoch),
+        augmentation=augmentation,
+        average=0.0,
         epochs=recipe.epochs or config.epochs,
         warm_up_epochs=recipe.warm_up_epochs,
+        warm_up_after=recipe.warm_up_after,
+        batch_norm=recipe.batch_norm or config.batch_norm,
+        head_start=recipe.head_start,
     )
     if isinstance(config, RunConfig):
-        model = config.model
-        pooling, layer_norm = recipe.pooling or model.pooling, recipe.layer_norm or model.layer_norm
-        config = replace(config, model=replace(model, pooling=pooling, layer_norm=layer_norm))
+        model, dim = config.model, recipe.embedding_dim
+        model = replace(
+            model,
+            pooling=recipe.pooling or model.pooling,
+            layer_norm=recipe.layer_norm or "none",
+            embedding_dim=None if dim == "features" else dim or model.embedding_dim,
+            image_size=recipe.image_size or model.image_size,
+            resize=recipe.resize or model.resize,
+        )
+        config = replace(config, model=model)
     return config
+
+
+def _schedule(recipe: Recipe) -> ScheduleConfig:
+    if recipe.milestones:
+        return ScheduleConfig("milestones", factor=recipe.step_factor, milestones=recipe.milestones)
+    if recipe.step_every is not None:
+        return ScheduleConfig("step", every=recipe.step_every, factor=recipe.step_factor)
+    return ScheduleConfig()
 
 
 def _with_mates(batch: BatchConfig) -> BatchConfig:

@@ -2,55 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import nn
 
 from pfml.losses import HISTLoss, PotentialFieldLoss, ProxyAnchorLoss, ProxyGMLLoss, baselines, distillation
-from pfml.training.methods.method import Method, Recipe
+from pfml.training.methods import published
+from pfml.training.methods.method import Method
 
 __all__ = ["METHODS"]
-
-PAPER = Recipe(
-    "adam", 1e-4, "supplement", 0.01, 5e-4, batch_size=100, samples_per_class=4, epochs=200, warm_up_epochs=1,
-    departs="the paper does not say how batches are drawn",
-)  # fmt: skip
-PROXY_ANCHOR = Recipe(
-    "adamw", 1e-4, "authors' code, BN-Inception", 0.01, 1e-4, 1e-4, clip_value=10, step_every=10, step_factor=0.5,
-    batch_size=180, epochs=60, warm_up_epochs=1, pooling="avg+max",
-)  # fmt: skip
-PROXY_NCA = Recipe(
-    "adam", 0.045, "proxy-nca (Dichotomies)", 1.0, eps=1.0, step_every=1, step_factor=0.94, epochs=20,
-    departs="label smoothing 0.1",
-)  # fmt: skip
-PROXY_NCA_PLUS_PLUS = Recipe(
-    "adam", 4e-3, "authors' code", 400.0, eps=1.0, batch_size=32, samples_per_class=4, epochs=40, pooling="max",
-    layer_norm="features", departs="learning rates fall when validation does not improve for 4 epochs",
-)  # fmt: skip
-SOFT_TRIPLE = Recipe(
-    "adam", 1e-4, "authors' code", 0.01, 1e-4, 1e-4, eps=0.01, step_every=20, step_factor=0.1, batch_size=32, epochs=50
-)
-PROXY_GML = replace(SOFT_TRIPLE, proxy_lr=0.03)
-HIST = Recipe(
-    "adam", 1.2e-4, "authors' code", 0.1, 5e-5, 5e-5, step_every=5, step_factor=0.5, batch_size=32, epochs=40,
-    warm_up_epochs=1, pooling="avg+max", layer_norm="embedding", departs="warm-up epochs come on top of the others",
-)  # fmt: skip
-MULTI_SIMILARITY = Recipe(
-    "adam", 3e-5, "authors' code", weight_decay=5e-4, step_every=16, step_factor=0.1, batch_size=80,
-    samples_per_class=5, epochs=41, departs="counted in steps there: 3,000, with the rates falling at 1,200 and 2,400",
-)  # fmt: skip
-REVISITING = Recipe(
-    "adam", 1e-5, "Roth et al., ICML 2020", weight_decay=4e-4, batch_size=112, samples_per_class=2, epochs=150
-)
-MARGIN = replace(REVISITING, proxy_lr=5e-4)
-NORMALIZED_SOFTMAX = Recipe(
-    "sgd", 0.01, "authors' code", 0.01, 1e-4, momentum=0.9, layer_norm="features", departs="the loss's rate is ours"
-)
-MLRC = Recipe(
-    "rmsprop", 1e-6, "Musgrave et al., ECCV 2020", weight_decay=1e-4, momentum=0.9, batch_size=32, samples_per_class=4,
-    departs="epochs of 100 steps until validation does not improve",
-)  # fmt: skip
-MLRC_CLASSIFICATION = replace(MLRC, samples_per_class=1, departs=f"{MLRC.departs}; the loss's rate tuned")
 
 ROBUST = {
     "normalization": "log", "delta": 1.0, "delta_rep": 1.3, "alpha": 24.0, "proxy_attraction": False,
@@ -69,10 +27,10 @@ def no_loss(num_classes: int, embedding_dim: int) -> nn.Module:
 METHODS: dict[str, Method] = {
     "pfml": Method(
         PotentialFieldLoss,
-        "the paper's text: Eq. 6, delta 0.2, alpha 3, 15 proxies per class",
+        "the paper's Eq. 6, 15 proxies per class; delta 0.2 and alpha 3, of its figures, in the ranges of its text",
         "Bhatnagar and Ahuja, CVPR 2025",
         learns="proxies (C, M, D)",
-        recipe=PAPER,
+        recipes=published.PAPER,
     ),
     "pfml-log": Method(
         PotentialFieldLoss,
@@ -95,7 +53,7 @@ METHODS: dict[str, Method] = {
         "Bhatnagar and Ahuja, CVPR 2025",
         {"potential": "cpml"},
         learns="proxies (C, M, D)",
-        recipe=PAPER,
+        recipes=published.PAPER,
         note="the paper does not define its repulsion; ours is [delta - r]+^2",
     ),
     "proxy-anchor": Method(
@@ -103,7 +61,7 @@ METHODS: dict[str, Method] = {
         "each proxy pulls its class and pushes the rest, the harder the worse they fit",
         "Kim et al., CVPR 2020",
         learns="proxies (C, 1, D)",
-        recipe=PROXY_ANCHOR,
+        recipes=published.PROXY_ANCHOR,
     ),
     "proxy-anchor-robust": Method(
         ProxyAnchorLoss,
@@ -111,64 +69,64 @@ METHODS: dict[str, Method] = {
         "Kim et al., CVPR 2020, and this package",
         {"trust": 0.3},
         learns="proxies (C, 1, D)",
-        recipe=PROXY_ANCHOR,
+        recipes=published.PROXY_ANCHOR,
     ),
     "proxy-nca": Method(
         baselines.proxy_nca,
         "squared distances to the proxies of all classes, against the others",
         "Movshovitz-Attias et al., ICCV 2017",
         learns="proxies (C, 1, D)",
-        recipe=PROXY_NCA,
-        note="without the code's label smoothing; (3, 3) of CUB and Cars as scale 9, SOP has (1, 8)",
+        recipes=published.PROXY_NCA,
+        note="lengths of (3, 3) of points and proxies as scale 9, of (1, 8) as scale 8",
     ),
     "proxy-nca++": Method(
         baselines.proxy_nca_plus_plus,
         "proxy-nca as a probability, temperature 1/9",
         "Teh et al., ECCV 2020",
         learns="proxies (C, 1, D)",
-        recipe=PROXY_NCA_PLUS_PLUS,
+        recipes=published.PROXY_NCA_PLUS_PLUS,
     ),
     "normalized-softmax": Method(
         baselines.normalized_softmax,
         "classification by cosines over a temperature",
         "Zhai and Wu, BMVC 2019",
         learns="weights (C, 1, D)",
-        recipe=NORMALIZED_SOFTMAX,
+        recipes=published.NORMALIZED_SOFTMAX,
     ),
     "cosface": Method(
         baselines.cosface,
         "classification by cosines, the own one less a margin",
         "Wang et al., CVPR 2018",
         learns="weights (C, 1, D)",
-        recipe=MLRC_CLASSIFICATION,
+        recipes=published.COSFACE,
     ),
     "arcface": Method(
         baselines.arcface,
         "classification by angles, the own one plus a margin in degrees",
         "Deng et al., CVPR 2019",
         learns="weights (C, 1, D)",
-        recipe=MLRC_CLASSIFICATION,
+        recipes=published.ARCFACE,
     ),
     "soft-triple": Method(
         baselines.soft_triple,
         "classification by the nearest of 10 centres per class, which attract each other",
         "Qian et al., ICCV 2019",
         learns="centres (C, M, D)",
-        recipe=SOFT_TRIPLE,
+        recipes=published.SOFT_TRIPLE,
     ),
     "proxy-gml": Method(
         ProxyGMLLoss,
         "12 proxies per class; a sample is classified by those near it",
         "Zhu et al., NeurIPS 2020",
         learns="proxies (C, M, D)",
-        recipe=PROXY_GML,
+        recipes=published.PROXY_GML,
     ),
     "hist": Method(
         HISTLoss,
         "class Gaussians, and a hypergraph network over the batch",
         "Lim et al., CVPR 2022",
         learns="Gaussians (C, 1, D), a network",
-        recipe=HIST,
+        recipes=published.HIST,
         note="the network sees sqrt(D) times the point on the sphere",
     ),
     "contrastive": Method(
@@ -176,7 +134,7 @@ METHODS: dict[str, Method] = {
         "mates together, others at least neg_margin apart",
         "Hadsell et al., CVPR 2006",
         needs_mates=True,
-        recipe=REVISITING,
+        recipes=published.REVISITING,
         note="first power of distances, the mean over those that act; margin 0.5 of Proxy Anchor's repository",
     ),
     "triplet": Method(
@@ -184,7 +142,7 @@ METHODS: dict[str, Method] = {
         "mates nearer than others by a margin, all triplets",
         "Weinberger and Saul, JMLR 2009",
         needs_mates=True,
-        recipe=REVISITING,
+        recipes=published.REVISITING,
         note="first power of distances, the mean over triplets that act",
     ),
     "semihard": Method(
@@ -193,7 +151,7 @@ METHODS: dict[str, Method] = {
         "Schroff et al., CVPR 2015",
         miner="all triplets with r_ap < r_an <= r_ap + margin",
         needs_mates=True,
-        recipe=REVISITING,
+        recipes=published.REVISITING,
         note="first power of distances; all such triplets, where the paper takes one negative for each pair of mates",
     ),
     "lifted-structure": Method(
@@ -201,7 +159,7 @@ METHODS: dict[str, Method] = {
         "each pair of mates against all others of both",
         "Oh Song et al., CVPR 2016",
         needs_mates=True,
-        recipe=REVISITING,
+        recipes=published.REVISITING,
         note="distances on the unit sphere",
     ),
     "n-pair": Method(
@@ -210,7 +168,7 @@ METHODS: dict[str, Method] = {
         "Sohn, NeurIPS 2016",
         miner="the first two samples of each class",
         needs_mates=True,
-        recipe=REVISITING,
+        recipes=published.REVISITING,
         note="cosines over a temperature, for inner products with an L2 term; PFML's paper calls NT-Xent N-Pair",
     ),
     "nt-xent": Method(
@@ -218,7 +176,7 @@ METHODS: dict[str, Method] = {
         "each pair of mates against all others of the anchor",
         "Chen et al., ICML 2020",
         needs_mates=True,
-        recipe=MLRC,
+        recipes=published.NT_XENT,
     ),
     "epshn": Method(
         baselines.epshn,
@@ -226,6 +184,7 @@ METHODS: dict[str, Method] = {
         "Xuan et al., WACV 2020",
         miner="the nearest mate; the nearest other that is farther than it",
         needs_mates=True,
+        recipes=published.EPSHN,
     ),
     "margin": Method(
         baselines.margin,
@@ -235,7 +194,7 @@ METHODS: dict[str, Method] = {
         learns="beta (1,)",
         needs_mates=True,
         proxy_lr=5e-4,
-        recipe=MARGIN,
+        recipes=published.MARGIN,
         note="the draw weighs a whole batch at once: where one pair is very close, far anchors may get no negative",
     ),
     "margin-per-class": Method(
@@ -246,7 +205,7 @@ METHODS: dict[str, Method] = {
         learns="beta (C,)",
         needs_mates=True,
         proxy_lr=5e-4,
-        recipe=MARGIN,
+        recipes=published.MARGIN,
         note="as margin",
     ),
     "fast-ap": Method(
@@ -254,7 +213,7 @@ METHODS: dict[str, Method] = {
         "average precision over a histogram of distances",
         "Cakir et al., CVPR 2019",
         needs_mates=True,
-        recipe=MLRC,
+        recipes=published.FAST_AP,
         note="without the paper's batches of pairs of categories",
     ),
     "snr": Method(
@@ -262,7 +221,7 @@ METHODS: dict[str, Method] = {
         "contrastive with a ratio of noise to signal for the distance",
         "Yuan et al., CVPR 2019",
         needs_mates=True,
-        recipe=MLRC,
+        recipes=published.SNR,
         note="on the unit sphere; margins and the weight of the zero-mean term as MLRC tuned them on CUB",
     ),
     "multi-similarity": Method(
@@ -270,7 +229,7 @@ METHODS: dict[str, Method] = {
         "mates and others weighed by self and relative similarity",
         "Wang et al., CVPR 2019",
         needs_mates=True,
-        recipe=MULTI_SIMILARITY,
+        recipes=published.MULTI_SIMILARITY,
         note="beta 50 of the paper, the code has 40; without the miner, which the code always uses",
     ),
     "multi-similarity-miner": Method(
@@ -279,7 +238,7 @@ METHODS: dict[str, Method] = {
         "Wang et al., CVPR 2019",
         miner="mates farther than the nearest other less epsilon, and the reverse",
         needs_mates=True,
-        recipe=MULTI_SIMILARITY,
+        recipes=published.MULTI_SIMILARITY,
         note="beta 50 of the paper, the code has 40",
     ),
     "circle": Method(
