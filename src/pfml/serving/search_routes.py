@@ -60,6 +60,7 @@ async def status(service: Shared) -> StatusAnswer:
         law_is_of_run=field is not None and field.has_own_law and field.law == gallery.law,
         threshold=_threshold_answer(threshold),
         suspects=len(service.audit.suspects()),
+        problem=gallery.problem,
         most_upload_bytes=service.limits.upload_bytes,
         most_upload_pixels=service.limits.upload_pixels,
     )
