@@ -136,6 +136,13 @@ def test_more_segments_than_a_process_may_open_are_opened(tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_where_nothing_is_found_everything_is_unknown():
+    from pfml.cli.search import _answer
+
+    assert _answer(Path("x.png"), [], threshold(0.5)) == {"query": "x.png", "unknown": True, "hits": []}
+    assert _answer(Path("x.png"), [], None)["unknown"] is None
+
+
 def threshold(distance):
     rate = Rate(1, 100, 0.0, 0.05)
     numbers = {"false_accepts": rate, "false_rejects": rate, "wrong_classes": rate}

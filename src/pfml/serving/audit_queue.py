@@ -31,8 +31,11 @@ class AuditFileError(OSError):
         reason = error.strerror or type(error).__name__
         advice = "make room on the disk" if self.is_full else f"let the user that runs pfml serve {verb} it"
         outcome = "nothing was saved" if verb == "write" else "the queue cannot be shown"
-        cannot = f"pfml serve may not {verb}" if error.errno in (errno.EACCES, errno.EPERM) else f"pfml serve cannot {verb}"
-        super().__init__(f"{outcome}: {cannot} {name} in the folder of the run, got {reason!r}; {advice}, then try again")
+        may = "may not" if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else "cannot"
+        super().__init__(
+            f"{outcome}: pfml serve {may} {verb} {name} in the folder of the run, got {reason!r}; {advice}, "
+            f"then try again"
+        )
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ __all__ = ["Contents", "Gallery", "shown_name"]
 
 #: Seconds for which the index is taken to be as it was.
 LOOK_EVERY = 1.0
-#: Size of an index up to which its vectors are held in memory: 130,000 images of 512 dimensions. Damage of the files then
-#: leaves the state that was read. A larger index is read in every search, and a changed file is refused.
+#: Size of an index up to which its vectors are held in memory, 130,000 images of 512 dimensions: damage of the files
+#: then leaves the state that was read. A larger index is read in every search, and a changed file is refused.
 HOLD_BYTES = 2**28
 
 log = logging.getLogger(__name__)
