@@ -112,6 +112,7 @@ def write_segment(folder: Path, segment: Segment) -> SegmentFile:
     path = folder / f"segment-{uuid4().hex[:12]}.safetensors"
     # escapes, so that names of files that are no valid Unicode come back as they are
     text = json.dumps({"paths": segment.paths, "class_names": segment.class_names, "sources": segment.sources})
+    assert isinstance(segment.vectors, Tensor)
     tensors = {
         "vectors": segment.vectors,
         "ids": segment.ids,

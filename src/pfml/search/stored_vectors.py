@@ -2,8 +2,8 @@
 
 A mapping shows what the file is at the moment it is touched. If the file was cut short, the process ends by SIGBUS; if
 it was overwritten, there are other vectors. A read past the end is an error that can be caught, and after each read the
-state of the file tells whether it still is the one whose checksum was compared. Reading tiles that fit into the
-processor's cache takes as long as a mapping does.
+state of the file tells whether it still is the one whose checksum was compared. Tiles that fit into the processor's
+cache make reading nearly as fast as a mapping.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pfml.files import DamagedFileError, sha256_of
 __all__ = ["CheckedFile", "StoredVectors"]
 
 #: Bytes that are read at once: a tile that stays in the processor's cache while it is compared.
-TILE_BYTES = 2**21
+TILE_BYTES = 2**22
 #: Most bytes of a description of tensors; safetensors has the same limit.
 MOST_HEADER = 100_000_000
 #: Tiles that nobody reads into.
@@ -129,7 +129,7 @@ class CheckedFile:
         """Fill a contiguous tensor with the bytes from `offset` on."""
         if not tensor.numel():
             return
-        left = memoryview(tensor.numpy().reshape(-1).view("uint8"))
+        left = tensor.numpy().reshape(-1).view("uint8").data
         while len(left):
             count = self._read(left, offset)
             if count == 0:
