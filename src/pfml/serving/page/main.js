@@ -52,6 +52,7 @@ async function begin() {
   showFacts(status.threshold);
   showProblem(status.problem);
   setInterval(watchIndex, LOOK_EVERY);
+  document.addEventListener("visibilitychange", watchIndex);
   const context = { status, classes, show, showFacts };
   parts.search = startSearch(context);
   context.searchByImage = (image) => {
