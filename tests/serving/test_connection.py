@@ -9,18 +9,13 @@ import time
 import pytest
 
 pytest.importorskip("fastapi", reason="pfml serve needs the extra serve")
-import uvicorn
-
-from pfml.serving.connection import BYTES_PER_SECOND, BoundedConnection
-from pfml.serving.server import listening_socket
+from pfml.serving.connection import BYTES_PER_SECOND, Pace
+from pfml.serving.server import GracefulServer, listening_socket
 
 POST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
 
 
-class Hasty(BoundedConnection):
-    request_seconds = 0.6
-    reading_seconds = 0.6
-    look_every = 0.05
+HASTY = Pace(request_seconds=0.6, reading_seconds=0.6, look_every=0.05)
 
 
 async def app(scope, receive, send):
@@ -50,10 +45,9 @@ DISCONNECTED = threading.Event()
 
 
 @contextlib.contextmanager
-def running(listening):
+def running(listening, **options):
     """The server of `app` at a socket, in a thread."""
-    config = uvicorn.Config(app, http=Hasty, lifespan="off", log_level="error", timeout_keep_alive=5)
-    server = uvicorn.Server(config)
+    server = GracefulServer(app, HASTY, lifespan="off", log_level="error", timeout_keep_alive=5, **options)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:

@@ -328,6 +328,42 @@ def test_undo_takes_back_one_decision_after_the_other_and_goes_back_to_its_image
     expect(page.locator("#audit-undo")).to_be_disabled()
 
 
+def test_a_decision_that_cannot_be_saved_is_said_and_the_queue_stays(page, served_run):
+    table = served_run / "audit" / "decisions.csv"
+    table.unlink(missing_ok=True)
+    table.mkdir()  # a folder in the place of the table: no user may write it, not even root
+    try:
+        page.click("#tab-audit")
+        page.wait_for_selector("#suspect-neighbours .card img")
+        name = page.locator("#suspect-name").inner_text()
+        page.keyboard.press("a")
+        expect(page.locator(".toast")).to_contain_text("nothing was saved")
+        expect(page.locator(".toast")).to_contain_text("audit/decisions.csv")
+        assert page.locator("#suspect-name").inner_text() == name
+        expect(page.locator("#audit-progress")).to_have_text("0 of 5 decided")
+    finally:
+        table.rmdir()
+    page.wrong.clear()  # the browser reports the status 503
+
+
+def test_the_page_says_that_the_index_is_damaged_for_as_long_as_it_is(page, served_run):
+    manifest = served_run / "index" / "index.json"
+    whole = manifest.read_bytes()
+    expect(page.locator("#problem")).to_be_hidden()
+    manifest.write_bytes(whole[:100])
+    try:
+        time.sleep(1.1)  # the server looks once a second
+        page.reload()
+        expect(page.locator("#problem")).to_contain_text("index.json is damaged")
+        expect(page.locator("#grid .card")).to_have_count(48)
+        shot(page, "damaged-index")
+    finally:
+        manifest.write_bytes(whole)
+    time.sleep(1.1)
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # it looks then, and every ten seconds
+    expect(page.locator("#problem")).to_be_hidden()
+
+
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_a_narrow_page_does_not_scroll_sideways(browser, server, scheme):
     context = browser.new_context(viewport={"width": 400, "height": 800}, color_scheme=scheme)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -197,7 +198,8 @@ def _answer(query: Path, hits: list[Hit], threshold: Threshold | None) -> dict[s
         }
         for rank, hit in enumerate(hits, 1)
     ]
-    return {"query": str(query), "unknown": unknown(hits[0].distance) if hits else None, "hits": found}
+    nearest = hits[0].distance if hits else math.inf  # of nothing that was found nothing is near
+    return {"query": str(query), "unknown": unknown(nearest), "hits": found}
 
 
 def _print_hits(console: Console, query: Path, hits: list[Hit], threshold: Threshold | None) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from pfml.precision import full_precision
 from pfml.search.memory import available_memory
+from pfml.search.stored_vectors import StoredVectors
 
 __all__ = ["BACKENDS", "COMFORTABLE_SHARE", "FAISS_FROM", "ExactSearcher", "FaissSearcher", "Searcher", "backend_for"]
 
@@ -18,10 +19,15 @@ __all__ = ["BACKENDS", "COMFORTABLE_SHARE", "FAISS_FROM", "ExactSearcher", "Fais
 MEMORY = 2**26
 #: Queries that are compared at once.
 QUERIES_AT_ONCE = 1024
+#: Vectors that are copied at once.
+ROWS_AT_ONCE = 8192
 #: Entries from which "auto" takes faiss, if it is installed and its copy of the vectors fits comfortably: in this share
 #: of the available memory, since the copy grows by being copied itself, and the caller has other uses for the rest.
 FAISS_FROM = 1_000_000
 COMFORTABLE_SHARE = 0.25
+
+#: Of a segment: in memory, or read from its file part by part.
+Vectors: TypeAlias = Tensor | StoredVectors
 
 
 class Searcher(Protocol):
@@ -40,7 +46,7 @@ class Searcher(Protocol):
 class ExactSearcher:
     """Every vector is compared, tile by tile, in full float32."""
 
-    def __init__(self, parts: Sequence[Tensor]) -> None:
+    def __init__(self, parts: Sequence[Vectors]) -> None:
         self.parts = parts
 
     def nearest(self, queries: Tensor, k: int, allowed: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,11 +69,12 @@ class ExactSearcher:
 class FaissSearcher:
     """faiss's flat index: a copy of the vectors in memory, every one of which is compared."""
 
-    def __init__(self, parts: Sequence[Tensor]) -> None:
+    def __init__(self, parts: Sequence[Vectors]) -> None:
         self.faiss = _faiss()
         self.flat = self.faiss.IndexFlatIP(parts[0].shape[1])
         for part in parts:
-            self.flat.add(part.numpy())
+            for vectors in part.split(ROWS_AT_ONCE):
+                self.flat.add(vectors.numpy())
 
     def nearest(self, queries: Tensor, k: int, allowed: Tensor) -> tuple[Tensor, Tensor]:
         import numpy
@@ -82,7 +89,7 @@ class FaissSearcher:
         return torch.from_numpy(similarities), torch.from_numpy(rows)
 
 
-BACKENDS: dict[str, Callable[[Sequence[Tensor]], Searcher]] = {"exact": ExactSearcher, "faiss": FaissSearcher}
+BACKENDS: dict[str, Callable[[Sequence[Vectors]], Searcher]] = {"exact": ExactSearcher, "faiss": FaissSearcher}
 
 
 def backend_for(name: str, entries: int, copied_bytes: int = 0) -> str:
@@ -91,7 +98,7 @@ def backend_for(name: str, entries: int, copied_bytes: int = 0) -> str:
     Args:
         name: A key, or "auto".
         entries: Of the index.
-        copied_bytes: What a copy of its vectors takes. They are mapped from files: only "exact" leaves them there.
+        copied_bytes: What a copy of its vectors takes. They lie in files: only "exact" leaves them there.
     """
     if name == "auto":
         is_wanted = entries >= FAISS_FROM and find_spec("faiss") is not None

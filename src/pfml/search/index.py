@@ -17,6 +17,7 @@ from pfml.search.identity import ModelIdentity
 from pfml.search.segments import Segment
 from pfml.search.state import Entry, Hit, State
 from pfml.search.storage import GRACE_SECONDS, IndexFolder, Snapshot
+from pfml.search.stored_vectors import StoredVectors
 from pfml.words import did_you_mean
 
 __all__ = ["ImageIndex"]
@@ -54,10 +55,17 @@ class ImageIndex:
         return cls(place, place.create(model, dimension), backend)
 
     @classmethod
-    def open(cls, folder: str | Path, *, backend: str = "exact") -> ImageIndex:
-        """The index in `folder`, after comparing every checksum; the arguments are those of `create`."""
+    def open(cls, folder: str | Path, *, backend: str = "exact", hold_bytes: int = 0) -> ImageIndex:
+        """The index in `folder`, after comparing every checksum.
+
+        Args:
+            folder: Of the index.
+            backend: As in `create`.
+            hold_bytes: Size of all segments up to which their vectors are held in memory, whatever becomes of the
+                files. Those of a larger index are read in every search, and refused if the file has changed.
+        """
         backend_for(backend, 0)
-        place = IndexFolder(Path(folder))
+        place = IndexFolder(Path(folder), hold_bytes)
         return cls(place, place.read(), backend)
 
     @property
@@ -125,11 +133,36 @@ class ImageIndex:
             raise KeyError(f"the index {self.path} has no entry {id}")
         return row
 
-    def refresh(self) -> bool:
-        """Take up what others have written since; whether there was anything."""
+    def damaged_files(self) -> list[str]:
+        """Names of the segments that are gone or damaged on disk since they were read.
+
+        An index that is held in memory is searched rightly all the same, but could not be opened again.
+        """
+        segments = self._state.snapshot.segments
+        return [one.origin.path.name for one in segments if one.origin is not None and not one.origin.is_whole()]
+
+    def unreadable_files(self) -> list[str]:
+        """Names of the segments whose vectors are no longer what was opened, so that a search is refused."""
+        stored = [one.origin for one in self._state.snapshot.segments if isinstance(one.vectors, StoredVectors)]
+        return [file.path.name for file in stored if file is not None and not file.is_unchanged()]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether all vectors are in memory."""
+        return all(isinstance(segment.vectors, Tensor) for segment in self._state.snapshot.segments)
+
+    def refresh(self, *, model: ModelIdentity | None = None) -> bool:
+        """Take up what others have written since; whether there was anything.
+
+        Args:
+            model: What the newest state must belong to; the state before stays if it belongs to another model.
+        """
         state = self._state
         newest = self._folder.read(state.snapshot)
-        if newest.generation == state.snapshot.generation:
+        if model is not None:
+            newest.model.require(model, f"the index {self.path}")
+        # an index that was removed and made anew may have as many changes behind it
+        if (newest.generation, newest.files) == (state.snapshot.generation, state.snapshot.files):
             return False
         self._state = State(newest, self._asked_backend, before=state)
         return True

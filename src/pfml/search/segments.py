@@ -13,9 +13,15 @@ import torch
 from torch import Tensor
 
 from pfml.evaluation.file_state import FileState, unpacked
-from pfml.files import DamagedFileError, load_tensors, refuse_non_finite, save_tensors
+from pfml.files import DamagedFileError, refuse_non_finite, save_tensors
+from pfml.search.stored_vectors import CheckedFile, StoredVectors
 
 __all__ = ["Segment", "SegmentFile", "read_segment", "write_segment"]
+
+#: Bytes up to which the vectors of a segment are held in memory whatever was asked for.
+SMALL_BYTES = 2**18
+#: Rows that are looked through at once.
+ROWS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,15 +36,17 @@ class Segment:
         sources: The folder or list that each image was found by, "" for none.
         states: (n, 2) int64, size and time of each file when it was embedded.
         digests: (n, 32) uint8, the SHA-256 of each file.
+        origin: The file that it was read from, None for a segment that is to be written.
     """
 
-    vectors: Tensor
+    vectors: Tensor | StoredVectors
     ids: Tensor
     paths: tuple[str, ...]
     class_names: tuple[str, ...]
     sources: tuple[str, ...]
     states: Tensor
     digests: Tensor
+    origin: CheckedFile | None = None
 
     def __post_init__(self) -> None:
         columns: dict[str, Any] = {
@@ -74,7 +82,7 @@ class Segment:
     def joined(parts: Sequence[Segment]) -> Segment:
         """All entries of all parts (at least one), in their order."""
         return Segment(
-            torch.cat([part.vectors for part in parts]),
+            torch.cat([part.vectors[torch.arange(len(part))] for part in parts]),
             torch.cat([part.ids for part in parts]),
             tuple(path for part in parts for path in part.paths),
             tuple(name for part in parts for name in part.class_names),
@@ -104,6 +112,7 @@ def write_segment(folder: Path, segment: Segment) -> SegmentFile:
     path = folder / f"segment-{uuid4().hex[:12]}.safetensors"
     # escapes, so that names of files that are no valid Unicode come back as they are
     text = json.dumps({"paths": segment.paths, "class_names": segment.class_names, "sources": segment.sources})
+    assert isinstance(segment.vectors, Tensor)
     tensors = {
         "vectors": segment.vectors,
         "ids": segment.ids,
@@ -115,36 +124,46 @@ def write_segment(folder: Path, segment: Segment) -> SegmentFile:
     return SegmentFile(path.name, sha256, path.stat().st_size, len(segment))
 
 
-def read_segment(folder: Path, described: SegmentFile, dimension: int) -> Segment:
-    """The segment of a file, after comparing its size and checksum. Its vectors stay on disk until they are used."""
+def read_segment(folder: Path, described: SegmentFile, dimension: int, *, hold: bool = False) -> Segment:
+    """The segment of a file, after comparing its size and checksum.
+
+    Args:
+        folder: Of the index.
+        described: The file.
+        dimension: D.
+        hold: Whether the vectors are read into memory; else they are read when they are searched, but for a segment of
+            few vectors, which is not worth a file that is kept open.
+    """
     path = folder / Path(described.file).name
-    size = path.stat().st_size
-    if size != described.bytes:
-        raise DamagedFileError(
-            f"{path} must have {described.bytes:,} bytes, got {size:,}: it was cut short or replaced"
-        )
-    tensors = load_tensors(path, described.sha256)
+    file = CheckedFile(path, described.sha256, described.bytes)
+    hold = hold or described.bytes <= SMALL_BYTES
     try:
-        text = json.loads(tensors["text"].numpy().tobytes())
+        text = json.loads(file.tensor("text").numpy().tobytes())
         known: dict[str, str] = {}  # one string for each class and source instead of one for each image
         class_names = tuple(known.setdefault(name, name) for name in text["class_names"])
         sources = tuple(known.setdefault(name, name) for name in text["sources"])
         segment = Segment(
-            tensors["vectors"],
-            tensors["ids"],
+            file.tensor("vectors") if hold else file.stored("vectors"),
+            file.tensor("ids"),
             tuple(text["paths"]),
             class_names,
             sources,
-            tensors["states"],
-            tensors["digests"],
+            file.tensor("states"),
+            file.tensor("digests"),
+            file,
         )
     except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, DamagedFileError):
+            raise
         raise DamagedFileError(f"{path} must hold a segment of an index, got {error!r}") from None
     if segment.vectors.shape != (described.entries, dimension):
         shape = tuple(segment.vectors.shape)
         raise DamagedFileError(f"{path} must hold vectors of shape ({described.entries}, {dimension}), got {shape}")
     # Least and greatest need no memory, and are NaN if anything is. Masks as large as the vectors, made for segment
     # after segment between the paths that stay, would leave the heap as full of holes as the index is large.
-    if len(segment) and not torch.isfinite(torch.stack(segment.vectors.aminmax())).all():
-        refuse_non_finite({"vectors": segment.vectors}, path)
+    for part in segment.vectors.split(ROWS_AT_ONCE) if len(segment) else ():
+        if not torch.isfinite(torch.stack(part.aminmax())).all():
+            refuse_non_finite({"vectors": part}, path)
+    if hold:
+        file.close()
     return segment

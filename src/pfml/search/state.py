@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pfml.evaluation.file_state import FileState
+from pfml.files import DamagedFileError
 from pfml.search.backends import BACKENDS, Searcher, backend_for
 from pfml.search.segments import Segment
 from pfml.search.storage import Snapshot
@@ -120,7 +121,8 @@ class State:
         found = torch.empty(len(rows), self.snapshot.dimension)
         for first, segment in zip(self.first, self.snapshot.segments, strict=False):
             here = (rows >= first) & (rows < first + len(segment))
-            found[here] = segment.vectors[rows[here] - first]
+            if here.any():
+                found[here] = segment.vectors[rows[here] - first]
         return found
 
     def segment(self, rows: Tensor) -> Segment:
@@ -135,6 +137,12 @@ class State:
     def hits(self, query: Tensor, rows: Tensor) -> list[Hit]:
         """The entries of `rows`, ascending, by their distance to the query."""
         distances, order = distances_between(query[None], self.vectors(rows)).sort(stable=True)
+        if not torch.isfinite(distances).all():
+            bad = self.entry(int(rows[order[~torch.isfinite(distances)][0]]))
+            raise DamagedFileError(
+                f"the vectors of an index must be finite, got one that is not for {bad.path}: its memory or its files "
+                f"were damaged while it was open; restore the index, or index again"
+            )
         found = [self.entry(row) for row in rows[order].tolist()]
         return [
             Hit(entry.id, entry.path, entry.class_name, distance)

@@ -67,10 +67,16 @@ class Snapshot:
 
 
 class IndexFolder:
-    """The files of an index."""
+    """The files of an index.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: The folder.
+        hold_bytes: Size of all segments up to which their vectors are read into memory.
+    """
+
+    def __init__(self, path: Path, hold_bytes: int = 0) -> None:
         self.path = path
+        self.hold_bytes = hold_bytes
         self.manifest = path / "index.json"
         self._lock = WriterLock(path)
 
@@ -137,7 +143,7 @@ class IndexFolder:
         self._write(replace(after, generation=before.generation + 1, retired=retired))
         for name in due:
             (self.path / Path(name).name).unlink(missing_ok=True)
-        return self.read(before)  # so that new vectors, too, lie on disk and not in memory
+        return self.read(before)  # so that new vectors, too, lie where those before them do
 
     def _write(self, snapshot: Snapshot) -> None:
         content = {
@@ -160,13 +166,14 @@ class IndexFolder:
             model, dimension = ModelIdentity(**content["model"]), int(content["dimension"])
             generation, next_id = int(content["generation"]), int(content["next_id"])
             retired = {str(name): float(since) for name, since in content["retired"].items()}
-            removed = tensors["removed"]
+            removed = tensors["removed"].clone()  # what is loaded is mapped: it would follow the file
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedFileError(f"{self.manifest} must describe an index, got {error!r}") from None
         have = {} if known is None else dict(zip(known.files, known.segments, strict=True))
+        hold = sum(file.bytes for file in files) <= self.hold_bytes
         segments = []
         for file in files:
-            segments.append(have[file] if file in have else read_segment(self.path, file, dimension))
+            segments.append(have[file] if file in have else read_segment(self.path, file, dimension, hold=hold))
         return Snapshot(generation, model, dimension, next_id, files, tuple(segments), removed, retired)
 
     def _remove_unnamed(self) -> None:

@@ -76,8 +76,8 @@ class Threshold:
             raise ValueError(f"a distance on the unit sphere must lie in [0, 2], got {self.distance}")
 
     def is_unknown(self, distance: float) -> bool:
-        """Whether an image with its nearest neighbour at this distance is unknown."""
-        return distance > self.distance
+        """Whether an image with its nearest neighbour at this distance is unknown; at a distance of NaN it is."""
+        return not float(distance) <= self.distance
 
     def save(self, folder: str | Path) -> Path:
         """Write threshold.json to `folder`, whole or not at all, replacing one there; the file.
@@ -110,7 +110,8 @@ class Threshold:
                 wrong_classes=Rate(**content["wrong_classes"]),
                 chosen_on=_pair(content["chosen_on"]),
                 measured_on=_pair(content["measured_on"]),
-                distances={name: values for name, values in tensors.items() if name != "none"},
+                # what is loaded is mapped: it would follow the file
+                distances={name: values.clone() for name, values in tensors.items() if name != "none"},
             )
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedFileError(f"{path} must describe a threshold, got {error!r}") from None

@@ -21,6 +21,7 @@ __all__ = [
     "NeighbourAnswer",
     "PotentialAnswer",
     "QueryAnswer",
+    "ReadyAnswer",
     "SearchAnswer",
     "SourceAnswer",
     "StatusAnswer",
@@ -55,8 +56,16 @@ class StatusAnswer(BaseModel):
     law_is_of_run: bool
     threshold: ThresholdAnswer | None
     suspects: int
+    problem: str | None = Field(description="What is wrong with the files of the index; null if nothing.")
     most_upload_bytes: int
     most_upload_pixels: int
+
+
+class ReadyAnswer(BaseModel):
+    """Whether searches are answered."""
+
+    ready: bool
+    problem: str | None = Field(description="What is wrong with the files of the index; null if nothing.")
 
 
 class ClassAnswer(BaseModel):

@@ -15,9 +15,13 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from pfml import __version__
+from pfml.files import DamagedFileError
 from pfml.serving import audit_routes, field_routes, search_routes
+from pfml.serving.answers import ReadyAnswer
+from pfml.serving.audit_queue import AuditFileError
 from pfml.serving.guard import COOKIE, Access, Guard
 from pfml.serving.pictures import BadUploadError
+from pfml.serving.search_routes import Shared
 from pfml.serving.service import Service, UnknownNameError
 from pfml.serving.workers import BusyError
 
@@ -59,9 +63,20 @@ def create_app(service: Service, access: Access | None = None) -> Guard:
     app.state.access = access
     for routes in (search_routes, field_routes, audit_routes):
         app.include_router(routes.router, prefix="/api")
+    _add_ready(app)
     _add_page(app)
     _add_error_answers(app)
     return Guard(app, access, service.limits.upload_bytes)
+
+
+def _add_ready(app: FastAPI) -> None:
+    @app.get("/ready", tags=["server"], responses={503: {"model": ReadyAnswer}})
+    async def ready(service: Shared, response: Response) -> ReadyAnswer:
+        """Whether searches are answered; without a token, for probes."""
+        await service.searching.run(service.gallery.refresh)
+        if not service.gallery.is_searchable:
+            response.status_code = 503
+        return ReadyAnswer(ready=service.gallery.is_searchable, problem=service.gallery.problem)
 
 
 def _login_page() -> str:
@@ -121,6 +136,16 @@ def _add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(BusyError)
     async def busy(_: Request, error: BusyError) -> JSONResponse:
         return JSONResponse({"error": str(error)}, 503, {"retry-after": "1"})
+
+    @app.exception_handler(AuditFileError)
+    async def not_saved(_: Request, error: AuditFileError) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, 507 if error.is_full else 503)
+
+    @app.exception_handler(DamagedFileError)
+    async def damaged(_: Request, error: DamagedFileError) -> JSONResponse:
+        # its own words name a path; the log has them
+        words = "the index was damaged while it was open: restore its files, or index again and restart pfml serve"
+        return JSONResponse({"error": words}, 503)
 
     @app.exception_handler(ValueError)
     async def refused_value(_: Request, error: ValueError) -> JSONResponse:

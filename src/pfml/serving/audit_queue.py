@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import io
 import threading
@@ -13,11 +14,28 @@ from typing import Literal
 from pfml.files import write_atomically
 from pfml.words import did_you_mean
 
-__all__ = ["AuditQueue", "Decision", "QueuedSuspect", "key_of"]
+__all__ = ["AuditFileError", "AuditQueue", "Decision", "QueuedSuspect", "key_of"]
 
 Verdict = Literal["accept", "reject", "relabel", "drop"]
 VERDICTS: tuple[Verdict, ...] = ("accept", "reject", "relabel", "drop")
 COLUMNS = ("path", "decision", "label")
+FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
+
+
+class AuditFileError(OSError):
+    """A table of the audit cannot be read or written; `is_full` if for want of room."""
+
+    def __init__(self, path: Path, verb: Literal["read", "write"], error: OSError) -> None:
+        self.is_full = error.errno in FULL
+        name = f"{path.parent.name}/{path.name}"
+        reason = error.strerror or type(error).__name__
+        advice = "make room on the disk" if self.is_full else f"let the user that runs pfml serve {verb} it"
+        outcome = "nothing was saved" if verb == "write" else "the queue cannot be shown"
+        may = "may not" if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else "cannot"
+        super().__init__(
+            f"{outcome}: pfml serve {may} {verb} {name} in the folder of the run, got {reason!r}; {advice}, "
+            f"then try again"
+        )
 
 
 @dataclass(frozen=True)
@@ -114,8 +132,11 @@ class AuditQueue:
             table = csv.writer(text, lineterminator="\n")
             table.writerow(COLUMNS)
             table.writerows((name, one.decision, one.label) for name, one in decided.items())
-            self.decisions_file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.decisions_file, text.getvalue().encode(errors="surrogateescape"))
+            try:
+                self.decisions_file.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(self.decisions_file, text.getvalue().encode(errors="surrogateescape"))
+            except OSError as error:
+                raise AuditFileError(self.decisions_file, "write", error) from error
 
 
 def key_of(path: str) -> str:
@@ -124,8 +145,11 @@ def key_of(path: str) -> str:
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
-        return list(csv.DictReader(text))
+    try:
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+            return list(csv.DictReader(text))
+    except OSError as error:
+        raise AuditFileError(path, "read", error) from error
 
 
 def _suspect(row: dict[str, str]) -> QueuedSuspect:

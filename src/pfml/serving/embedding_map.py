@@ -136,7 +136,9 @@ class MapMaker:
             return None
         if content.get("kind") != KIND or content.get("key") != key:
             return None
-        return EmbeddingMap(tensors["ids"], tensors["places"], tensors["proxy_places"], content["method"])
+        # copies, since what is loaded is mapped: it would follow the file
+        ids, places, proxy_places = (tensors[name].clone() for name in ("ids", "places", "proxy_places"))
+        return EmbeddingMap(ids, places, proxy_places, content["method"])
 
     def _key(self, contents: Contents) -> str:
         """A digest of everything that the map depends on."""

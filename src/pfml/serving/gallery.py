@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from dataclasses import dataclass
@@ -22,6 +23,11 @@ __all__ = ["Contents", "Gallery", "shown_name"]
 
 #: Seconds for which the index is taken to be as it was.
 LOOK_EVERY = 1.0
+#: Size of an index up to which its vectors are held in memory, 130,000 images of 512 dimensions: damage of the files
+#: then leaves the state that was read. A larger index is read in every search, and a changed file is refused.
+HOLD_BYTES = 2**28
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +70,9 @@ class Gallery:
         self._lock = threading.Lock()
         self._looked = time.monotonic()
         self._contents: Contents | None = None
+        self._problem: str | None = None
+        self._said: str | None = None  # what the log was told last
+        self._is_searchable = True
 
     @classmethod
     def open(cls, run: str | Path, *, index: str | Path | None = None, device: str = "auto") -> Gallery:
@@ -83,12 +92,22 @@ class Gallery:
             )
         folder = RunFolder(run)
         trained = (folder.loss / "loss.json").is_file() or folder.checkpoints.is_dir()
-        return cls(run, embedder, ImageIndex.open(place), load_field(run) if trained else None)
+        return cls(run, embedder, ImageIndex.open(place, hold_bytes=HOLD_BYTES), load_field(run) if trained else None)
 
     @property
     def threshold(self) -> Threshold | None:
         """The distance beyond which an image is unknown, as of the last `refresh`; None before `pfml calibrate`."""
         return self._threshold_file.threshold
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the files of the index as of the last `refresh`, without their paths; None if nothing."""
+        return self._problem
+
+    @property
+    def is_searchable(self) -> bool:
+        """Whether the state that is served can be searched, as of the last `refresh`, whatever is on disk."""
+        return self._is_searchable
 
     @property
     def law(self) -> DecayLaw:
@@ -105,14 +124,42 @@ class Gallery:
         return () if trained_on is None else trained_on.class_names
 
     def refresh(self) -> None:
-        """Take up what `pfml index` and `pfml calibrate` have written since; looks once a second at most."""
+        """Take up what `pfml index` and `pfml calibrate` have written since; looks once a second at most.
+
+        What cannot be read changes nothing: the state before is served, and `problem` and the log say so.
+        """
         if time.monotonic() - self._looked < LOOK_EVERY:
             return
         with self._lock:
-            if self.index.refresh():
-                self._contents = None
+            self._refresh_index()
             self._threshold_file.refresh()
             self._looked = time.monotonic()
+
+    def _refresh_index(self) -> None:
+        refused: Exception | None = None
+        try:
+            if self.index.refresh(model=self.model):
+                self._contents = None
+        except (OSError, RuntimeError, ValueError) as error:
+            refused = error
+        damaged, unreadable = self.index.damaged_files(), self.index.unreadable_files()
+        problem = None
+        if unreadable:
+            problem = f"{_listed(unreadable)} of the index changed on disk, so that searches are refused"
+        elif damaged:
+            problem = f"{_listed(damaged)} of the index is damaged or gone; what was read before is served"
+        elif refused is not None:
+            problem = "index.json is damaged, gone or of another model; what was read before is served"
+        if problem is not None:
+            problem += f" ({len(self.index):,} images): restore the index, or index again and restart pfml serve"
+        self._problem, self._is_searchable = problem, not unreadable
+        said = problem if refused is None else f"{problem}: {refused}"
+        if said != self._said:
+            if problem is None:
+                log.warning("the index can be read again: %d images", len(self.index))
+            else:
+                log.warning("the index stays as it was: %s", said)
+        self._said = said
 
     def contents(self) -> Contents:
         """The charges of the index as it is now."""
@@ -146,6 +193,11 @@ class Gallery:
             proxies,
             proxy_labels,
         )
+
+
+def _listed(names: list[str]) -> str:
+    """The first of some names, and how many there are besides."""
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files"
 
 
 def shown_name(entry: Entry | Hit) -> str:

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 __all__ = ["Access", "Guard", "is_loopback"]
 
 COOKIE = "pfml_session"
-OPEN_PATHS = ("/login", "/page/style.css", "/page/icon.svg")
+OPEN_PATHS = ("/login", "/ready", "/page/style.css", "/page/icon.svg")
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 FORM_BYTES = 2**16  # of a body that is no image
 HEADERS = {

@@ -60,6 +60,7 @@ async def status(service: Shared) -> StatusAnswer:
         law_is_of_run=field is not None and field.has_own_law and field.law == gallery.law,
         threshold=_threshold_answer(threshold),
         suspects=len(service.audit.suspects()),
+        problem=gallery.problem,
         most_upload_bytes=service.limits.upload_bytes,
         most_upload_pixels=service.limits.upload_pixels,
     )
@@ -180,7 +181,8 @@ def _found(
     hits = service.gallery.search(vector, k, names, without=without) if names or not asked else []
     threshold = service.gallery.threshold
     found = [_hit(service, hit, threshold) for hit in hits]
-    unknown = found[0].unknown if found else None
+    # of nothing that was found nothing is near
+    unknown = None if threshold is None else not found or bool(found[0].unknown)
     return SearchAnswer(query=query, unknown=unknown, threshold=_threshold_answer(threshold), hits=found)
 
 

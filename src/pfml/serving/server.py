@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
+import time
+from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from pfml.serving.app import create_app
-from pfml.serving.connection import BoundedConnection
+from pfml.serving.connection import Connections, Pace, all_waiting
 from pfml.serving.guard import Access
+from pfml.serving.logs import LOGGING
 from pfml.serving.service import Service
 
 __all__ = ["address_of", "serve"]
 
-#: Seconds that requests have to end when the server does.
-PATIENCE = 5
+#: Seconds that requests have to end when the server does; what is not answered by then gets 503.
+PATIENCE = 25
+#: Seconds that requests have to begin then, on connections that are open.
+LAST_CALL = 2.0
 #: Connections at a time.
 CONNECTIONS = 512
 
@@ -45,21 +52,63 @@ def listening_socket(host: str, port: int) -> socket.socket:
     return listening
 
 
+class GracefulServer(uvicorn.Server):
+    """uvicorn's server, which ends after everyone who has called is answered.
+
+    uvicorn closes its socket, and then every connection on which it has not read a request yet: those who wait to be
+    taken, and those whose request lies unread in the system, would find their connection reset.
+
+    Args:
+        app: What answers.
+        pace: How slow clients may be.
+        options: Of `uvicorn.Config`.
+    """
+
+    def __init__(self, app: ASGIApp, pace: Pace | None = None, **options: Any) -> None:
+        self.connections = Connections(pace)
+        config = uvicorn.Config(
+            self.connections.before(app),
+            interface="asgi3",
+            http="h11",  # what uvicorn always has; others may be installed, and differ in what they refuse
+            ws="none",
+            proxy_headers=False,  # a header of the request says nothing about who asks
+            **options,
+        )
+        config.load()
+        self.connections.protocol = config.http_protocol_class
+        config.http_protocol_class = self.connections  # type: ignore[assignment]
+        super().__init__(config)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more callers, answer those that are there, and end."""
+        self.connections.is_ending = True
+        for _ in range(3):  # rounds of the loop, in which it takes those who wait itself
+            await asyncio.sleep(0)
+        waiting = [caller for listening in sockets or [] for caller in all_waiting(listening)]
+        for server in self.servers:  # at once: who calls from now on is refused, and not reset
+            server.close()
+        await self.connections.take(waiting)
+        quiet_from = time.monotonic() + self.connections.pace.quiet_seconds
+        until = time.monotonic() + LAST_CALL
+        while not self.force_exit and time.monotonic() < until:
+            if self.connections.is_quiet() and time.monotonic() > quiet_from:
+                break
+            await asyncio.sleep(0.02)
+        await super().shutdown(sockets)
+
+
 def serve(service: Service, access: Access, port: int) -> None:
     """Answer requests until SIGINT or SIGTERM; requests under way are then answered, new ones are not taken."""
     with listening_socket(access.host, port) as listening:
         print(f"pfml serve: {address_of(access.host, listening.getsockname()[1])}  (Ctrl-C ends it)", flush=True)
-        config = uvicorn.Config(
+        server = GracefulServer(
             create_app(service, access),
-            log_level="warning",
+            log_config=LOGGING,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # a header of the request says nothing about who asks
-            http=BoundedConnection,
-            ws="none",
             limit_concurrency=CONNECTIONS,
             timeout_graceful_shutdown=PATIENCE,
         )
         # uvicorn hands the signal on once all is closed: for a server it is no interruption, but the usual end
         with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(config).run(sockets=[listening])
+            server.run(sockets=[listening])

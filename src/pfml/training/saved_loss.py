@@ -99,7 +99,8 @@ def load_field(run_folder: str | Path) -> TrainedField:
         raise DamagedFileError(
             f"the proxies of {run_folder} must be ({len(names)}, M, {dim}), got shape {tuple(proxies.shape)}"
         )
-    return TrainedField(proxies.float(), law or PowerLaw(), names, method, has_own_law=law is not None)
+    # a copy, since what is loaded is mapped: a server that keeps the field would follow the file
+    return TrainedField(proxies.float().clone(), law or PowerLaw(), names, method, has_own_law=law is not None)
 
 
 @dataclass(frozen=True)

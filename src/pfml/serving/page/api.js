@@ -37,6 +37,8 @@ function query(values) {
 
 export const api = {
   status: () => request("/api/status"),
+  // The words of a server that is not ready are wanted too: no error, whatever the status.
+  ready: () => fetch("/ready").then((response) => response.json()),
   classes: () => request("/api/classes"),
   images: (values) => request(`/api/images?${query(values)}`),
   search: (values, options) => request(`/api/search?${query(values)}`, options),

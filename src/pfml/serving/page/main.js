@@ -23,6 +23,21 @@ function show(name) {
   parts[chosen].shown(first);
 }
 
+const LOOK_EVERY = 10000; // milliseconds
+
+// What is wrong with the files of the index, for as long as it is.
+function showProblem(problem) {
+  const place = document.getElementById("problem");
+  place.hidden = !problem;
+  if (place.textContent !== (problem ?? "")) place.textContent = problem ?? "";
+}
+
+async function watchIndex() {
+  if (document.hidden) return;
+  const answer = await api.ready().catch(() => null); // a server that is gone is told by what one does next
+  if (answer && "problem" in answer) showProblem(answer.problem);
+}
+
 async function begin() {
   const [status, classes] = await Promise.all([api.status(), api.classes()]);
   document.title = `${status.run} · pfml`;
@@ -35,6 +50,9 @@ async function begin() {
     document.getElementById("run-facts").textContent = facts.join(" · ");
   };
   showFacts(status.threshold);
+  showProblem(status.problem);
+  setInterval(watchIndex, LOOK_EVERY);
+  document.addEventListener("visibilitychange", watchIndex);
   const context = { status, classes, show, showFacts };
   parts.search = startSearch(context);
   context.searchByImage = (image) => {

@@ -1,0 +1,156 @@
+"""Files of an index that are damaged while it is open: a right answer or an error in words, never a signal."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pfml.files import DamagedFileError
+from pfml.search import ImageIndex, Rate, Threshold
+from small_index import MODEL, unit_vectors
+
+#: Enough vectors that a segment stays in its file.
+ROWS, DIMENSION = 9000, 32
+
+
+@pytest.fixture
+def folder(tmp_path):
+    index = ImageIndex.create(tmp_path / "index", MODEL, DIMENSION)
+    vectors = unit_vectors(ROWS, DIMENSION)
+    index.add(vectors, [f"{k}.jpg" for k in range(ROWS)], model=MODEL)
+    return tmp_path / "index"
+
+
+def segment_of(folder):
+    [path] = folder.glob("segment-*.safetensors")
+    return path
+
+
+def overwrite(path, content=b"\xff", share=0.9):
+    """Overwrite the middle of a file in place: four bytes of 255 are a NaN."""
+    size = path.stat().st_size
+    with open(path, "r+b") as file:
+        file.seek(size // 20)
+        file.write(content * int(share * size / len(content)))
+
+
+def test_a_file_that_is_cut_short_in_use_is_an_error_and_no_signal(folder):
+    program = (
+        "import os, sys, torch\n"
+        "from pfml.search import ImageIndex\n"
+        "index = ImageIndex.open(sys.argv[1])\n"
+        "os.truncate(sys.argv[2], 4096)\n"
+        "try:\n"
+        "    index.search(torch.eye(32)[:1], 3, model=index.model)\n"
+        "except ValueError as error:\n"
+        "    print(error)\n"
+    )
+    command = [sys.executable, "-c", program, str(folder), str(segment_of(folder))]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended
+    assert "cut short" in ended.stdout
+    assert segment_of(folder).name in ended.stdout
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"\x00\x00\x80\x3f"], ids=["NaN", "ones"])
+def test_a_file_that_is_overwritten_in_use_is_an_error_and_no_other_hits(folder, content):
+    index, query = ImageIndex.open(folder), unit_vectors(1, DIMENSION)
+    assert index.search(query, 1, model=MODEL)[0][0].path == "0.jpg"
+    overwrite(segment_of(folder), content)
+    for _ in range(2):
+        with pytest.raises(DamagedFileError, match="segment-"):
+            index.search(query, 1, model=MODEL)
+        with pytest.raises(DamagedFileError, match="segment-"):
+            index.vectors([1, 5000])
+
+
+def test_a_file_that_is_put_right_again_is_searched_again(folder):
+    index, query, path = ImageIndex.open(folder), unit_vectors(1, DIMENSION), segment_of(folder)
+    before = path.read_bytes()
+    overwrite(path)
+    with pytest.raises(DamagedFileError):
+        index.search(query, 1, model=MODEL)
+    with open(path, "r+b") as file:
+        file.write(before)
+    assert index.search(query, 1, model=MODEL)[0][0].path == "0.jpg"
+
+
+def test_other_rights_or_another_link_are_no_damage(folder, tmp_path):
+    index, path = ImageIndex.open(folder), segment_of(folder)
+    path.chmod(0o600)
+    os.link(path, tmp_path / "copy")
+    os.utime(path)
+    assert index.search(unit_vectors(1, DIMENSION), 1, model=MODEL)[0][0].path == "0.jpg"
+
+
+def test_a_held_index_outlives_its_files(folder):
+    index = ImageIndex.open(folder, hold_bytes=2**28)
+    overwrite(segment_of(folder))
+    os.truncate(segment_of(folder), 100)
+    hits = index.search(unit_vectors(ROWS, DIMENSION)[4000:4001], 1, model=MODEL)[0]
+    assert hits[0].path == "4000.jpg"
+    assert index.damaged_files() == [segment_of(folder).name]
+
+
+def test_a_whole_index_has_no_damaged_files(folder, tmp_path):
+    for options in ({}, {"hold_bytes": 2**28}):
+        index = ImageIndex.open(folder, **options)
+        segment_of(folder).chmod(0o600)
+        assert index.damaged_files() == []
+    name = segment_of(folder).name
+    segment_of(folder).unlink()
+    assert index.damaged_files() == [name]
+
+
+def test_vectors_that_are_not_finite_are_refused_where_they_are_found(folder, monkeypatch):
+    index = ImageIndex.open(folder, hold_bytes=2**28)
+    index._state.snapshot.segments[0].vectors[7] = float("nan")  # as a fault of the memory would
+    with pytest.raises(DamagedFileError, match="finite"):
+        index.search(unit_vectors(1, DIMENSION), 3, model=MODEL)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_an_open_index_maps_none_of_its_files(folder):
+    index = ImageIndex.open(folder)
+    index.search(unit_vectors(1, DIMENSION), 3, model=MODEL)
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
+    assert mapped == []
+
+
+def test_more_segments_than_a_process_may_open_are_opened(tmp_path):
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 100
+    index = ImageIndex.create(tmp_path / "index", MODEL, 1024)
+    for part in range(6):
+        index.add(unit_vectors(80, 1024, seed=part), [f"{part}/{k}" for k in range(80)], model=MODEL)
+    del index
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 4, hard))
+    try:
+        again = ImageIndex.open(tmp_path / "index")
+        assert again.search(unit_vectors(1, 1024, seed=5), 1, model=MODEL)[0][0].path == "5/0"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_where_nothing_is_found_everything_is_unknown():
+    from pfml.cli.search import _answer
+
+    assert _answer(Path("x.png"), [], threshold(0.5)) == {"query": "x.png", "unknown": True, "hits": []}
+    assert _answer(Path("x.png"), [], None)["unknown"] is None
+
+
+def threshold(distance):
+    rate = Rate(1, 100, 0.0, 0.05)
+    numbers = {"false_accepts": rate, "false_rejects": rate, "wrong_classes": rate}
+    return Threshold(distance, 0.01, MODEL, "made up", **numbers, chosen_on=(9, 3), measured_on=(9, 3))
+
+
+@pytest.mark.parametrize("distance", [float("nan"), float("inf"), 0.51, torch.tensor(float("nan"))])
+def test_a_distance_that_is_no_number_is_unknown(distance):
+    assert threshold(0.5).is_unknown(distance) is True
+    assert threshold(2.0).is_unknown(float("nan")) is True
+    assert threshold(0.5).is_unknown(0.5) is False
