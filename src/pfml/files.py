@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import stat
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,11 +28,18 @@ __all__ = [
     "named_errors",
     "open_regular",
     "refuse_non_finite",
+    "refuse_zip_bomb",
     "remove_partials",
     "save_tensors",
     "sha256_of",
     "write_atomically",
 ]
+
+
+#: How many times its own size a zip archive may unpack to; weights, vectors and JSON come nowhere near.
+MOST_INFLATED = 100
+#: Bytes that any archive may unpack to, however small it is.
+SMALL_ARCHIVE = 2**24
 
 
 class DamagedFileError(ValueError):
@@ -167,6 +175,20 @@ def refuse_non_finite(tensors: dict[str, Tensor], where: str | Path) -> None:
                 f"all weights must be finite, "
                 f"got {bad:,} NaN or Inf of {tensor.numel():,} numbers in {name!r} of {where}"
             )
+
+
+def refuse_zip_bomb(path: Path, archive: zipfile.ZipFile) -> None:
+    """Raise DamagedFileError if the entries of the archive say that they unpack to far more than its size.
+
+    No reader gives more of an entry than the entry says, so that nothing needs to be unpacked to know.
+    """
+    size, total = os.stat(path).st_size, sum(entry.file_size for entry in archive.infolist())
+    allowed = MOST_INFLATED * size + SMALL_ARCHIVE
+    if total > allowed:
+        raise DamagedFileError(
+            f"{path} must unpack to at most {MOST_INFLATED} times its {size:,} bytes, got {total:,} bytes: "
+            f"if you trust it, unpack it and pack it again without compression"
+        )
 
 
 @contextmanager
