@@ -11,8 +11,8 @@ import stat
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 from uuid import uuid4
 
 import torch
@@ -54,7 +54,7 @@ class SpecialFileError(OSError):
         self.reason = reason
 
 
-def open_regular(path: Path | str) -> BinaryIO:
+def open_regular(path: Path | str) -> BufferedReader:
     """A regular file, or a link to one, opened for reading; nothing else is opened, waited for or read.
 
     Raises:

@@ -42,7 +42,7 @@ class Limits:
         upload_pixels: Of it.
         decoded_pixels: That are decoded of it at most: a JPEG of more is decoded at a fraction of its sides, which is
             still more than the network sees; an image of another format is refused.
-        pixels_at_a_time: That all threads decode together; 15 bytes of memory each.
+        pixels_at_a_time: That all threads decode together, uploads and pictures; each takes about 20 bytes of memory.
         waiting: Searches by upload that may wait; more are answered with 503.
     """
 
