@@ -5,6 +5,7 @@ import os
 import socket
 import stat
 import struct
+import sys
 import threading
 import time
 import zlib
@@ -122,7 +123,19 @@ def test_every_format_of_the_list_is_read(tmp_path: Path, kind: str) -> None:
 def test_heif_is_read_where_the_plugin_is_there(tmp_path: Path) -> None:
     heif = pytest.importorskip("pillow_heif")
     heif.from_pillow(Image.new("RGB", (64, 32), (200, 30, 60))).save(tmp_path / "photo.heic")
-    assert read_rgb(tmp_path / "photo.heic").shape == (3, 32, 64)
+    (tmp_path / "photo.heic").rename(tmp_path / "photo.jpg")
+    assert read_rgb(tmp_path / "photo.jpg").shape == (3, 32, 64)
+    with pytest.raises(BadUploadError, match="another kind"):
+        decoded_upload((tmp_path / "photo.jpg").read_bytes(), most_pixels=10_000)
+
+
+def test_without_the_plugin_a_photograph_of_a_phone_is_named_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    (tmp_path / "photo.heic").write_bytes(b"\x00\x00\x00\x1cftypheic" + bytes(200))
+    with pytest.raises(ImageError, match="is a HEIC photograph, .*pip install pillow-heif"):
+        read_rgb(tmp_path / "photo.heic")
 
 
 def test_psd_and_icons_are_not_read_although_pillow_could(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ __all__ = [
 FORMATS = ("JPEG", "PNG", "WEBP", "AVIF", "HEIF", "BMP", "GIF", "TIFF", "JPEG2000", "PPM")
 #: Those that may be sent to a server by strangers.
 UPLOAD_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+#: By what the first box of a file says that it is HEIF, as those of phones are (HEIC).
+HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 #: Rows or columns that an image may have: as many as a JPEG can. Every row takes time, however short it is.
 LONGEST_SIDE = 65_535
 #: How many times longer than wide an image may be; a network sees a square of it.
@@ -67,15 +69,11 @@ class TooLargeError(ImageError):
 
 @cache
 def known_formats() -> tuple[str, ...]:
-    """Those of `FORMATS` that the installed Pillow reads."""
+    """Those of `FORMATS` that the installed Pillow reads by itself."""
     from PIL import Image
 
-    with suppress(ImportError):
-        from pillow_heif import register_heif_opener
-
-        register_heif_opener()
     Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
+    return tuple(name for name in FORMATS if name in Image.OPEN and name != "HEIF")
 
 
 @contextmanager
@@ -92,11 +90,10 @@ def opened_image(
     from PIL import Image, UnidentifiedImageError
 
     where = name if isinstance(source, bytes) else source
-    tried = [each for each in known_formats() if each in formats]
     try:
         with ExitStack() as held:
             file = io.BytesIO(source) if isinstance(source, bytes) else held.enter_context(open_regular(source))
-            image = held.enter_context(Image.open(file, formats=tried))
+            image = held.enter_context(_recognized(file, formats, where))
             _require_size(where, image.size)
             yield image
     except ImageError:
@@ -109,12 +106,32 @@ def opened_image(
         is_empty = not source if isinstance(source, bytes) else Path(source).stat().st_size == 0
         if is_empty:
             raise ImageError(where, "is empty") from None
-        raise UnknownFormatError(where, f"is not an image of a known format ({', '.join(tried)})") from None
+        raise UnknownFormatError(where, f"is not an image of a known format ({', '.join(formats)})") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         limit = Image.MAX_IMAGE_PIXELS or 0
         raise TooLargeError(where, f"has far more pixels than Pillow's limit {limit:,}") from None
     except Exception as error:  # a broken file makes Pillow's plugins raise errors of nearly any type
         raise ImageError(where, f"{type(error).__name__}: {error}") from error
+
+
+def _recognized(file: BinaryIO, formats: Sequence[str], where: Path | str) -> Image.Image:
+    """The image in an open file by its first bytes; Pillow's own list of formats stays as it is."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return Image.open(file, formats=[name for name in known_formats() if name in formats])
+    except UnidentifiedImageError:
+        file.seek(0)
+        head = file.read(12)
+        file.seek(0)
+        if "HEIF" not in formats or head[4:8] != b"ftyp" or head[8:] not in HEIF_BRANDS:
+            raise
+    try:
+        from pillow_heif import HeifImageFile
+    except ImportError:
+        reason = "is a HEIC photograph, which needs a package: pip install pillow-heif"
+        raise UnknownFormatError(where, reason) from None
+    return HeifImageFile(file)
 
 
 def rgb_pixels(image: Image.Image) -> Tensor:
