@@ -14,6 +14,7 @@ SOURCE = Path(pfml.__file__).parent
 #: Every layer may import from those before it, and from nothing after it.
 LAYERS = [
     "words",
+    "terminal",
     "files",
     "bundles",
     "precision",

@@ -48,6 +48,8 @@ def dangers(tree):
             yield node.lineno, "torch.load without weights_only=True"
         if name in ("numpy.load", "np.load") and not is_given(node, "allow_pickle", False):
             yield node.lineno, f"{name} without allow_pickle=False"
+        if name in ("Image.open", "PIL.Image.open") and not any(one.arg == "formats" for one in node.keywords):
+            yield node.lineno, f"{name} without formats=, which may start a program"
         if any(one.arg == "shell" and not is_given(node, "shell", False) for one in node.keywords):
             yield node.lineno, "a shell"
         if any(one.arg == "trust_remote_code" for one in node.keywords):
@@ -71,6 +73,7 @@ def dangers(tree):
         "import subprocess; subprocess.run(command, shell=True)",
         "import os; os.system(command)",
         "from os import system",
+        "from PIL import Image; Image.open(path)",
     ],
 )
 def test_the_scan_sees_what_it_must_see(line):
@@ -84,6 +87,7 @@ def test_the_scan_sees_what_it_must_see(line):
         "import numpy; numpy.load(path, allow_pickle=False)",
         "import yaml; yaml.safe_load(text)",
         "embedder.eval()",
+        "from PIL import Image; Image.open(path, formats=FORMATS)",
         "import pickle; pickle.UnpicklingError",
     ],
 )

@@ -7,8 +7,11 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from uuid import uuid4
 
@@ -19,10 +22,13 @@ from torch import Tensor
 
 __all__ = [
     "DamagedFileError",
+    "SpecialFileError",
     "create_atomically",
     "load_tensors",
     "named_errors",
+    "open_regular",
     "refuse_non_finite",
+    "refuse_zip_bomb",
     "remove_partials",
     "save_tensors",
     "sha256_of",
@@ -30,8 +36,56 @@ __all__ = [
 ]
 
 
+#: How many times its own size a zip archive may unpack to; weights, vectors and JSON come nowhere near.
+MOST_INFLATED = 100
+#: Bytes that any archive may unpack to, however small it is.
+SMALL_ARCHIVE = 2**24
+
+
 class DamagedFileError(ValueError):
     """A file is not what was written: cut short, changed, or filled with numbers that are not finite."""
+
+
+class SpecialFileError(OSError):
+    """What is no regular file: a folder, a named pipe, a device; `reason` says which."""
+
+    def __init__(self, path: Path | str, reason: str) -> None:
+        super().__init__(f"{path} {reason}")
+        self.reason = reason
+
+
+def open_regular(path: Path | str) -> BufferedReader:
+    """A regular file, or a link to one, opened for reading; nothing else is opened, waited for or read.
+
+    Raises:
+        SpecialFileError: At a folder, a named pipe, a socket or a device.
+    """
+    _require_regular(path, os.stat(path).st_mode)  # before it is opened: opening a device may do something
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags)
+    try:
+        # it may have become something else meanwhile; what is open now stays what it is
+        _require_regular(path, os.fstat(descriptor).st_mode)
+        if os.name != "nt":
+            os.set_blocking(descriptor, True)
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def _require_regular(path: Path | str, mode: int) -> None:
+    if stat.S_ISREG(mode):
+        return
+    if stat.S_ISDIR(mode):
+        raise SpecialFileError(path, "is a folder")
+    kinds = {
+        stat.S_IFIFO: "a named pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    raise SpecialFileError(path, f"is {kinds.get(stat.S_IFMT(mode), 'no file')} and must be a regular file")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -123,6 +177,20 @@ def refuse_non_finite(tensors: dict[str, Tensor], where: str | Path) -> None:
             )
 
 
+def refuse_zip_bomb(path: Path, archive: zipfile.ZipFile) -> None:
+    """Raise DamagedFileError if the entries of the archive say that they unpack to far more than its size.
+
+    No reader gives more of an entry than the entry says, so that nothing needs to be unpacked to know.
+    """
+    size, total = os.stat(path).st_size, sum(entry.file_size for entry in archive.infolist())
+    allowed = MOST_INFLATED * size + SMALL_ARCHIVE
+    if total > allowed:
+        raise DamagedFileError(
+            f"{path} must unpack to at most {MOST_INFLATED} times its {size:,} bytes, got {total:,} bytes: "
+            f"if you trust it, unpack it and pack it again without compression"
+        )
+
+
 @contextmanager
 def named_errors(path: Path, what: str, *errors: type[Exception]) -> Iterator[None]:
     """Make the errors of a parser, which does not know what file it reads, DamagedFileErrors that name `path`.
@@ -143,8 +211,8 @@ def named_errors(path: Path, what: str, *errors: type[Exception]) -> Iterator[No
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, as 64 hexadecimal digits."""
-    with open(path, "rb") as file:
+    """The SHA-256 of a regular file, as 64 hexadecimal digits."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -205,7 +205,7 @@ def test_a_preprocessing_survives_json() -> None:
         ({"mean": (0.1, 0.2)}, "mean must be three finite numbers"),
         ({"mean": (0.1, 0.2, math.nan)}, "mean must be three finite numbers"),
         ({"std": (0.1, 0.2, 0.0)}, "std must be positive"),
-        ({"value_scale": 0.0}, "value_scale must be positive"),
+        ({"value_scale": 0.0}, "value_scale must lie in"),
     ],
 )
 def test_an_impossible_preprocessing_is_refused(options: dict[str, Any], message: str) -> None:
@@ -252,3 +252,38 @@ def test_generators_differ_by_seed_purpose_and_count() -> None:
     assert torch.equal(
         torch.rand(4, generator=generator_for(0, "crop", 1)), torch.tensor(draws[0], dtype=torch.float32)
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"std": (1e-300, 1.0, 1.0)}, "at most 10000 .* std 1e-300"),
+        ({"std": (1e-5, 1.0, 1.0)}, "at most 10000 .* std 1e-05"),
+        ({"std": (0.2, 0.2, 1e300)}, "a contrast of at least 0.0001, .* std 1e\\+300"),
+        ({"mean": (0.5, 1e30, 0.5)}, "at most 10000 .* mean 1e\\+30"),
+        ({"value_scale": 1e300}, "value_scale must lie in"),
+        ({"value_scale": 1e-300}, "value_scale must lie in"),
+        ({"value_scale": math.nan}, "value_scale must lie in"),
+        ({"resize": 10**9}, "resize must be at most 4096 pixels"),
+    ],
+)
+def test_values_by_which_no_image_becomes_finite_different_numbers_are_refused(
+    values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Preprocessing(**values)
+
+
+@pytest.mark.parametrize(
+    "usual",
+    [
+        Preprocessing(mean=(0.0, 0.0, 0.0), std=(1 / 255, 1 / 255, 1 / 255)),
+        Preprocessing(mean=(104.0, 117.0, 128.0), std=(1.0, 1.0, 1.0), channel_order="bgr", value_scale=255.0),
+        Preprocessing(mean=(123.7, 116.3, 103.5), std=(58.4, 57.1, 57.4), value_scale=255.0),
+        Preprocessing(resize=1024, crop=1024, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
+    ],
+)
+def test_what_published_networks_have_is_taken_and_stays_finite_in_half_precision(usual: Preprocessing) -> None:
+    images = torch.stack([torch.zeros(3, 2, 2), torch.ones(3, 2, 2)])
+    assert torch.isfinite(usual.normalize(images).half()).all()
+    assert Preprocessing.from_dict(usual.to_dict()) == usual

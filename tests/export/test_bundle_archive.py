@@ -133,8 +133,34 @@ def test_more_than_the_limit_is_refused_before_anything_is_unpacked(tmp_path):
 def test_a_bomb_is_stopped_at_the_size_that_the_manifest_gives(tmp_path):
     bomb = zipfile.ZipInfo("a")
     bomb.compress_type = zipfile.ZIP_DEFLATED
-    assert_refused(tmp_path, [(bomb, bytes(50_000_000))], sealed({"a": bytes(100)}), "a must have 100 bytes, got more")
+    assert_refused(
+        tmp_path, [(bomb, bytes(50_000_000))], sealed({"a": bytes(100)}), "a must have 100 bytes, got 50,000"
+    )
     assert sum(file.stat().st_size for file in (tmp_path / "deep").rglob("*") if file.is_file()) < 10_000
+
+
+def test_an_archive_that_unpacks_to_hundreds_of_times_its_size_is_refused_before_anything_is_written(tmp_path):
+    bomb = zipfile.ZipInfo("a")
+    bomb.compress_type = zipfile.ZIP_DEFLATED
+    data = bytes(30_000_000)
+    assert_refused(tmp_path, [(bomb, data)], sealed({"a": data}), "must unpack to at most 100 times its .* got 30,000")
+    assert not list((tmp_path / "deep" / "target").iterdir())
+
+
+def test_an_archive_that_was_packed_again_with_compression_is_taken(tmp_path):
+    text = zipfile.ZipInfo("a")
+    text.compress_type = zipfile.ZIP_DEFLATED
+    data = b"a line that comes again and again\n" * 100_000
+    path = archive_of(tmp_path / "fine.zip", [(text, data)], sealed({"a": data}))
+    (tmp_path / "target").mkdir()
+    extract_archive(path, tmp_path / "target")
+    assert (tmp_path / "target" / "a").read_bytes() == data
+
+
+def test_what_is_wrong_with_the_last_file_is_said_before_the_first_is_written(tmp_path):
+    files = {"a": CONTENT, "b": b"promised"}
+    assert_refused(tmp_path, [("a", CONTENT), ("b", b"other")], sealed(files), "b must have 8 bytes, got 5")
+    assert not list((tmp_path / "deep" / "target").iterdir())
 
 
 def test_a_header_that_lies_about_its_size_is_refused(tmp_path):

@@ -454,3 +454,24 @@ def test_one_image_must_be_put_in_a_list_and_a_generator_need_not(embedder: Embe
     with pytest.raises(TypeError, match="put it in a list"):
         embedder.encode(Image.new("RGB", (8, 8)))  # type: ignore[arg-type]
     assert embedder.encode(Image.new("RGB", (8, 8)) for _ in range(2)).shape[0] == 2
+
+
+def test_a_sealed_model_whose_preprocessing_is_of_no_use_is_refused_by_its_file(tmp_path: Path) -> None:
+    embedder = create_embedder("convnet", embedding_dim=4)
+    for name, values in {"std": (1e-300, 1e-300, 1e-300), "mean": (1e30, 0.0, 0.0), "crop": 10**6}.items():
+        changed = Preprocessing(resize=32, crop=32)
+        object.__setattr__(changed, name, values)  # as somebody who makes the checksum right, too
+        embedder.preprocessing = changed
+        embedder.save(tmp_path / name)
+        with pytest.raises(DamagedFileError, match=r"model\.json must describe a usable embedder"):
+            load_embedder(tmp_path / name)
+
+
+def test_embeddings_that_are_not_finite_are_refused_and_not_given() -> None:
+    embedder = create_embedder("convnet", embedding_dim=4)
+    with torch.no_grad():
+        for name, buffer in embedder.named_buffers():
+            if name.endswith("running_var"):
+                buffer.fill_(-1.0)  # finite, so that a file may hold it
+    with pytest.raises(ValueError, match="embeddings must be finite, got NaN or Inf for image 0: the model is damaged"):
+        embedder.encode([torch.rand(3, 32, 32)])

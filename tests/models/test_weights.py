@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from pfml.files import DamagedFileError, save_tensors
 from pfml.models.backbone import Backbone
 from pfml.models.backbones import create_backbone
 from pfml.models.convnet import SmallConvNet
-from pfml.models.weights import load_weights
+from pfml.models.weights import load_weights, read_weight_file
 
 
 def seeded(seed: int) -> SmallConvNet:
@@ -209,3 +210,15 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
 def test_the_package_has_weights_for_one_backbone_only() -> None:
     with pytest.raises(ValueError, match="efficientnet_lite0 only, got SmallConvNet"):
         load_weights(seeded(0), "package")
+
+
+def test_a_compressed_file_of_very_many_zeros_is_refused_before_it_takes_memory(tmp_path):
+    torch.save({"w": torch.zeros(8_000_000)}, tmp_path / "honest.pth")
+    assert len(read_weight_file(tmp_path / "honest.pth")["w"]) == 8_000_000
+    packed = zipfile.ZipFile(tmp_path / "bomb.pth", "w", zipfile.ZIP_DEFLATED)
+    with zipfile.ZipFile(tmp_path / "honest.pth") as source, packed as target:
+        for entry in source.infolist():
+            target.writestr(entry.filename, source.read(entry))
+    assert (tmp_path / "bomb.pth").stat().st_size < 100_000
+    with pytest.raises(DamagedFileError, match=r"bomb\.pth must unpack to at most 100 times its"):
+        read_weight_file(tmp_path / "bomb.pth")

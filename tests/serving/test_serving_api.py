@@ -436,9 +436,9 @@ def test_beyond_its_bound_the_server_says_busy_and_goes_on_answering(made_run, m
     app, go = create_app(service), threading.Event()
     cropped = service.cropped
 
-    def slow(content):
+    def slow(sent):
         go.wait(20)
-        return cropped(content)
+        return cropped(sent)
 
     monkeypatch.setattr(service, "cropped", slow)
 

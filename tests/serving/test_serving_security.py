@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import os
 import socket
 import struct
 import zlib
@@ -9,14 +10,16 @@ import zlib
 import httpx
 import numpy
 import pytest
+import torch
 from PIL import Image
 
 pytest.importorskip("fastapi", reason="pfml serve needs the extra serve")
 
-from api_client import BASE, application, ask, picture_bytes, upload
+from api_client import BASE, application, ask, picture_bytes, service_of, upload
 
 from pfml.cli import main
-from pfml.serving import Access
+from pfml.search import list_images, update_index
+from pfml.serving import Access, create_app
 from pfml.serving.pictures import BadUploadError, Thumbnails, decoded_upload
 from pfml.serving.service import Uploads
 
@@ -69,6 +72,8 @@ BAD_UPLOADS = {
     ),
     "too many pixels": (picture_bytes(size=(101, 100)), 413, "101 x 100"),
     "a decompression bomb": (png_of_size(60_000, 60_000), 413, "pixels"),
+    "a strip": (png_of_size(1, 9_000), 413, "times longer than wide"),
+    "too many rows": (png_of_size(1, 40_000_000), 413, "on a side"),
     "truncated jpeg": (noise_jpeg()[:2000], 422, "damaged"),
     "truncated png": (png_of_size(90, 90), 422, "damaged"),
     "animated gif": (animation("GIF"), 415, "animation"),
@@ -108,6 +113,84 @@ def test_floating_point_pixels_are_refused():
     Image.new("F", (5, 4)).save(out, "TIFF")
     with pytest.raises(BadUploadError, match="floating-point"):
         decoded_upload(out.getvalue(), most_pixels=100)
+
+
+def photograph(size=(800, 600), **options):
+    """A smooth picture that loses little at half its size."""
+    y, x = numpy.mgrid[: size[1], : size[0]] / 97.0
+    waves = numpy.stack([numpy.sin(x), numpy.cos(y), numpy.sin(x + y)], axis=2)
+    out = io.BytesIO()
+    Image.fromarray((127 + 120 * waves).astype(numpy.uint8)).save(out, "JPEG", quality=95, **options)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_large_jpeg_is_decoded_at_a_fraction_and_an_ordinary_one_at_its_full_size(progressive):
+    content = photograph(progressive=progressive)
+    whole = decoded_upload(content, most_pixels=480_000)
+    assert whole.shape == (3, 600, 800)
+    assert torch.equal(decoded_upload(content, most_pixels=480_000, decoded_pixels=480_000), whole)
+    half = decoded_upload(content, most_pixels=480_000, decoded_pixels=479_999, short_side=299)
+    assert half.shape == (3, 300, 400)
+    expected = torch.nn.functional.avg_pool2d(whole.float()[None], 2)[0]
+    assert (half.float() - expected).abs().mean() < 2
+    assert decoded_upload(content, most_pixels=480_000, decoded_pixels=30_000, short_side=60).shape == (3, 75, 100)
+
+
+def test_what_cannot_be_decoded_at_a_fraction_has_a_lower_limit():
+    large = picture_bytes(size=(300, 200))
+    assert decoded_upload(large, most_pixels=100_000, decoded_pixels=60_000).shape == (3, 200, 300)
+    for content in (large, picture_bytes(size=(300, 200), format="WEBP", lossless=True)):
+        with pytest.raises(BadUploadError, match=r"at most 59,999 pixels, got 300 x 200: a JPEG may have 100,000"):
+            decoded_upload(content, most_pixels=100_000, decoded_pixels=59_999)
+    with pytest.raises(BadUploadError, match="at most 20,000 pixels"):  # the network needs more than an eighth
+        decoded_upload(photograph(), most_pixels=480_000, decoded_pixels=20_000, short_side=200)
+
+
+def test_a_small_file_of_40_megapixels_is_refused_before_it_takes_time_or_memory(made_run):
+    app = application(made_run)
+    content = bytearray(picture_bytes(size=(8, 8), format="WEBP", lossless=True))
+    content[21:25] = struct.pack("<I", 6323 | 6323 << 14)  # width and height, less one, as a VP8L has them
+    answer = upload(app, bytes(content))
+    assert answer.status_code == 413
+    assert "a WEBP must have at most 16,000,000 pixels, got 6324 x 6324" in answer.json()["error"]
+
+
+def test_a_progressive_jpeg_of_very_many_scans_is_refused():
+    content = photograph((200, 100), progressive=True)
+    start = content.rindex(b"\xff\xda")
+    scan, end = content[start:-2], content[-2:]
+    assert decoded_upload(content, most_pixels=20_000).shape == (3, 100, 200)
+    with pytest.raises(BadUploadError, match="must come in fewer scans, got 1") as caught:
+        decoded_upload(content[:start] + 100 * scan + end, most_pixels=20_000)
+    assert caught.value.status == 413
+    # what stands behind the end of the picture, such as the film of a phone, is no scan
+    assert decoded_upload(content + 100 * scan, most_pixels=20_000).shape == (3, 100, 200)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
+def test_an_indexed_file_that_became_huge_or_special_is_gone_and_no_failure(small_run, tmp_path):
+    picture = tmp_path / "one" / "a.png"
+    picture.parent.mkdir()
+    picture.write_bytes(picture_bytes())
+    service = service_of(small_run)
+    update_index(service.gallery.index, service.gallery.embedder, list_images(tmp_path / "one"))
+    image = service.gallery.index.find(str(picture)).id
+    app = create_app(service, Access())
+    path = f"/api/images/{image}/picture"
+    picture.write_bytes(png_of_size(30_000, 30_000))
+    assert ask(app, "GET", path).status_code == 404
+    picture.unlink()
+    os.mkfifo(picture)
+    answer = ask(app, "GET", path, timeout=10)
+    assert answer.status_code == 404
+    assert "cannot be read" in answer.json()["error"]
+    picture.unlink()
+    picture.symlink_to("/dev/zero")
+    assert ask(app, "GET", path).status_code == 404
+    picture.unlink()
+    picture.write_bytes(picture_bytes())
+    assert ask(app, "GET", path).status_code == 200
 
 
 def test_a_body_without_a_length_is_counted_while_it_arrives(app):
@@ -262,6 +345,7 @@ def test_a_short_token_is_refused():
         (("--port", "70000"), "--port must lie in"),
         (("--map-points", "0"), "--map-points must be at least 1"),
         (("--upload-megabytes", "0"), "upload_bytes must be at least 1"),
+        (("--decoded-megapixels", "0"), "decoded_pixels must be at least 1"),
         (("--index", "nowhere"), "pfml index"),
     ],
 )

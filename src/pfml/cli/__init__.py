@@ -7,7 +7,7 @@ import sys
 
 from pfml.cli.commands import COMMANDS
 from pfml.cli.last_words import end
-from pfml.cli.parser import create_parser, with_config_first, with_run_config
+from pfml.cli.parser import create_parser, with_config_first, with_run_config, without_code
 from pfml.cli.recipe import with_recipe
 from pfml.cli.suggestions import refuse_nothing, with_long_data, with_suggestions
 
@@ -29,7 +29,8 @@ def main(arguments: list[str] | None = None) -> None:
         refuse_ranks(name)
         if name in COMMANDS and COMMANDS[name].run_config:
             refuse_nothing(arguments)
-            arguments = with_suggestions(parser, with_config_first(with_recipe(with_long_data(arguments))))
+            arguments = with_config_first(with_recipe(without_code(with_long_data(arguments))))
+            arguments = with_suggestions(parser, arguments)
         parsed = parser.parse_args(arguments)
         command = COMMANDS[parsed.command]
         values = vars(parser.instantiate(parsed)[name])

@@ -12,11 +12,11 @@ __all__ = ["create_console", "print_line", "print_results", "print_scores"]
 
 def create_console() -> Console:
     """Where commands print to: as wide as the terminal, 120 columns in a file."""
-    from rich.console import Console
+    from pfml.terminal import plain_console
 
     # Without a terminal rich assumes 80 columns, and would break the tables.
-    console = Console()
-    return console if console.is_terminal else Console(width=120)
+    console = plain_console()
+    return console if console.is_terminal else plain_console(width=120)
 
 
 def print_line(console: Console, line: str) -> None:

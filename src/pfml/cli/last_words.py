@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from pfml.terminal import visible
+
 if TYPE_CHECKING:
     from pfml.distributed.launch import Launch
 
@@ -78,7 +80,7 @@ def _named(text: str, alike: list[int], size: int) -> str:
 
 
 def _line(name: str, error: object, hint: str) -> str:
-    return f"{name}: error: {error}" + (f"\n{hint}" if hint else "")
+    return visible(f"{name}: error: {error}" + (f"\n{hint}" if hint else ""))
 
 
 def _launch() -> Launch:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pfml.cli.commands import Command
 
-__all__ = ["Parser", "create_parser", "with_config_first", "with_run_config"]
+__all__ = ["Parser", "create_parser", "with_config_first", "with_run_config", "without_code"]
 
 #: What may follow --data.
 DATA_TAKES = "a folder with a folder per class in it, a CSV with the columns path and label, or the name of a data set"
@@ -76,6 +76,54 @@ def _add_run_config(parser: Parser) -> None:
             action.help = f"The images: {DATA_TAKES} (see --data.name); or a YAML or JSON file of all options of data."
 
 
+def without_code(arguments: list[str]) -> list[str]:
+    """`arguments` after refusing what would make the parser import code; files of groups of options are read here.
+
+    The program ends at an option that names code (`--data.class_path`), at a value that does (`--data '{"class_path":
+    ...}'`), and at a text in the place of a group, which the parser would take for the name of a class.
+    """
+    from pfml.training.config_code import config_groups, refuse_code_option
+
+    found: list[str] = []
+    rest = iter(arguments)
+    try:
+        for argument in rest:
+            option, separator, value = argument.partition("=")
+            name = option.removeprefix("--")
+            if not option.startswith("--") or name == "config":
+                found.append(argument)
+                continue
+            refuse_code_option(name)
+            is_group = name in config_groups()
+            if not is_group and not name.startswith("loss.options"):
+                found.append(argument)
+                continue
+            value = value if separator else next(rest, "")
+            found.append(f"{option}={_plain_value(name, value, is_group=is_group)}")
+    except ValueError as error:
+        end(f"pfml {arguments[0]}", error, status=2)
+    return found
+
+
+def _plain_value(name: str, value: str, *, is_group: bool) -> str:
+    """The value of an option that may have options in it; of a file, its content; ValueError if it names code."""
+    import yaml
+
+    from pfml.training.config_code import refuse_code_in_text
+
+    where = f"--{name}"
+    try:
+        if is_group and Path(value).suffix in (".yaml", ".yml", ".json"):
+            where = value
+            value = Path(value).read_text(encoding="utf-8")
+        refuse_code_in_text(value, where, name)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name!r} must be plain YAML or JSON, got {where}, which is not: {error}") from None
+    except OSError as error:
+        raise ValueError(f"{name!r} must be a file that can be read, got {where}: {error.strerror}") from None
+    return value
+
+
 def with_config_first(arguments: list[str]) -> list[str]:
     """--config moved before the other options, so that these override it wherever it stands; names made files.
 
@@ -122,24 +170,25 @@ def _config_file(name: str) -> str:
     from pfml.training.config_files import shipped_configs
 
     shipped = shipped_configs()
-    if Path(name).exists():
-        _refuse_hostile_yaml(name)
-        return name
-    if name not in shipped:
+    file = name if Path(name).exists() else str(shipped.get(name, ""))
+    if not file:
         hint = did_you_mean(name, shipped) or f"; the package has {', '.join(shipped)}"
         end("pfml", f"{name!r} is neither a file nor a configuration of the package{hint}", status=2)
-    return str(shipped[name])
+    _refuse_hostile_yaml(file)
+    return file
 
 
 def _refuse_hostile_yaml(config_file: str) -> None:
-    """End the program at a file that would take all memory; what else is wrong with it, the parser says."""
+    """End the program at a file that would take all memory or import code; what else is wrong, the parser says."""
     import yaml
 
-    from pfml.training.config_files import plain_yaml
+    from pfml.training.config_code import refuse_code_in_text
 
     try:
-        plain_yaml(Path(config_file).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        end("pfml", f"{config_file} must be a configuration: {error}", status=2)
+        refuse_code_in_text(Path(config_file).read_text(encoding="utf-8"), config_file)
     except (OSError, UnicodeDecodeError):
         return
+    except yaml.YAMLError as error:
+        end("pfml", f"{config_file} must be a configuration: {error}", status=2)
+    except ValueError as error:
+        end("pfml", error, status=2)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfml.cli.console import create_console, print_line
+from pfml.terminal import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -123,7 +124,7 @@ def search(
     results = found.search(embedder.encode(queries), k, model=model, class_names=class_name)
     remark = _about(threshold, found, run)
     if json_:
-        sys.stderr.write(f"{remark}\n")
+        sys.stderr.write(f"{visible(remark)}\n")
         answers = [_answer(query, hits, threshold) for query, hits in zip(queries, results, strict=True)]
         distance = None if threshold is None else threshold.distance
         print(json.dumps({"index": str(found.path), "threshold": distance, "results": answers}, indent=2))

@@ -25,6 +25,7 @@ def serve(
     map_points: int = 5000,
     upload_megabytes: float = 10.0,
     upload_megapixels: float = 40.0,
+    decoded_megapixels: float = 16.0,
 ) -> None:
     """Serve a page over a run: search by image, the map of the embedding, why an image is there, the audit queue."""
     missing = [package for module, package in PACKAGES.items() if find_spec(module) is None]
@@ -38,7 +39,11 @@ def serve(
     if not 0 <= port <= 65535:
         raise ValueError(f"--port must lie in [0, 65535], got {port}")
     access = Access(host, token, tuple(name or ()))  # before the model is loaded: refused at once
-    limits = Limits(upload_bytes=round(upload_megabytes * 2**20), upload_pixels=round(upload_megapixels * 1e6))
+    limits = Limits(
+        upload_bytes=round(upload_megabytes * 2**20),
+        upload_pixels=round(upload_megapixels * 1e6),
+        decoded_pixels=round(decoded_megapixels * 1e6),
+    )
     gallery = Gallery.open(run, index=index)
     answer_requests(Service(gallery, limits=limits, map_method=map_, map_points=map_points), access, port)
 
@@ -56,3 +61,9 @@ def add_serve_arguments(parser: Parser) -> None:
     add("--map_points", "--map-points", type=int, default=5000, help="Images on the map; of more, a sample.")
     add("--upload_megabytes", "--upload-megabytes", type=float, default=10.0, help="Limit of an uploaded file, in MiB.")
     add("--upload_megapixels", "--upload-megapixels", type=float, default=40.0, help="Limit of an uploaded image.")
+    add(
+        *("--decoded_megapixels", "--decoded-megapixels"),
+        type=float,
+        default=16.0,
+        help="Pixels that are decoded of an upload: a larger JPEG is decoded at a fraction, any other is refused.",
+    )

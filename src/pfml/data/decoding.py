@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pfml.data.image_file import ImageError, opened_image, rgb_image, rgb_pixels
 from pfml.data.image_set import ImageSet, RetrievalData
 
 __all__ = [
@@ -38,19 +38,6 @@ Result = TypeVar("Result")
 LISTED = 20
 
 
-class ImageError(ValueError):
-    """A file that cannot be read as an image."""
-
-    def __init__(self, path: Path | str, reason: str = "") -> None:
-        # a DataLoader makes the errors of its workers anew from their text alone
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}" if self.reason else str(self.path)
-
-
 class UnreadableImagesError(ValueError):
     """Some images of a set cannot be read; the message lists them."""
 
@@ -70,23 +57,22 @@ class UnreadableImagesError(ValueError):
 def read_rgb(path: Path | str, short_side: int | None = None) -> Tensor:
     """The image in a file, uint8 (3, height, width), or an ImageError.
 
-    Pillow's `convert("RGB")`, as in the loaders of the literature: greyscale is repeated, a palette looked up, CMYK
-    converted, and transparency dropped rather than laid over a background. The orientation in EXIF is not applied,
-    because the published results were computed without it. Greyscale of 16 bits keeps its upper 8 (`convert` would
-    clip it to white). Of an animation, the first frame is read.
+    Colours are converted by `pfml.data.image_file.rgb_pixels`, as in the loaders of the literature. The orientation in
+    EXIF is not applied, because the published results were computed without it. Of an animation, the first frame is
+    read.
 
     Args:
         path: Of the file.
         short_side: See `shrink`.
     """
-    pixels = np.array(_opened(path, _rgb))  # a copy: Pillow's own memory is read-only
-    return shrink(torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), short_side)
+    with opened_image(path) as image:
+        return shrink(rgb_pixels(image), short_side)
 
 
 def read_size(path: Path | str) -> tuple[int, int]:
     """Height and width by the header of a file, without decoding it, or an ImageError."""
-    width, height = _opened(path, lambda image: image.size)
-    return height, width
+    with opened_image(path) as image:
+        return image.height, image.width
 
 
 def shrink(image: Tensor, short_side: int | None) -> Tensor:
@@ -186,48 +172,8 @@ def in_threads(function: Callable[[Item], Result], items: Iterable[Item], worker
 
 def _checked_size(path: Path) -> tuple[int, int]:
     """Height and width of the image in a file, which has been decoded to its end, or an ImageError."""
-
-    def size_of(image: Any) -> tuple[int, int]:
+    with opened_image(path) as image:
         width, height = image.size
         image.draft(None, (1, 1))  # of a JPEG, all is read, but only an eighth of the rows and columns is computed
-        _rgb(image)
+        rgb_image(image).load()
         return height, width
-
-    return _opened(path, size_of)
-
-
-def _opened(path: Path | str, function: Callable[[Any], Result]) -> Result:
-    """function(opened image), every failure of opening and decoding as an ImageError."""
-    from PIL import Image, UnidentifiedImageError
-
-    if Path(path).is_dir():
-        raise ImageError(path, "is a folder")
-    try:
-        with Image.open(path) as image:
-            limit = Image.MAX_IMAGE_PIXELS
-            if limit is not None and image.width * image.height > limit:
-                # Pillow only warns up to twice this limit
-                raise ImageError(path, f"has {image.width} x {image.height} pixels, more than Pillow's limit {limit:,}")
-            return function(image)
-    except ImageError:
-        raise
-    except FileNotFoundError:
-        raise ImageError(path, "does not exist") from None
-    except UnidentifiedImageError:
-        empty = Path(path).stat().st_size == 0
-        raise ImageError(path, "is empty" if empty else "is not an image of a known format") from None
-    except Exception as error:  # a broken file makes Pillow's plugins raise errors of nearly any type
-        raise ImageError(path, f"{type(error).__name__}: {error}") from error
-
-
-def _rgb(image: Any) -> Any:
-    from PIL import Image
-
-    if image.mode == "F":
-        raise ValueError("pixels are floating-point numbers, which do not say how bright white is")
-    if image.mode == "I" or image.mode.startswith("I;16"):
-        values = np.asarray(image).astype(np.int64)
-        if values.min() < 0 or values.max() > 65535:
-            raise ValueError(f"greyscale values must lie in [0, 65535], got {values.min()} to {values.max()}")
-        image = Image.fromarray((values >> 8).astype(np.uint8))
-    return image.convert("RGB")

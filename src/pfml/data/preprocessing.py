@@ -15,6 +15,14 @@ from pfml.words import did_you_mean
 __all__ = ["Augmentation", "Preprocessing"]
 
 CHANNEL_ORDERS = ("rgb", "bgr")
+#: pixels of a resized side; far more than any network sees, and few enough to fit into memory
+LONGEST_SIDE = 4096
+#: the least and largest value of white
+SCALES = (1e-6, 1e6)
+#: the largest value that black and white may be normalised to: it must be finite in half precision, too
+LARGEST_VALUE = 1e4
+#: the least difference between black and white, normalised: below it all images are alike
+LEAST_CONTRAST = 1e-4
 #: tries of RandomResizedCrop before it takes the centre, as in torchvision
 CROP_TRIES = 10
 
@@ -22,6 +30,8 @@ CROP_TRIES = 10
 @dataclass(frozen=True)
 class Preprocessing:
     """Resize, centre crop and normalisation; it travels with the model.
+
+    Values by which no image would become finite, different numbers are refused: a file may have been changed.
 
     Args:
         resize: Length of the short side before the centre crop. Images whose short side has this length already are
@@ -46,6 +56,8 @@ class Preprocessing:
         for name, side in (("resize", self.resize), ("crop", self.crop)):
             if not isinstance(side, int) or isinstance(side, bool) or side < 1:
                 raise ValueError(f"{name} must be an integer >= 1, got {side!r}")
+            if side > LONGEST_SIDE:
+                raise ValueError(f"{name} must be at most {LONGEST_SIDE} pixels, got {side}")
         if self.crop > self.resize:
             raise ValueError(f"crop must not exceed resize, got crop={self.crop} and resize={self.resize}")
         for name, choice, choices in (
@@ -61,8 +73,18 @@ class Preprocessing:
             object.__setattr__(self, name, values)
         if min(self.std) <= 0:
             raise ValueError(f"std must be positive, got {self.std}")
-        if not (math.isfinite(self.value_scale) and self.value_scale > 0):
-            raise ValueError(f"value_scale must be positive, got {self.value_scale}")
+        if not SCALES[0] <= self.value_scale <= SCALES[1]:
+            raise ValueError(f"value_scale must lie in [{SCALES[0]:g}, {SCALES[1]:g}], got {self.value_scale}")
+        self._require_usable_values()
+
+    def _require_usable_values(self) -> None:
+        for mean, std in zip(self.mean, self.std, strict=True):
+            largest = max(abs(mean), abs(self.value_scale - mean)) / std
+            if largest > LARGEST_VALUE or self.value_scale / std < LEAST_CONTRAST:
+                raise ValueError(
+                    f"mean and std must bring pixels to at most {LARGEST_VALUE:g} with a contrast of at least "
+                    f"{LEAST_CONTRAST:g}, got mean {mean:g} and std {std:g} for a white of {self.value_scale:g}"
+                )
 
     def normalize(self, images: Tensor) -> Tensor:
         """What the network eats, from RGB images (B, 3, H, W): floats in [0, 1], or uint8."""

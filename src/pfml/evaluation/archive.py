@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from pfml.evaluation.collection import open_embeddings
-from pfml.files import named_errors, write_atomically
+from pfml.files import named_errors, refuse_zip_bomb, write_atomically
 
 __all__ = ["read_embeddings", "write_embeddings"]
 
@@ -54,6 +55,8 @@ def read_embeddings(path: str | Path) -> tuple[list[str], Tensor]:
         raise FileNotFoundError(f"{path} must be a NumPy archive or a folder of embeddings, but there is neither")
     # NumPy raises whatever it stumbles over, down to the errors of zlib
     with named_errors(path, "a NumPy archive of paths and embeddings", Exception):
+        with zipfile.ZipFile(path) as packed:
+            refuse_zip_bomb(path, packed)
         with numpy.load(path, allow_pickle=False) as archive:
             names, points = archive["paths"], archive["embeddings"]
         if names.ndim != 1 or points.ndim != 2 or len(names) != len(points):

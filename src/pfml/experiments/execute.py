@@ -25,6 +25,7 @@ from pfml.experiments.planned_run import PlannedRun, result_key
 from pfml.experiments.record import now, record_of
 from pfml.experiments.store import ResultsStore
 from pfml.experiments.tasks import TASKS, Workplace, prepared
+from pfml.terminal import plain_console
 from pfml.training.environment import resolve_device
 from pfml.training.interrupts import Interrupted, stop_wish
 from pfml.training.monitor import Monitor, ProgressMonitor
@@ -337,15 +338,13 @@ def _work_in_processes(session: Session, devices: Sequence[str | None], console:
 
 def _worker(session: Session, device: str | None, threads: int, width: int) -> None:
     """The life of a process: quiet but for a line at start and end of each run."""
-    from rich.console import Console
-
     if hasattr(os, "setpgrp"):
         os.setpgrp()  # Ctrl-C reaches the parent alone, which passes it on once: a second one would not save
     torch.set_num_threads(threads)
     if device is not None:
         torch.cuda.set_device(device)
     with suppress(Interrupted):
-        work(session, console=Console(width=width), device=device, bars=False)
+        work(session, console=plain_console(width), device=device, bars=False)
 
 
 def _parent_died() -> bool:

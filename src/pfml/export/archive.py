@@ -1,7 +1,8 @@
 """A bundle as one .zip file, and the way out of one that somebody else may have made.
 
 Only what the manifest lists is extracted, to names that cannot lead out of the folder, as plain files, and not a byte
-more than the manifest says and the caller allows, whatever the archive claims about itself.
+more than the manifest says and the caller allows, whatever the archive claims about itself. All that can be compared
+without unpacking is compared before the first byte is written.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import IO
 from uuid import uuid4
 
 from pfml.export.manifest import LARGEST_MANIFEST, MANIFEST, MOST_FILES, parse_manifest, require_safe_name
-from pfml.files import DamagedFileError, remove_partials
+from pfml.files import DamagedFileError, refuse_zip_bomb, remove_partials
 
 __all__ = ["LARGEST", "extract_archive", "write_archive"]
 
@@ -73,10 +74,16 @@ def extract_archive(path: Path, folder: Path, *, max_bytes: int = LARGEST) -> No
                     f"{path} must unpack to at most {max_bytes:,} bytes, got {total:,}; "
                     f"if you trust it, allow more with max_bytes"
                 )
-            (folder / MANIFEST).write_bytes(manifest)
             for name, listed in files.items():
                 if name not in entries:
                     raise DamagedFileError(f"{path}: {name} is listed in {MANIFEST}, but is not in the archive")
+                if (size := entries[name].file_size) != listed["bytes"]:
+                    raise DamagedFileError(
+                        f"{path}: {name} must have {listed['bytes']:,} bytes, got {size:,}: it was changed"
+                    )
+            refuse_zip_bomb(path, archive)
+            (folder / MANIFEST).write_bytes(manifest)  # from here on, there is something to write
+            for name, listed in files.items():
                 _extract(archive, entries[name], folder / name, listed["bytes"], path)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeDecodeError) as error:
         raise DamagedFileError(f"{path} must be a whole .zip archive, got one that cannot be read: {error}") from None

@@ -149,6 +149,9 @@ class Embedder(nn.Module):
             images: Files, PIL images, or RGB tensors (3, H, W), uint8 or floats in [0, 1].
             batch_size: How many pass through the network at a time.
             device: Where to compute; the embedder is moved there, and stays. None for where it is.
+
+        Raises:
+            ValueError: If an embedding is not finite: no distance to it would mean anything.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -165,7 +168,11 @@ class Embedder(nn.Module):
             for first in range(0, len(images), batch_size):
                 pixels = [_pixels(image, first + k) for k, image in enumerate(images[first : first + batch_size])]
                 parts.append(self(self._crops(pixels).to(place)).cpu())
-        return torch.cat(parts)
+        points = torch.cat(parts)
+        bad = (~torch.isfinite(points).all(dim=1)).nonzero()[:, 0].tolist()
+        if bad:
+            raise ValueError(f"embeddings must be finite, got NaN or Inf for image {bad[0]}: the model is damaged")
+        return points
 
     def save(self, folder: str | Path, *, trained_on: TrainedOn | None = None) -> None:
         """Write the weights, `model.json` and a README.md to `folder`, replacing a model there; see `load_embedder`."""
@@ -228,6 +235,8 @@ def load_embedder(folder: str | Path) -> Embedder:
         trained_on = None if learned is None else TrainedOn(learned["dataset"], tuple(learned["class_names"]))
     except (KeyError, TypeError) as error:
         raise DamagedFileError(f"{place / 'model.json'} must describe an embedder, got {error!r}") from None
+    except ValueError as error:
+        raise DamagedFileError(f"{place / 'model.json'} must describe a usable embedder: {error}") from None
     embedder = Embedder(replace(config, weights="none"))
     load_into(embedder, tensors, place)
     embedder.config, embedder.preprocessing, embedder.trained_on = config, preprocessing, trained_on

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from pfml.files import load_tensors, refuse_non_finite
+from pfml.files import DamagedFileError, load_tensors, refuse_non_finite, refuse_zip_bomb
 from pfml.models.backbone import Backbone
 from pfml.models.timm_backbone import TimmBackbone
 
@@ -140,7 +141,12 @@ def _from_package(backbone: Backbone) -> dict[str, Tensor]:
 
 def _load_pickle_free(path: Path) -> object:
     try:
+        if zipfile.is_zipfile(path):  # older files are none
+            with zipfile.ZipFile(path) as archive:
+                refuse_zip_bomb(path, archive)
         return torch.load(path, map_location="cpu", weights_only=True)
+    except DamagedFileError:
+        raise
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{path} must hold tensors only, but it holds Python objects that could run code when loaded, and is "

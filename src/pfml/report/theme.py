@@ -126,7 +126,7 @@ def png_of_figure(figure: Figure) -> bytes:
 
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=INCH * PIXEL_DENSITY, facecolor=figure.get_facecolor())
-    return png_of_image(Image.open(buffer).convert("RGB"))
+    return png_of_image(Image.open(buffer, formats=["PNG"]).convert("RGB"))
 
 
 def png_of_image(image: Image.Image, *, transparent: np.ndarray | None = None) -> bytes:

@@ -14,6 +14,7 @@ from pfml.data.transfer import send
 from pfml.data.windows import Windows
 from pfml.evaluation.evaluate import embed
 from pfml.evaluation.file_state import FileState
+from pfml.files import SpecialFileError
 from pfml.models.embedder import Embedder
 
 __all__ = ["EmbeddedFiles", "OnePass", "embed_files"]
@@ -113,5 +114,7 @@ def _look(path: str) -> tuple[FileState, tuple[int, int]] | ImageError:
         return FileState.of(path), read_size(path)
     except ImageError as error:
         return error
+    except SpecialFileError as error:
+        return ImageError(path, error.reason)
     except OSError as error:
         return ImageError(path, "does not exist" if isinstance(error, FileNotFoundError) else str(error))

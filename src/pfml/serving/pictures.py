@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
-import warnings
 from collections import OrderedDict
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import numpy
-import torch
 from torch import Tensor
 
-__all__ = ["FORMATS", "BadUploadError", "Thumbnails", "decoded_upload"]
+from pfml.data.image_file import (
+    UPLOAD_FORMATS,
+    ImageError,
+    TooLargeError,
+    UnknownFormatError,
+    opened_image,
+    rgb_image,
+    rgb_pixels,
+)
+from pfml.serving.decode_queue import PixelBudget
 
-#: Formats that an upload may have: no others of Pillow's decoders are tried.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["BadUploadError", "Thumbnails", "Upload", "decoded_upload", "opened_upload"]
+
 #: The longer side of pictures that are sent, in pixels.
 SIZES = {"thumbnail": 224, "large": 896}
+#: Pixels that thumbnails of one server may decode at a time, unless it gives a budget of its own.
+PICTURE_PIXELS = 90_000_000
+#: Pixels times passes over them that a progressive JPEG may ask for, as a multiple of the most pixels of an upload.
+MOST_PASSES = 25
+#: A byte that begins a segment of a JPEG; within compressed data there is none.
+JPEG_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])", re.DOTALL)
+START_OF_IMAGE, START_OF_SCAN, END_OF_IMAGE = b"\xd8", b"\xda", b"\xd9"
 
 
 class BadUploadError(ValueError):
@@ -29,69 +48,140 @@ class BadUploadError(ValueError):
         self.status = status
 
 
-def decoded_upload(content: bytes, *, most_pixels: int) -> Tensor:
-    """The image that was sent, uint8 (3, height, width).
+@dataclass(frozen=True, eq=False)
+class Upload:
+    """An image that was sent and may be decoded.
 
-    The size is compared before any pixel is decoded. The orientation in EXIF is not applied, as in the index.
+    Args:
+        content: Its file.
+        cost: Pixels that decoding it takes memory for.
+        draft: Width and height, or a bit more, at which a JPEG is decoded; None to decode all pixels.
     """
-    from PIL import Image, UnidentifiedImageError
 
+    content: bytes
+    cost: int
+    draft: tuple[int, int] | None = None
+
+    def pixels(self) -> Tensor:
+        """Its pixels, uint8 (3, height, width); BadUploadError if it is damaged."""
+        try:
+            with opened_image(self.content, formats=UPLOAD_FORMATS, name="the upload") as image:
+                if self.draft is not None:
+                    image.draft("RGB", self.draft)
+                return rgb_pixels(image)
+        except ImageError as error:
+            raise BadUploadError(422, f"the upload must be a whole image, got a damaged one: {error.reason}") from None
+
+
+def decoded_upload(
+    content: bytes, *, most_pixels: int, decoded_pixels: int | None = None, short_side: int = 512
+) -> Tensor:
+    """The image that was sent, uint8 (3, height, width); see `opened_upload`."""
+    upload = opened_upload(content, most_pixels=most_pixels, decoded_pixels=decoded_pixels, short_side=short_side)
+    return upload.pixels()
+
+
+def opened_upload(
+    content: bytes, *, most_pixels: int, decoded_pixels: int | None = None, short_side: int = 512
+) -> Upload:
+    """The image that was sent, after looking at its header only.
+
+    The orientation in EXIF is not applied, as in the index.
+
+    Args:
+        content: The file.
+        most_pixels: That it may have.
+        decoded_pixels: That may be decoded of it, None for all: a JPEG of more is decoded at a half, a quarter or an
+            eighth of its sides; another format cannot be, and is refused.
+        short_side: What a JPEG that is decoded at a fraction keeps at least of its shorter side.
+
+    Raises:
+        BadUploadError: With the status and the sentence to answer.
+    """
     if not content:
         raise BadUploadError(400, "the upload must be an image, got an empty file")
+    known = ", ".join(UPLOAD_FORMATS)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower
-            image = Image.open(io.BytesIO(content), formats=FORMATS)
-    except UnidentifiedImageError:
-        known = ", ".join(FORMATS)
+        with opened_image(content, formats=UPLOAD_FORMATS, name="the upload") as image:
+            return _admitted(image, content, most_pixels, min(decoded_pixels or most_pixels, most_pixels), short_side)
+    except UnknownFormatError:
         raise BadUploadError(415, f"the upload must be an image ({known}), got a file of another kind") from None
-    except Image.DecompressionBombError:
-        raise BadUploadError(413, f"an image must have at most {most_pixels:,} pixels, got far more") from None
-    except Exception as error:  # a broken header makes Pillow's plugins raise errors of nearly any type
-        raise BadUploadError(422, f"the upload must be a whole image, got one that cannot be read: {error}") from None
-    with image:
-        if image.width * image.height > most_pixels:
-            size = f"{image.width} x {image.height}"
-            raise BadUploadError(413, f"an image must have at most {most_pixels:,} pixels, got {size}")
-        try:
-            # a JPEG of a phone may carry a second view of the same moment (MPO); the first one is the photograph
-            if image.format != "MPO" and getattr(image, "is_animated", False):
-                raise BadUploadError(415, "the upload must be one picture, got an animation or several pages")
-            return _rgb(image)
-        except BadUploadError:
-            raise
-        except Exception as error:
-            raise BadUploadError(422, f"the upload must be a whole image, got a damaged one: {error}") from None
+    except TooLargeError as error:
+        message = f"an image must have at most {most_pixels:,} pixels, and not be a strip: the upload {error.reason}"
+        raise BadUploadError(413, message) from None
+    except ImageError as error:
+        if isinstance(error.__cause__, BadUploadError):
+            raise error.__cause__ from None
+        raise BadUploadError(
+            422, f"the upload must be a whole image, got one that cannot be read: {error.reason}"
+        ) from None
 
 
-def _rgb(image: Any) -> Tensor:
-    from PIL import Image
-
+def _admitted(image: Image.Image, content: bytes, most: int, decoded: int, short_side: int) -> Upload:
+    """The upload, if an image of this kind and size is taken."""
+    size = f"{image.width} x {image.height}"
+    pixels = image.width * image.height
+    if pixels > most:
+        raise BadUploadError(413, f"an image must have at most {most:,} pixels, got {size}")
+    # a JPEG of a phone may carry a second view of the same moment (MPO); the first one is the photograph
+    if image.format != "MPO" and getattr(image, "is_animated", False):
+        raise BadUploadError(415, "the upload must be one picture, got an animation or several pages")
     if image.mode == "F":
         raise BadUploadError(415, "pixels must be whole numbers, got floating-point ones")
-    if image.mode.startswith("I"):  # greyscale of 16 bits keeps its upper 8, as in the index
-        values = numpy.asarray(image).astype(numpy.int64).clip(0, 65535)
-        image = Image.fromarray((values >> 8).astype(numpy.uint8))
-    return torch.from_numpy(numpy.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
+    is_jpeg = image.format in ("JPEG", "MPO")
+    is_progressive = bool(image.info.get("progressive"))
+    if is_progressive and pixels * _scans(content) > MOST_PASSES * most:
+        raise BadUploadError(413, f"a JPEG of {size} pixels must come in fewer scans, got {_scans(content):,}")
+    # all coefficients of a progressive JPEG are held at once, whatever is made of them
+    held = 2 * pixels // 5 if is_progressive else 0
+    if pixels <= decoded:
+        return Upload(content, pixels + held)
+    draft = (short_side, short_side)
+    if is_jpeg:
+        image.draft("RGB", draft)
+    if not is_jpeg or image.width * image.height > decoded:
+        kind = image.format
+        raise BadUploadError(
+            413,
+            f"a {kind} must have at most {decoded:,} pixels, got {size}: a JPEG may have {most:,}, or make it smaller",
+        )
+    return Upload(content, image.width * image.height + held, draft)
+
+
+def _scans(content: bytes) -> int:
+    """How many passes over its pixels a JPEG asks for."""
+    at, scans = 0, 0
+    while (found := JPEG_MARKER.search(content, at)) is not None and found[1] != END_OF_IMAGE:
+        at = found.end()
+        if found[1] != START_OF_IMAGE:
+            scans += found[1] == START_OF_SCAN
+            at += int.from_bytes(content[at : at + 2], "big")
+    return scans
 
 
 class Thumbnails:
-    """JPEG pictures of files, made on demand; the latest ones stay in memory, up to a number of bytes."""
+    """JPEG pictures of files, made on demand; the latest ones stay in memory, up to a number of bytes.
 
-    def __init__(self, most_bytes: int = 2**26) -> None:
+    Args:
+        most_bytes: So many.
+        budget: Of the pixels that are decoded at a time.
+    """
+
+    def __init__(self, most_bytes: int = 2**26, budget: PixelBudget | None = None) -> None:
         self.most_bytes = most_bytes
         self.held_bytes = 0
+        self.budget = budget or PixelBudget(PICTURE_PIXELS)
         self._lock = threading.Lock()
         self._held: OrderedDict[tuple[int, str], bytes] = OrderedDict()
 
     def get(self, image: int, path: str, size: str) -> bytes:
-        """The picture of the image with that id; OSError or ValueError if its file cannot be read."""
+        """The picture of the image with that id; ImageError if its file cannot be read."""
         key = image, size
         with self._lock:
             if key in self._held:
                 self._held.move_to_end(key)
                 return self._held[key]
-        made = _jpeg(Path(path), SIZES[size])
+        made = _jpeg(Path(path), SIZES[size], self.budget)
         with self._lock:
             if key not in self._held:
                 self._held[key] = made
@@ -102,19 +192,18 @@ class Thumbnails:
         return made
 
 
-def _jpeg(path: Path, longest: int) -> bytes:
+def _jpeg(path: Path, longest: int, budget: PixelBudget) -> bytes:
     from PIL import Image, ImageOps
 
-    with Image.open(path) as image:
+    with ExitStack() as held:
+        image = held.enter_context(opened_image(path))
         image.draft("RGB", (2 * longest, 2 * longest))  # decodes a large JPEG at a fraction of its size
-        shown = ImageOps.exif_transpose(image)
-        if shown.mode.startswith("I"):
-            shown = Image.fromarray((numpy.asarray(shown).clip(0, 65535) >> 8).astype(numpy.uint8))
-        shown = shown.convert("RGB")
-    if max(shown.size) < 64:  # tiny pictures in whole pixels: browsers would blur them
-        factor = -(-96 // max(shown.size))
-        shown = shown.resize((shown.width * factor, shown.height * factor), Image.Resampling.NEAREST)
-    shown.thumbnail((longest, longest))
-    out = io.BytesIO()
-    shown.save(out, "JPEG", quality=85)
-    return out.getvalue()
+        held.enter_context(budget.taken(image.width * image.height))
+        shown = rgb_image(ImageOps.exif_transpose(image))
+        if max(shown.size) < 64:  # tiny pictures in whole pixels: browsers would blur them
+            factor = -(-96 // max(shown.size))
+            shown = shown.resize((shown.width * factor, shown.height * factor), Image.Resampling.NEAREST)
+        shown.thumbnail((longest, longest))
+        out = io.BytesIO()
+        shown.save(out, "JPEG", quality=85)
+        return out.getvalue()

@@ -111,7 +111,7 @@ async def picture(service: Shared, image: int, size: Literal["thumbnail", "large
     entry = _entry(service, image)
     try:
         content = await service.drawing.run(service.thumbnails.get, image, entry.path, size)
-    except (OSError, ValueError, SyntaxError):  # Pillow says SyntaxError of some broken files
+    except (OSError, ValueError):
         raise HTTPException(404, f"the file of image {image} is gone or cannot be read: index again") from None
     # an id names one version of one file, so that a browser need not ask; but a new index begins at 0: not for ever
     return Response(content, media_type="image/jpeg", headers={"cache-control": "private, max-age=300"})

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from pfml.data.resampling import resample
 from pfml.serving.audit_queue import AuditQueue
+from pfml.serving.decode_queue import DecodeQueue, PixelBudget
 from pfml.serving.embedding_map import MapMaker, Method
 from pfml.serving.gallery import Gallery
-from pfml.serving.pictures import Thumbnails, decoded_upload
+from pfml.serving.pictures import Thumbnails, Upload, opened_upload
 from pfml.serving.workers import Batches, Turnstile, Workers
 
 __all__ = ["Limits", "Service", "UnknownNameError", "Uploads", "shown"]
@@ -38,12 +39,17 @@ class Limits:
 
     Args:
         upload_bytes: Of an image that is sent.
-        upload_pixels: Of it, once decoded.
+        upload_pixels: Of it.
+        decoded_pixels: That are decoded of it at most: a JPEG of more is decoded at a fraction of its sides, which is
+            still more than the network sees; an image of another format is refused.
+        pixels_at_a_time: That all threads decode together, uploads and pictures; each takes about 20 bytes of memory.
         waiting: Searches by upload that may wait; more are answered with 503.
     """
 
     upload_bytes: int = 10 * 2**20
     upload_pixels: int = 40_000_000
+    decoded_pixels: int = 16_000_000
+    pixels_at_a_time: int = 24_000_000
     waiting: int = 128
 
     def __post_init__(self) -> None:
@@ -93,10 +99,11 @@ class Service:
         self.limits = limits or Limits()
         self.maps = MapMaker(gallery, gallery.run / "serve", map_method, map_points)
         self.audit = AuditQueue(gallery.run, gallery.trained_classes)
-        self.thumbnails = Thumbnails()
+        budget = PixelBudget(self.limits.pixels_at_a_time)
+        self.thumbnails = Thumbnails(budget=budget)
         self.uploads = Uploads()
         self.turnstile = Turnstile(self.limits.waiting)
-        self.decoding = Workers("decoding", threads=2, most=self.limits.waiting)
+        self.decoding = DecodeQueue(budget, threads=2, most=self.limits.waiting)
         #: one network, one thread: torch itself uses the cores
         self.embedding: Batches[Tensor, Tensor] = Batches("embedding", self._embedded, BATCH)
         self.searching = Workers("search", threads=2, most=2 * self.limits.waiting)
@@ -105,17 +112,29 @@ class Service:
     def close(self) -> None:
         """End the threads."""
         self.embedding.close()
-        for workers in (self.decoding, self.searching, self.drawing):
+        self.decoding.close()
+        for workers in (self.searching, self.drawing):
             workers.close()
 
     async def embedded(self, content: bytes) -> Tensor:
         """The embedding (D,) of an image that was sent; BusyError if too many are under way."""
         with self.turnstile.passed():
-            return await self.embedding.run(await self.decoding.run(self.cropped, content))
+            upload = await self.decoding.run(0, self.opened, content)
+            crop = await self.decoding.run(upload.cost, self.cropped, upload)
+            return await self.embedding.run(crop)
 
-    def cropped(self, content: bytes) -> Tensor:
+    def opened(self, content: bytes) -> Upload:
+        """An image that was sent, by its header: whether it is taken, and what it costs to decode it."""
+        return opened_upload(
+            content,
+            most_pixels=self.limits.upload_pixels,
+            decoded_pixels=self.limits.decoded_pixels,
+            short_side=2 * self.gallery.embedder.preprocessing.resize,
+        )
+
+    def cropped(self, upload: Upload) -> Tensor:
         """What the network sees of an image that was sent, (3, crop, crop): small, so that many may wait."""
-        pixels = decoded_upload(content, most_pixels=self.limits.upload_pixels)
+        pixels = upload.pixels()
         windows = self.gallery.embedder.preprocessing.windows(torch.arange(1), torch.tensor([pixels.shape[1:]]))
         return resample(lambda _: pixels, windows)[0]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pfml.files import write_atomically
 from pfml.training.config import TrainConfig
+from pfml.training.config_code import refuse_code
 from pfml.words import did_you_mean
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def read_config(path: Path) -> RunConfig:
             raise TypeError(f"it holds {type(content).__name__}, not names and values")
         if not {"data", "model"} <= content.keys():
             raise TypeError("it does not say its data and model; runs that were started from Python do not")
+        refuse_code(content, path.name)
         values = parser.parse_object({"run": content})
     except (yaml.YAMLError, ArgumentError, TypeError, ValueError, KeyError) as error:
         raise ValueError(f"{path} must be a configuration: {error}") from None

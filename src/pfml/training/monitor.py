@@ -41,9 +41,9 @@ class ProgressMonitor(Monitor):
     """A progress bar: epoch, loss, images/s, last R@1, time left; without a terminal, a line per evaluation."""
 
     def __init__(self, console: Console | None = None, *, lines: bool = True) -> None:
-        from rich.console import Console
+        from pfml.terminal import plain_console
 
-        self.console = console or Console()
+        self.console = console or plain_console()
         self.lines = lines
         self._progress: Progress | None = None
         self._epochs = 0

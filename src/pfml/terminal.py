@@ -1,0 +1,41 @@
+"""Text for a terminal, which obeys what it is sent: names of files and classes may hold commands to it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["plain_console", "visible"]
+
+#: Characters that move the cursor, colour, rename or turn what follows, and bytes of a name that are no UTF-8; a line
+#: break and a tab do no harm.
+COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    r"""The text with every character that a terminal would obey written out.
+
+    Example:
+        >>> visible("finch\x1b[2J")
+        'finch\\x1b[2J'
+    """
+    return COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def plain_console(width: int | None = None) -> Console:
+    """A console that shows all text as `visible` has it, and commands of its own only."""
+    from collections.abc import Iterable
+
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class PlainConsole(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                # what has `control` is rich's own, such as the movements of a progress bar
+                yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+    return PlainConsole(width=width)
