@@ -333,7 +333,7 @@ class Bench:
             return embed(embedder, self.sources["train"], autocast=precision(run.config.autocast)).clone()
         key = str(self.place(name, self.noise)), spec.side
         if key not in self._asked:
-            teachers = Teachers([embedder], self.device, low_precision=self.device.type == "cuda")
+            teachers = Teachers([embedder], self.device, compiling=self.options.compile)
             if spec.side:
                 teachers.sides = [spec.side]
             self._asked[key] = teachers

@@ -31,11 +31,14 @@ def folded(network: nn.Module, example: Tensor) -> nn.Module:
     made = copy.deepcopy(network).eval().requires_grad_(False).double()  # in which folding changes nothing
     wanted = made(example.double())
     for name, normalization, convolution in _followers(made, example.double()):
+        mean, variance = normalization.running_mean, normalization.running_var
+        assert mean is not None
+        assert variance is not None
         convolution.weight, convolution.bias = fuse_conv_bn_weights(
             convolution.weight,
             convolution.bias,
-            normalization.running_mean,
-            normalization.running_var,
+            mean,
+            variance,
             normalization.eps,
             normalization.weight,
             normalization.bias,
