@@ -24,7 +24,7 @@ from pfml.training.methods.recipes import published_recipe, recipe_config
 from pfml.training.run import DataConfig, load_loss
 from small_data import InterruptAt, letters, small_config, small_embedder
 
-TRAINED = [name for name, method in METHODS.items() if method.trains]
+TRAINED = [name for name, method in METHODS.items() if method.trains and not method.from_teachers]
 C, D = 4, 8
 
 

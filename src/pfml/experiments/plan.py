@@ -84,6 +84,9 @@ def plan_experiment(name: str, options: PlanOptions | None = None) -> Plan:
         idle = [method for method in methods if not METHODS[method].trains]
         remarks += [f"not run: {method} trains nothing, and {name} is about training" for method in idle]
         methods = tuple(method for method in methods if method not in idle)
+    students = [method for method in methods if METHODS[method].from_teachers]
+    remarks += [f"not run: {method} needs teachers: pfml train --teachers RUN RUN ..." for method in students]
+    methods = tuple(method for method in methods if method not in students)
     runs: list[PlannedRun] = []
     used: dict[Path, Study] = {}
     for seed in options.seeds or experiment.seeds:

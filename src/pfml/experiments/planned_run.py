@@ -24,6 +24,7 @@ FREE = ("device", "compile", "log_every", "checkpoint_every")
 LATER: dict[str, Any] = {
     "average": 0.0,
     "warm_up_after": 0,
+    "teachers": [],
     "batch.per_epoch": None,
     "schedule.milestones": [],
     "model.resize": None,

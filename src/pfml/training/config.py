@@ -7,7 +7,7 @@ from typing import Literal
 
 from pfml.data.preprocessing import Augmentation
 from pfml.models.head_start import HEAD_STARTS
-from pfml.training.methods import LossConfig
+from pfml.training.methods import METHODS, LossConfig
 from pfml.words import did_you_mean
 
 __all__ = ["OPTIMIZER_OPTIONS", "BatchConfig", "OptimizerConfig", "ScheduleConfig", "TrainConfig"]
@@ -162,6 +162,8 @@ class TrainConfig:
             evaluated and saved; 0.99 averages about the last hundred steps, 0 keeps no mean. It starts when the warm-up
             ends, and reaches over half of the steps at most; what the loss learns is not averaged (see
             `pfml.training.averaging`).
+        teachers: Folders of runs whose embedders teach a student by its crops, in place of labels; for the losses that
+            compare with teachers (`pfml methods`: relaxed-contrastive, ...) and no others.
         evaluate_every: Epochs between evaluations on the unseen classes; the last epoch is always evaluated.
         select_by: What validation chooses the epoch by; MLRC uses map_at_r.
         checkpoint_every: Steps between checkpoints within an epoch; 0 saves after each epoch only.
@@ -185,6 +187,7 @@ class TrainConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     augmentation: Augmentation = field(default_factory=Augmentation)
     average: float = 0.0
+    teachers: tuple[str, ...] = ()
     evaluate_every: int = 1
     select_by: Literal["recall_at_1", "map_at_r"] = "recall_at_1"
     checkpoint_every: int = 0
@@ -214,10 +217,19 @@ class TrainConfig:
         if self.head_start not in HEAD_STARTS:
             hint = did_you_mean(self.head_start, HEAD_STARTS)
             raise ValueError(f"head_start must be one of {', '.join(HEAD_STARTS)}, got {self.head_start!r}{hint}")
+        object.__setattr__(self, "teachers", tuple(map(str, self.teachers)))
+        self._check_teachers()
         if not isinstance(self.compile, bool) and self.compile != "auto":
             raise ValueError(f"compile must be true, false or auto, got {self.compile!r}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must lie in [0, 2^63), got {self.seed}")
+
+    def _check_teachers(self) -> None:
+        name, students = self.loss.name, [name for name, method in METHODS.items() if method.from_teachers]
+        if name in students and not self.teachers:
+            raise ValueError(f"{name} follows teachers: give the runs that teach, --teachers RUN RUN ...")
+        if self.teachers and name not in students:
+            raise ValueError(f"a student of teachers needs loss.name {' or '.join(students)}, got {name!r}")
 
     def is_warm_up(self, epoch: int) -> bool:
         """Whether only the embedding layer and the loss train in this epoch, counted from 0."""
