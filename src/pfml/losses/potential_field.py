@@ -261,6 +261,9 @@ class PotentialFieldLoss(nn.Module):
     def literal_energy(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Eq. 6 to the letter, in float64: every constant and self term included, whatever the loss's options.
 
+        Eq. 2 is followed down to r = 0, where the loss itself ends at the law's core: the energy is as large as Eq. 6
+        says where classes come close, and infinite where points of two classes coincide.
+
         It looks at all pairs, of the proxies too: O((B + C * M)^2), whatever `proxy_sample` says.
         """
         samples, _ = self._charges(embeddings, labels)
