@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pfml.backends import BACKENDS, resolve_backend
 from pfml.field import DecayLaw, PowerLaw, attraction, repulsion
+from pfml.half_precision import widened
 from pfml.superposition import Charges, Field, PairWeights
 
 __all__ = ["class_potential", "class_potentials", "forces", "potential_energy"]
@@ -55,7 +56,7 @@ def potential_energy(
     if form == "literal" and normalization != "none":
         raise ValueError(f"the literal form is Eq. 6 itself and takes no normalization, got {normalization!r}")
     if form == "literal" or not points.is_floating_point() or points.element_size() < 4:
-        points = points.to(torch.float64 if form == "literal" else torch.float32)
+        points = widened(points, torch.float64 if form == "literal" else torch.float32)
     no_proxies = Charges(points[:0].detach(), labels[:0])
     field = Field(law, normalization, literal=form == "literal")
     if not math.isfinite(field.own_pair.offset):

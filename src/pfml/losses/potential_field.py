@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pfml.backends import BACKENDS, resolve_backend
 from pfml.energy import class_potentials, potential_energy
 from pfml.field import ContrastiveLaw, DecayLaw, power_law
+from pfml.half_precision import widened
 from pfml.losses.checks import check_batch
 from pfml.losses.diagnostics import FieldDiagnostics, diagnose
 from pfml.losses.draw import draw_anchors
@@ -42,7 +43,8 @@ class PotentialFieldLoss(nn.Module):
     Every embedding and every proxy attracts its own class and repels the others, with a force that decays with
     distance. The defaults are the paper's; of delta and alpha its text gives ranges, and 0.2 and 3 are those of its
     figures. Constants that exert no force are left out of the value (they are in `literal_energy`). The loss computes
-    in float32 (float64 if given float64), also under autocast.
+    in float32 (float64 if given float64), also under autocast. Where forces of close pairs overflow
+    float16, a `GradientOverflowWarning` says what to do.
 
     Args:
         num_classes: C; labels are 0 to C - 1 (`pfml.LabelMap` makes such labels of any values).
@@ -319,8 +321,9 @@ class PotentialFieldLoss(nn.Module):
         labels = check_batch(embeddings, labels, self.proxies)
         self._require_proxies()
         wide = torch.promote_types(torch.promote_types(embeddings.dtype, self.proxies.dtype), torch.float32)
-        samples = Charges(embeddings.to(wide), labels, on_sphere=self.normalize_embeddings)
-        proxies = Charges(self.proxies.flatten(0, 1).to(wide), self.proxy_labels, on_sphere=self.proxy_space != "free")
+        samples = Charges(widened(embeddings, wide), labels, on_sphere=self.normalize_embeddings)
+        points = widened(self.proxies, wide).flatten(0, 1)
+        proxies = Charges(points, self.proxy_labels, on_sphere=self.proxy_space != "free")
         return samples, proxies
 
     def _require_proxies(self) -> None:
