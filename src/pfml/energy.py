@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pfml.backends import BACKENDS, resolve_backend
 from pfml.field import DecayLaw, PowerLaw, attraction, repulsion
-from pfml.half_precision import widened
+from pfml.half_precision import watched, widened
 from pfml.superposition import Charges, Field, PairWeights
 
 __all__ = ["class_potential", "class_potentials", "forces", "potential_energy"]
@@ -49,6 +49,7 @@ def potential_energy(
         backend: "auto" or a key of `pfml.backends.BACKENDS`.
     """
     law = PowerLaw() if law is None else law
+    given = points
     _check_points(points, labels)
     _check_finite(points)
     if form not in ("literal", "shifted"):
@@ -68,7 +69,7 @@ def potential_energy(
         backend = "tiled"  # which has float64
     compute = BACKENDS[resolve_backend(backend, len(points), points, field)]
     energy = compute(Charges(points, labels), no_proxies, field, PairWeights())
-    return energy + _constants(labels, field) if form == "literal" else energy
+    return watched(energy + _constants(labels, field) if form == "literal" else energy, given)
 
 
 def _constants(labels: Tensor, field: Field) -> float:

@@ -3,6 +3,9 @@
 The force of Eq. 2 on two classes that are 0.05 apart is 1e6, and float16 ends at 65504: the gradient of such an
 embedding is infinite, though it was finite when it was computed. That is only seen in the backward pass. There a GPU is
 not waited for: the flag is copied to memory behind the work, and read by a later step that finds it there.
+
+A loss that is scaled up (torch.amp.GradScaler) overflows now and then on purpose. So there is a warning only if the
+gradient of the loss itself, without the scale, is too large.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from torch import Tensor
 
 from pfml.tracing import is_traced
 
-__all__ = ["GradientOverflowWarning", "widened"]
+__all__ = ["GradientOverflowWarning", "watched", "widened"]
 
 #: From here on float16 rounds to infinity.
 OVERFLOW = 65520.0
@@ -27,6 +30,8 @@ class GradientOverflowWarning(UserWarning):
 
 #: Flags that are on their way from a GPU, each with the event after which it can be read.
 _under_way: deque[tuple[torch.cuda.Event, Tensor]] = deque(maxlen=8)
+#: What the loss whose backward pass is under way was multiplied by: it comes before the gradients of its points.
+_scale: deque[Tensor] = deque(maxlen=1)
 
 
 def widened(points: Tensor, dtype: torch.dtype) -> Tensor:
@@ -41,11 +46,34 @@ def widened(points: Tensor, dtype: torch.dtype) -> Tensor:
     return wide
 
 
+def watched(value: Tensor, *points: Tensor) -> Tensor:
+    """`value`, an energy of points that were widened: its own gradient is the scale that theirs are judged by."""
+    if not value.requires_grad or all(each.dtype != torch.float16 for each in points):
+        return value
+    if is_traced():
+        return _watched_op(value)
+    value.register_hook(_note_scale)
+    return value
+
+
+def _note_scale(gradient: Tensor) -> None:
+    if not _is_batched(gradient):
+        _scale.append(gradient.detach())
+
+
+def _is_batched(gradient: Tensor) -> bool:
+    """Whether it is many gradients at once (is_grads_batched), which have no one value."""
+    return torch._C._functorch.is_legacy_batchedtensor(gradient)
+
+
 def _look_at(gradient: Tensor) -> None:
     _tell_what_has_arrived()
-    if gradient.numel() == 0 or torch._C._functorch.is_legacy_batchedtensor(gradient):  # is_grads_batched
+    if gradient.numel() == 0 or _is_batched(gradient):
         return
-    overflows = gradient.detach().abs().amax() >= OVERFLOW
+    largest = gradient.detach().abs().amax()
+    overflows = largest >= OVERFLOW
+    if _scale and _scale[0].device == gradient.device:
+        overflows &= largest >= OVERFLOW * _scale[0].abs()
     if not gradient.is_cuda:
         _tell(bool(overflows))
     elif not torch.cuda.is_current_stream_capturing():
@@ -73,6 +101,9 @@ def _tell(overflows: bool) -> None:
         )
 
 
+# The same for programs that are traced: opaque operators, so that they stay one graph.
+
+
 @torch.library.custom_op("pfml::widened", mutates_args=())
 def _widened_op(points: Tensor, dtype: torch.dtype) -> Tensor:
     return points.to(dtype, copy=True)
@@ -94,4 +125,26 @@ def _(gradient: Tensor) -> Tensor:
     return torch.empty_like(gradient, dtype=torch.float16)
 
 
+@torch.library.custom_op("pfml::watched", mutates_args=())
+def _watched_op(value: Tensor) -> Tensor:
+    return value.clone()
+
+
+@_watched_op.register_fake
+def _(value: Tensor) -> Tensor:
+    return torch.empty_like(value)
+
+
+@torch.library.custom_op("pfml::watched_gradient", mutates_args=())
+def _watched_gradient_op(gradient: Tensor) -> Tensor:
+    _note_scale(gradient.clone())
+    return gradient.clone()
+
+
+@_watched_gradient_op.register_fake
+def _(gradient: Tensor) -> Tensor:
+    return torch.empty_like(gradient)
+
+
 _widened_op.register_autograd(lambda ctx, gradient: (_narrowed_gradient_op(gradient), None))
+_watched_op.register_autograd(lambda ctx, gradient: _watched_gradient_op(gradient))

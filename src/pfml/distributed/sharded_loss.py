@@ -18,7 +18,7 @@ from pfml.distributed.sharded_field import LocalEnergy, ShardedField
 from pfml.distributed.sharded_trust import sharded_fit
 from pfml.distributed.shards import agreed_batch, check_options, check_shard, checked_batch, extra_state, require_equal
 from pfml.field import DecayLaw
-from pfml.half_precision import widened
+from pfml.half_precision import watched, widened
 from pfml.losses.potential_field import REDUCTIONS, PotentialFieldLoss
 from pfml.losses.proxies import warn_of_classes_without_samples
 from pfml.losses.trust import check_trust, trusted
@@ -182,7 +182,8 @@ class ShardedPotentialFieldLoss(nn.Module):
         self.last_step = StepCost(
             step.pairs, self.peers.bytes_sent - sent, self.peers.bytes_received - received, step.bytes_held
         )
-        return energy.to(wide) / REDUCTIONS[self.reduction](sum(step.batch_sizes) + sum(self.proxy_sizes))
+        value = energy.to(wide) / REDUCTIONS[self.reduction](sum(step.batch_sizes) + sum(self.proxy_sizes))
+        return watched(value, embeddings, self.proxies)
 
     @torch.no_grad()
     def trusted(self, embeddings: Tensor, labels: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pfml.backends import BACKENDS, resolve_backend
 from pfml.energy import class_potentials, potential_energy
 from pfml.field import ContrastiveLaw, DecayLaw, power_law
-from pfml.half_precision import widened
+from pfml.half_precision import watched, widened
 from pfml.losses.checks import check_batch
 from pfml.losses.diagnostics import FieldDiagnostics, diagnose
 from pfml.losses.draw import draw_anchors
@@ -197,7 +197,7 @@ class PotentialFieldLoss(nn.Module):
             num_points = len(samples.points) + len(proxies.points)
             backend = resolve_backend(self.backend, num_points, samples.points, self.field)
             energy = BACKENDS[backend](samples, proxies, self.field, self.weights)
-            return energy / REDUCTIONS[self.reduction](num_points)
+            return watched(energy / REDUCTIONS[self.reduction](num_points), embeddings, self.proxies)
 
     @torch.no_grad()
     def trusted(self, embeddings: Tensor, labels: Tensor) -> Tensor:
