@@ -58,7 +58,7 @@ NEAR = {
     (torch.float64, torch.float64): 1e-5,
 }
 #: From this many delicate pairs on a tile is looked through for crowds, and a crowd gets a tile of its own.
-CROWD_PAIRS = 2**14
+CROWD_PAIRS = 2**10
 #: ... if the scale of that tile is at most this share of the scale of the tile that the crowd is in.
 CROWD_SCALE = 1 / 16
 
