@@ -31,6 +31,21 @@ def potential_energy(points, labels, **law):
     )
 
 
+def forces(points, labels, *, delta=0.2, alpha=3.0, core=0.01, delta_rep=None):
+    """-dU / dpoints of Eq. 6, a list of vectors; below the core a pair keeps the size of force that it has there."""
+    total = [[0.0] * len(point) for point in points]
+    for at, own_label, force in zip(points, labels, total, strict=True):
+        for source, label in zip(points, labels, strict=True):
+            r = math.dist(at, source)
+            attracts = label == own_label
+            if r == 0 or attracts != (r >= (delta if attracts else delta_rep or delta)):
+                continue
+            size = 2 * alpha * max(r, core) ** (-alpha - 1) * (-1 if attracts else 1)  # Eq. 6 counts a pair twice
+            for d, (a, b) in enumerate(zip(at, source, strict=True)):
+                force[d] += size * ((a - b) / r)
+    return total
+
+
 def anchor_energies(points, labels, num_samples, normalization, *, delta, alpha, delta_rep):
     """The two normalised energies of `pfml.superposition`, one number for each anchor."""
     energies = []

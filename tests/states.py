@@ -110,6 +110,21 @@ class State:
         return Anchors(*(part.to(device) for part in self.anchors))
 
 
+def tight_clusters(radius, dim, dtype=torch.float32, *, num_samples=40, num_classes=8, per_class=10, clusters=5):
+    """A state in a few far-apart clusters of that radius, each of points of all classes."""
+    state = State(num_samples=num_samples, num_classes=num_classes, per_class=per_class, dim=dim)
+    g = torch.Generator().manual_seed(3)
+    centres = torch.randn(clusters, dim, generator=g, dtype=torch.float64)
+    centres = torch.linspace(-2, 2, clusters).double()[:, None] if dim == 1 else centres / centres.norm(dim=1)[:, None]
+
+    def draw(n):
+        noise = torch.randn(n, dim, generator=g, dtype=torch.float64) / dim**0.5
+        return (centres[torch.arange(n) % clusters] + radius * noise).to(dtype)
+
+    state.samples, state.proxies = draw(len(state.samples)), draw(len(state.proxies))
+    return state
+
+
 def energy_and_gradients(backend, state, field, weights, **kwargs):
     """Energy and the gradients of samples and proxies, in float64."""
     samples, proxies = state.charges(**kwargs)

@@ -5,11 +5,13 @@ import torch
 
 from oracle import anchor_energies as loop_anchor_energies
 from oracle import class_potential as loop_class_potential
+from oracle import forces as loop_forces
 from oracle import potential_energy as loop_energy
-from pfml import PowerLaw, class_potential, class_potentials, forces, potential_energy
+from pfml import PotentialFieldLoss, PowerLaw, class_potential, class_potentials, forces, potential_energy
 from pfml.backends import BACKENDS
+from pfml.field import LogarithmicLaw
 from pfml.superposition import Charges, Field, PairWeights
-from states import EVERYWHERE, State, Yukawa, relative_error
+from states import EVERYWHERE, State, Yukawa, relative_error, tight_clusters
 
 LAW = {"delta": 0.3, "alpha": 2.5, "delta_rep": 0.4}
 
@@ -26,6 +28,64 @@ def test_the_literal_energy_is_eq_6_of_the_loops(backend, spread):
     got = potential_energy(points, labels, law=PowerLaw(**LAW), backend=backend)
     assert got.dtype == torch.float64
     assert got.item() == pytest.approx(loop_energy(points.tolist(), labels.tolist(), **LAW), rel=1e-12)
+
+
+@pytest.mark.parametrize("backend", EVERYWHERE)
+@pytest.mark.parametrize("r", [0.05, 0.01, 0.005, 1e-5, 1e-20])
+def test_the_literal_energy_is_eq_6_at_every_distance(backend, r):
+    points, labels = torch.tensor([[0.0, 0.0], [0.6 * r, 0.8 * r]], dtype=torch.float64), torch.tensor([0, 1])
+    got = potential_energy(points, labels, backend=backend).item()
+    assert got == pytest.approx(loop_energy(points.tolist(), [0, 1]), rel=1e-12)
+    assert got == pytest.approx(2 * r**-3 - 2 * 0.2**-3, rel=1e-12)  # two pairs, and each point's own well
+
+
+@pytest.mark.parametrize("backend", EVERYWHERE)
+@pytest.mark.parametrize("radius", [1e-10, 1e-4])
+def test_the_literal_energy_of_tight_clusters_is_that_of_the_loops(backend, radius):
+    state = tight_clusters(radius, 3, torch.float64, num_samples=60, per_class=0, clusters=3)
+    points, labels = state.samples.requires_grad_(), state.sample_labels
+    energy = potential_energy(points, labels, law=PowerLaw(**LAW), backend=backend)
+    assert energy.item() == pytest.approx(loop_energy(points.tolist(), labels.tolist(), **LAW), rel=1e-12)
+    (gradient,) = torch.autograd.grad(energy, points)
+    expected = loop_forces(points.tolist(), labels.tolist(), delta=0.3, alpha=2.5, core=0.0, delta_rep=0.4)
+    assert relative_error(gradient, -torch.tensor(expected, dtype=torch.float64)) < 1e-12
+
+
+@pytest.mark.parametrize("backend", EVERYWHERE)
+@pytest.mark.parametrize("law", [PowerLaw(), PowerLaw(alpha=30.0), LogarithmicLaw()], ids=str)
+def test_two_classes_in_one_place_have_the_infinite_energy_of_eq_2(backend, law):
+    points = torch.tensor([[0.1, 0.2], [0.1, 0.2], [0.1, 0.2], [0.5, 0.1]], dtype=torch.float64, requires_grad=True)
+    energy = potential_energy(points, torch.tensor([0, 0, 1, 0]), law=law, backend=backend)
+    assert energy.item() == float("inf")
+    (gradient,) = torch.autograd.grad(energy, points)
+    assert torch.isfinite(gradient).all()  # without a direction, there is no force
+    assert torch.isfinite(potential_energy(points, torch.tensor([0, 0, 0, 0]), law=law, backend=backend))
+    assert torch.isfinite(potential_energy(points.float(), torch.tensor([0, 0, 1, 0]), form="shifted", backend=backend))
+
+
+def test_a_law_that_attracts_a_point_to_itself_without_bound_has_no_literal_energy():
+    @dataclass(frozen=True)
+    class Coulomb(Yukawa):
+        core: float = 0.1
+
+        def attraction(self, r):
+            return -1 / r
+
+        def attraction_slope(self, r):
+            return r**-2
+
+    points, labels = crowd()
+    with pytest.raises(ValueError, match="attraction must be finite at r = 0, which Coulomb is not"):
+        potential_energy(points, labels, law=Coulomb())
+    assert torch.isfinite(potential_energy(points, labels, law=Coulomb(), form="shifted"))
+
+
+def test_the_literal_energy_of_the_loss_is_eq_6_where_the_loss_ends_at_the_core():
+    loss = PotentialFieldLoss(2, 2, proxies_per_class=0)
+    points, labels = torch.tensor([[1.0, 0.0], [1.0, 0.005]], dtype=torch.float64), torch.tensor([0, 1])
+    on_sphere = (points / points.norm(dim=1, keepdim=True)).tolist()
+    assert loss.literal_energy(points, labels).item() == pytest.approx(loop_energy(on_sphere, [0, 1]), rel=1e-9)
+    assert loss.literal_energy(points, labels) > 3 * loss(points, labels)
 
 
 def test_the_class_potential_is_eqs_3_to_5_of_the_loops():
@@ -150,12 +210,14 @@ def test_points_that_are_not_finite_and_locations_that_do_not_fit_are_named():
     assert torch.isfinite(class_potential(points.half(), 0, points, labels)).all()
 
 
-def test_the_literal_energy_is_the_sum_of_class_potentials_for_a_law_with_a_core():
+def test_the_literal_energy_is_the_sum_of_class_potentials_without_a_core():
     @dataclass(frozen=True)
     class Cored(Yukawa):
         core: float = 0.1
 
     points, labels = crowd()
     points = points.double()
-    expected = class_potential(points, labels, points, labels, law=Cored()).sum()
+    expected = class_potential(points, labels, points, labels, law=Yukawa()).sum()
     torch.testing.assert_close(potential_energy(points, labels, law=Cored()), expected)
+    cored = class_potential(points, labels, points, labels, law=Cored()).sum()
+    assert cored != expected  # class potentials end at the core

@@ -19,6 +19,7 @@ LAYERS = [
     "bundles",
     "precision",
     "tracing",
+    "half_precision",
     "field",
     "sphere",
     "superposition",

@@ -19,7 +19,13 @@ from pfml.evaluation import RetrievalMetrics, embed, evaluate, nearest, proxy_al
 from pfml.export import Bundle, load_bundle
 from pfml.field import ContrastiveLaw, DecayLaw, LogarithmicLaw, PowerLaw
 from pfml.labels import LabelMap
-from pfml.losses import CollapseWarning, FieldDiagnostics, PotentialFieldLoss, ProxyAnchorLoss
+from pfml.losses import (
+    CollapseWarning,
+    FieldDiagnostics,
+    GradientOverflowWarning,
+    PotentialFieldLoss,
+    ProxyAnchorLoss,
+)
 from pfml.models import Embedder, create_embedder, load_embedder
 from pfml.training import (
     BatchConfig,
@@ -42,6 +48,7 @@ __all__ = [
     "DecayLaw",
     "Embedder",
     "FieldDiagnostics",
+    "GradientOverflowWarning",
     "ImageSet",
     "LabelMap",
     "LabelNoise",

@@ -2,15 +2,22 @@
 
 All functions take tensors of points (n, D) and their labels (n,); whether a point is a sample or a proxy makes no
 difference to its field. `pfml.PotentialFieldLoss` is the same energy as a module with proxies of its own.
+
+Eq. 2 has no bound as r -> 0. The literal energy follows it there, to the letter. Everything else (the shifted form, the
+forces, the class potentials, the loss) ends at the law's core, delta / 20 for the paper's law: below it potentials
+continue as straight lines (`pfml.field.Interaction`), so that they are finite wherever the points are.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
 from pfml.backends import BACKENDS, resolve_backend
 from pfml.field import DecayLaw, PowerLaw, attraction, repulsion
+from pfml.half_precision import watched, widened
 from pfml.superposition import Charges, Field, PairWeights
 
 __all__ = ["class_potential", "class_potentials", "forces", "potential_energy"]
@@ -34,12 +41,15 @@ def potential_energy(
         points: Positions, (n, D), used as they are (not normalised).
         labels: Classes, (n,), any integers.
         law: The decay law; the paper's `PowerLaw()` if None.
-        form: "literal": U as Eq. 6 has it, with every constant and every point's potential on itself, in float64.
-            "shifted": the same without constants and self terms, so with the same gradients, for training.
+        form: "literal": U as Eq. 6 has it, with every constant, every point's potential on itself, and no core, in
+            float64: finite as long as float64 has r^-alpha, and infinite if points of two classes coincide (r = 0), as
+            Eq. 2 is there. "shifted": for training, without constants and self terms and with the law's core, so with
+            the same gradients where no two classes are closer than that, and finite everywhere.
         normalization: A key of `pfml.superposition.NORMALIZATIONS`; other than "none" only in the shifted form.
         backend: "auto" or a key of `pfml.backends.BACKENDS`.
     """
     law = PowerLaw() if law is None else law
+    given = points
     _check_points(points, labels)
     _check_finite(points)
     if form not in ("literal", "shifted"):
@@ -47,26 +57,34 @@ def potential_energy(
     if form == "literal" and normalization != "none":
         raise ValueError(f"the literal form is Eq. 6 itself and takes no normalization, got {normalization!r}")
     if form == "literal" or not points.is_floating_point() or points.element_size() < 4:
-        points = points.to(torch.float64 if form == "literal" else torch.float32)
+        points = widened(points, torch.float64 if form == "literal" else torch.float32)
     no_proxies = Charges(points[:0].detach(), labels[:0])
-    field = Field(law, normalization)
+    field = Field(law, normalization, literal=form == "literal")
+    if not math.isfinite(field.own_pair.offset):
+        raise ValueError(
+            "the literal form has every point's potential on itself, so that attraction must be finite at r = 0, "
+            f"which {type(law).__name__} is not: use form='shifted'"
+        )
     if form == "literal" and backend == "triton":
         backend = "tiled"  # which has float64
     compute = BACKENDS[resolve_backend(backend, len(points), points, field)]
     energy = compute(Charges(points, labels), no_proxies, field, PairWeights())
-    return energy + _constants(labels, law) if form == "literal" else energy
+    return watched(energy + _constants(labels, field) if form == "literal" else energy, given)
 
 
-def _constants(labels: Tensor, law: DecayLaw) -> float:
+def _constants(labels: Tensor, field: Field) -> float:
     """What the shifted form leaves out: each same-class pair's psi_att(0), each other pair's psi_rep out of reach."""
     sizes = labels.unique(return_counts=True)[1].double()
     same = sizes.square().sum().item()  # ordered pairs, every point with itself included
     different = float(len(labels)) ** 2 - same
-    return same * attraction(law, shifted=True).offset + different * repulsion(law, shifted=True).offset
+    return same * field.own_pair.offset + different * field.other_pair.offset
 
 
 def forces(points: Tensor, labels: Tensor, *, law: DecayLaw | None = None, backend: str = "auto") -> Tensor:
-    """-dU / dpoints, (n, D): twice the field -grad Psi_y(z) at each point, since Eq. 6 counts each pair twice."""
+    """-dU / dpoints, (n, D): twice the field -grad Psi_y(z) at each point, since Eq. 6 counts each pair twice.
+
+    Of the shifted form: below the law's core a pair keeps the size of force that it has there.
+    """
     moving = points.detach().requires_grad_()
     with torch.enable_grad():
         energy = potential_energy(moving, labels, law=law, form="shifted", backend=backend)
@@ -78,6 +96,8 @@ def class_potential(
     locations: Tensor, classes: Tensor | int, points: Tensor, labels: Tensor, *, law: DecayLaw | None = None
 ) -> Tensor:
     """Eq. 3: Psi_j(r) = Psi_j,att(r) + Psi_j,rep(r), (n,), at each location r for its own class j; differentiable.
+
+    With the law's core, so finite everywhere (`pfml.field.Interaction`).
 
     Args:
         locations: Where to measure, (n, D).
@@ -105,7 +125,8 @@ def class_potentials(
     """Eqs. 3 to 5 for every class at once: Psi_j(r), (n, C) in float64, in bounded memory.
 
     Psi_j = sum over all charges of psi_rep + sum over the charges of class j of (psi_att - psi_rep).
-    The class of lowest potential is the one that the field would pull a charge at r into.
+    The class of lowest potential is the one that the field would pull a charge at r into. With the law's core, so
+    finite everywhere (`pfml.field.Interaction`).
     """
     law = PowerLaw() if law is None else law
     _check_points(points, labels)

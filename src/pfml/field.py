@@ -266,7 +266,8 @@ class Interaction:
 
     Below `core` the potential continues as the straight line that touches it there. Its energy at r = 0 is
     finite, and its force keeps the size |slope(core)|, so two charges that almost coincide still separate. Two
-    charges that coincide exactly have no direction to separate in, and feel none.
+    charges that coincide exactly have no direction to separate in, and feel none. Without a core (0) the potential is
+    the law's own down to r = 0, where it may be infinite.
     """
 
     pair_potential: Callable[[Tensor], Tensor]
@@ -288,6 +289,8 @@ class Interaction:
 
     def potential_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
         """Both at once."""
+        if self.core == 0:
+            return self.pair_potential(r) - self.offset, self.pair_slope(r)
         outside_core = r.clamp_min(self.core)
         slope = self.pair_slope(outside_core)
         straight_line = slope * (r - outside_core)  # zero outside the core
@@ -298,15 +301,23 @@ def _at(potential: Callable[[Tensor], Tensor], r: float) -> float:
     return potential(torch.tensor(r, dtype=torch.float64)).item()
 
 
-def attraction(law: DecayLaw, *, shifted: bool) -> Interaction:
-    """Attraction under `law`; shifted to be zero on contact (same forces, no constants) or as Eq. 1 has it."""
-    pair = Interaction(law.attraction, law.attraction_slope, law.core, kink=law.contact, flat_below=law.contact)
+def attraction(law: DecayLaw, *, shifted: bool, literal: bool = False) -> Interaction:
+    """Attraction under `law`; shifted to be zero on contact (same forces, no constants) or as Eq. 1 has it.
+
+    `literal`: without the law's core, so that Eq. 1 holds at every distance.
+    """
+    core = 0.0 if literal else law.core
+    pair = Interaction(law.attraction, law.attraction_slope, core, kink=law.contact, flat_below=law.contact)
     return replace(pair, offset=_at(pair.potential, 0.0), start=law.contact) if shifted else pair
 
 
-def repulsion(law: DecayLaw, *, shifted: bool) -> Interaction:
-    """Repulsion under `law`; shifted to be zero out of reach (same forces, no constants) or as Eq. 2 has it."""
-    pair = Interaction(law.repulsion, law.repulsion_slope, law.core, kink=law.reach, flat_below=0.0)
+def repulsion(law: DecayLaw, *, shifted: bool, literal: bool = False) -> Interaction:
+    """Repulsion under `law`; shifted to be zero out of reach (same forces, no constants) or as Eq. 2 has it.
+
+    `literal`: without the law's core, so that Eq. 2 holds at every distance.
+    """
+    core = 0.0 if literal else law.core
+    pair = Interaction(law.repulsion, law.repulsion_slope, core, kink=law.reach, flat_below=0.0)
     return replace(pair, offset=_at(law.repulsion, law.reach), stop=law.reach) if shifted else pair
 
 

@@ -108,8 +108,8 @@ class PairWeights:
 class Normalization(NamedTuple):
     """One row of `NORMALIZATIONS`."""
 
-    own_pair: Callable[[DecayLaw], Interaction]
-    other_pair: Callable[[DecayLaw], Interaction]
+    own_pair: Callable[..., Interaction]
+    other_pair: Callable[..., Interaction]
     #: (own, other, depth) -> energy of each anchor
     energy: Callable[[Tensor, Tensor, float], Tensor]
     #: (own, other, depth) -> its derivatives with respect to own and other
@@ -182,6 +182,8 @@ class Field:
     """A decay law and what is made of its superposed potentials; all that a backend needs to know.
 
     Attributes:
+        literal: Whether the law's potentials hold at every distance, without its core: for energies in float64, since
+            they may be beyond float32, and infinite at r = 0.
         own_pair: What two charges of one class do to each other.
         other_pair: What two charges of different classes do to each other.
         depth: -psi_att(0), how deep the well of one charge is (delta^-alpha).
@@ -190,6 +192,7 @@ class Field:
 
     law: DecayLaw
     normalization: str = "none"
+    literal: bool = False
 
     own_pair: Interaction = field(init=False, repr=False, compare=False)
     other_pair: Interaction = field(init=False, repr=False, compare=False)
@@ -204,22 +207,23 @@ class Field:
                 f"normalization={self.normalization!r} needs an attraction that is negative everywhere and decays; "
                 f"{type(self.law).__name__} has none"
             )
-        handle = _handle(self.law, self.normalization)
+        handle = _handle(self.law, self.normalization, self.literal)
         if handle not in _fields:
             check_law(self.law)
         derived = {
-            "own_pair": self.rule.own_pair(self.law),
-            "other_pair": self.rule.other_pair(self.law),
+            "own_pair": self.rule.own_pair(self.law, literal=self.literal),
+            "other_pair": self.rule.other_pair(self.law, literal=self.literal),
             "depth": -attraction(self.law, shifted=True).offset,
             "handle": handle,
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)  # the way to fill a frozen dataclass
-        self._check_float32_range()
+        if not self.literal:
+            self._check_float32_range()
         _fields.setdefault(handle, self)
 
-    def __reduce__(self) -> tuple[type[Field], tuple[DecayLaw, str]]:
-        return Field, (self.law, self.normalization)  # so that a copy registers itself where it is made
+    def __reduce__(self) -> tuple[type[Field], tuple[DecayLaw, str, bool]]:
+        return Field, (self.law, self.normalization, self.literal)  # so that a copy registers itself where it is made
 
     @property
     def rule(self) -> Normalization:
@@ -296,8 +300,8 @@ def anchor_counts(samples: Charges, proxies: Charges, field: Field) -> Tensor:
 _fields: dict[int, Field] = {}
 
 
-def _handle(law: DecayLaw, normalization: str) -> int:
-    text = f"{type(law).__module__}.{law!r} {normalization}"
+def _handle(law: DecayLaw, normalization: str, literal: bool) -> int:
+    text = f"{type(law).__module__}.{law!r} {normalization}" + (" literal" if literal else "")
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
 
 

@@ -6,10 +6,11 @@ import sys
 import pytest
 import torch
 
+from oracle import forces as loop_forces
 from pfml.backends import BACKENDS, choose_backend, groups, operator, resolve_backend, sweep
 from pfml.field import PowerLaw
 from pfml.superposition import Anchors, Charges, Field, PairWeights
-from states import EVERYWHERE, FIELDS, WEIGHTS, State, energy_and_gradients, relative_error
+from states import EVERYWHERE, FIELDS, WEIGHTS, State, energy_and_gradients, relative_error, tight_clusters
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 REFERENCE = BACKENDS["dense"]
@@ -193,6 +194,61 @@ def test_forces_in_a_crowded_state_are_within_1e_4_of_float64(name):
     r = torch.cdist(state.proxies, state.proxies)
     assert (r < 0.2).float().mean() > 0.2
     check_backend(name, state, FIELDS["pfml"], PairWeights())
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dim", [1, 2, 16])
+@pytest.mark.parametrize("radius", [1e-8, 1e-5, 1e-3])
+def test_forces_in_tight_clusters_are_those_of_the_loops(name, dtype, dim, radius):
+    state = tight_clusters(radius, dim, dtype, num_samples=48, per_class=0, clusters=2)
+    expected = -torch.tensor(loop_forces(state.samples.tolist(), state.sample_labels.tolist()), dtype=torch.float64)
+    got = energy_and_gradients(BACKENDS[name], state, FIELDS["pfml"], PairWeights(), dtype=dtype)[1]
+    assert relative_error(got, expected) < (1e-6 if dtype == torch.float32 else 1e-13)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 16])
+@pytest.mark.parametrize("field", FIELDS)
+def test_forces_in_tight_clusters_hold_down_to_where_positions_differ(monkeypatch, field, dim):
+    """Many pairs of all classes in several places: neither a product nor one centre has digits for them."""
+    for radius in (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3):
+        for dtype, crowd_pairs in ((torch.float32, 64), (torch.float64, 2**14)):
+            monkeypatch.setattr(sweep, "CROWD_PAIRS", crowd_pairs, raising=False)
+            state = tight_clusters(radius, dim, dtype, num_samples=20)
+            check_backend("tiled", state, FIELDS[field], PairWeights(), dtype=dtype, on_sphere=dim > 1)
+
+
+@pytest.mark.parametrize("crowd_pairs", [64, 2**14])
+@pytest.mark.parametrize("field", ["user's law", "user's law, log"])
+@pytest.mark.parametrize("radius", [1e-7, 1e-3, 5e-3, 2e-2])
+def test_far_forces_that_cancel_leave_those_of_close_pairs_exact(monkeypatch, field, radius, crowd_pairs):
+    """A law that acts everywhere, also among drawn anchors: what is left of a sum has the digits of close pairs."""
+    monkeypatch.setattr(sweep, "CROWD_PAIRS", crowd_pairs, raising=False)
+    state = tight_clusters(radius, 64, num_samples=100, per_class=20).drawn(60)
+    check_backend("tiled", state, FIELDS[field], PairWeights(), on_sphere=False)
+    state.anchors = None
+    check_backend("tiled", state, FIELDS[field], PairWeights(), on_sphere=False)
+
+
+def test_a_crowd_of_crowds_keeps_its_digits(monkeypatch):
+    """Distances of all sizes from 1e-12 to 1 in one tile, so that crowds are found within crowds."""
+    monkeypatch.setattr(sweep, "CROWD_PAIRS", 64, raising=False)
+    generator = torch.Generator().manual_seed(0)
+    points = torch.zeros(1, 3, dtype=torch.float64)
+    for size in (1.0, 1e-4, 1e-8, 1e-12):
+        points = (points[:, None] + size * torch.randn(4, 3, generator=generator).double()).flatten(0, 1)
+    state = State(num_samples=len(points), num_classes=7, per_class=0, dim=3)
+    state.samples = points
+    check_backend("tiled", state, FIELDS["pfml"], PairWeights(), dtype=torch.float64)
+
+
+def test_many_pairs_at_the_very_edge_are_judged_exactly():
+    """More pairs at r = delta, to the last digits, than are ever few: a product would misjudge half of them."""
+    state = State(num_samples=48, num_classes=48, per_class=0, dim=48)
+    state.samples = torch.eye(48, dtype=torch.float64) + 2.0
+    state.sample_labels = torch.arange(48)
+    for edge in (2**0.5, 2**0.5 * (1 + 4e-16)):  # all of them outside, all of them inside
+        check_backend("tiled", state, Field(PowerLaw(delta=edge)), PairWeights(), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)

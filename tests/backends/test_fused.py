@@ -11,7 +11,7 @@ from pfml.backends.fused import unavailable
 from pfml.energy import potential_energy
 from pfml.field import PowerLaw
 from pfml.superposition import Charges, Field, PairWeights
-from states import FIELDS, WEIGHTS, State, Yukawa, energy_and_gradients, relative_error
+from states import FIELDS, WEIGHTS, State, Yukawa, energy_and_gradients, relative_error, tight_clusters
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHIPPED = [name for name in FIELDS if "user" not in name]
@@ -124,6 +124,26 @@ def test_a_single_close_pair_keeps_its_digits(field, dim, spread, seed):
         for name, kwargs in (("triton", {"device": DEVICE}), ("dense", {"dtype": torch.float64}))
     ]
     assert relative_error(*energies) < 5e-6
+
+
+@pytest.mark.parametrize("field", SHIPPED if DEVICE == "cuda" else ["pfml"])
+@pytest.mark.parametrize("dim", [1, 2, 16])
+@pytest.mark.parametrize("radius", [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3] if DEVICE == "cuda" else [1e-8, 1e-5])
+def test_forces_in_tight_clusters_hold_down_to_where_positions_differ(field, dim, radius):
+    size = {"num_samples": 40, "per_class": 10, "clusters": 5} if DEVICE == "cuda" else {"clusters": 2}
+    state = tight_clusters(radius, dim, **{"num_samples": 8, "num_classes": 4, "per_class": 2, **size})
+    check_backend("triton", state, FIELDS[field], PairWeights(), device=DEVICE, on_sphere=dim > 1)
+
+
+@pytest.mark.parametrize("law", [PowerLaw(), PowerLaw(alpha=12.0)], ids=str)
+@pytest.mark.parametrize("apart", [1e-12, 1e-25, 1e-35])
+def test_a_pair_feels_its_full_force_as_long_as_float32_tells_it_apart(law, apart):
+    """Neither the square of its distance nor its force over its distance need be numbers that float32 has."""
+    state = State(num_samples=0, num_classes=2, per_class=1, dim=3)
+    state.proxies = torch.tensor([[0.0, apart, 0.0], [2 * apart, 0.0, -apart]])
+    check_backend("triton", state, Field(law), PairWeights(), device=DEVICE, on_sphere=False)
+    state.proxies[:, 0] += 1.0  # as far from the origin as on the sphere, one coordinate apart
+    check_backend("triton", state, Field(law), PairWeights(), device=DEVICE, on_sphere=False)
 
 
 @pytest.mark.parametrize("field", ["pfml", "wide repulsion", "log", "cpml"] if DEVICE == "cuda" else ["pfml", "log"])

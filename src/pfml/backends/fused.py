@@ -179,7 +179,7 @@ class _Between:
                 rows.high, rows.low, rows.squares, rows.rests, rows.labels, rows.kinds, rows.slopes[1],
                 columns.high, columns.low, columns.squares, columns.rests, columns.labels, columns.kinds, column_slopes,
                 listed, count, slots, *held, rows.scale, first, columns.blocks, rows.high.shape[1],
-                *self.weights, *self.numbers, (self.pair.flat_below * (1 - 1e-4)) ** 2, NEAR * LONGEST**2,
+                *self.weights, *self.numbers, self.pair.flat_below * (1 - 1e-4), math.sqrt(NEAR) * LONGEST,
                 **self.settings, ALIKE=set(self.weights) == {1.0}, SYMMETRIC=symmetric, TWICE=self.twice,
                 BLOCK=BLOCK, CHUNK=CHUNK, num_warps=warps, num_stages=stages,
             )  # fmt: skip
@@ -226,7 +226,7 @@ class _Between:
         warps, stages = GATHER
         kernels.gather[(rows.blocks, -(-padded // width) if self.with_gradient else 1)](
             rows.high, rows.low, columns.high, columns.low, slots, *slots.stride(), *held, found.sums, found.gradient,
-            rows.scale, first, num_tiles, columns.blocks, padded,
+            first, num_tiles, columns.blocks, padded,
             GRADIENT=self.with_gradient, SYMMETRIC=symmetric, MIRRORED=mirrored, BLOCK=BLOCK, WIDTH=width,
             CHUNK=min(CHUNK, BLOCK), AT_ONCE=32, num_warps=warps, num_stages=stages,
         )  # fmt: skip
@@ -240,7 +240,7 @@ class _Between:
             self.charges.samples.points, self.charges.proxies.points,
             rows.charges, rows.inverses, rows.labels, rows.kinds, row_slopes,
             columns.charges, columns.inverses, columns.labels, columns.kinds, column_slopes,
-            slots, *slots.stride(), found.sums, found.gradient, self.charges.num_samples, columns.blocks,
+            slots, *slots.stride(), found.sums, found.gradient, rows.scale, self.charges.num_samples, columns.blocks,
             rows.high.shape[1], self.charges.dims, *self.weights, *self.numbers,
             **self.settings, AT_ONCE=128, ROWS=CLOSE, COLUMNS=CLOSE, BLOCK=BLOCK, CHUNK=32,
         )  # fmt: skip

@@ -58,14 +58,14 @@ class Group:
             self.squared_norms[rows] = centred.square_().sum(dim=1)
         self.largest_square = self.squared_norms.max().item() if len(self) else 0.0
 
-    def copies(self, rows: Tensor) -> Group:
-        """Copies of the charges in these rows, with sums and a gradient of their own."""
+    def copies(self, rows: Tensor, centre: Tensor | None = None) -> Group:
+        """Copies of the charges in these rows, with sums and a gradient, and if given a centre, of their own."""
         points = self.points.index_select(0, rows)
         made = Group(
             points=points,
             labels=self.labels[rows],
             inverse_norms=None if self.inverse_norms is None else self.inverse_norms[rows],
-            centre=self.centre,
+            centre=self.centre if centre is None else centre,
             squared_norms=torch.empty_like(self.squared_norms[rows]),
             sums=torch.zeros_like(self.sums[:, rows]),
             slopes=self.slopes[:, rows],

@@ -100,9 +100,10 @@ def _scale(samples: Charges, proxies: Charges) -> Tensor:
     if not free:
         return samples.points.new_full((), LONGEST)
     on_sphere = any(len(g.points) and g.on_sphere for g in (samples, proxies))
-    longest = torch.stack([torch.linalg.vector_norm(points, dim=1).amax() for points in free]).amax()
-    longest = longest.clamp_min(1.0 if on_sphere else 1e-30)
-    return LONGEST / longest
+    # in float64, which has the squares of all float32 numbers
+    norms = [torch.linalg.vector_norm(points, dim=1, dtype=torch.float64).amax() for points in free]
+    longest = torch.stack(norms).amax().clamp_min(1.0 if on_sphere else 1e-35)
+    return (LONGEST / longest).to(samples.points.dtype)
 
 
 def by_pivot(rows: Rows, reach: float) -> Tensor:

@@ -26,14 +26,15 @@ __all__ = [
 #: law by (class name, bounded) -> number that the kernels know it by
 LAWS = {"PowerLaw": 0, "LogarithmicLaw": 1, "ContrastiveLaw": 2, "ContrastiveLaw, mirrored": 3}
 ATTRACTION, REPULSION = 0, 1
-#: r^2 of a pair that does not count; farther than any that does (`fused` lets every interaction stop before).
-FAR = tl.constexpr(1e38)
+#: r of a pair that does not count; farther than any that does (`fused` lets every interaction stop before).
+FAR = tl.constexpr(1e19)
+#: What differences of scaled positions are multiplied by: then squares of all but the smallest are ordinary numbers.
+MAGNIFIED = tl.constexpr(2.0**48)
 
 
 @triton.jit
-def _pair(r2, alpha, edge, core, offset, start, stop, LAW: tl.constexpr, ROLE: tl.constexpr):
-    """Energy and slope / r of pairs at squared distance r2, as `pfml.field.Interaction` has them."""
-    r = tl.sqrt(r2)
+def _pair(r, alpha, edge, core, offset, start, stop, LAW: tl.constexpr, ROLE: tl.constexpr):
+    """Energy and slope of pairs at distance r, as `pfml.field.Interaction` has them."""
     outside = tl.maximum(r, core)
     inside_edge = outside < edge
     if LAW == 0:
@@ -64,8 +65,13 @@ def _pair(r2, alpha, edge, core, offset, start, stop, LAW: tl.constexpr, ROLE: t
     slope = tl.where(flat, 0.0, slope)
     energy = potential + slope * (r - outside) - offset
     acts = (r >= start) & (r < stop)
-    direction = tl.where(r > 0, slope / tl.where(r > 0, r, 1.0), 0.0)
-    return tl.where(acts, energy, 0.0), tl.where(acts, direction, 0.0)
+    return tl.where(acts, energy, 0.0), tl.where(acts, slope, 0.0)
+
+
+@triton.jit
+def _over(slope, r):
+    """slope / r; 0 at r = 0, where there is no direction."""
+    return tl.where(r > 0, slope / tl.where(r > 0, r, 1.0), 0.0)
 
 
 @triton.jit
@@ -217,7 +223,7 @@ def interact(
     LAW: tl.constexpr, ROLE: tl.constexpr, GRADIENT: tl.constexpr, ALIKE: tl.constexpr, SYMMETRIC: tl.constexpr,
     TWICE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Energies and pulls (slope / r times what the pair weighs) of one tile, from number `first` on.
+    """Energies and pulls (slope over the scaled r, times what the pair weighs) of one tile, from number `first` on.
 
     A tile with pairs so close that a product has lost their digits, or with pulls of too different sizes for two
     float16 numbers, is taken off the list, and marked -2. ALIKE: all kinds of pairs weigh 1. TWICE: pulls are stored in
@@ -246,7 +252,7 @@ def interact(
             tl.load(row_squares + rows)[:, None] - product + (tl.load(column_squares + columns)[None, :] - product)
         )
         rest = tl.load(row_rests + rows)[:, None] + tl.load(column_rests + columns)[None, :] - 2.0 * rest
-        r2 = tl.maximum(product + rest, 0.0) / (unit * unit)
+        scaled = tl.sqrt(tl.maximum(product + rest, 0.0))  # r times unit, whose square need not be a float32 number
 
         counts = tl.load(row_labels + rows)[:, None] != tl.load(column_labels + columns)[None, :]
         row_kind, column_kind = tl.load(row_kinds + rows), tl.load(column_kinds + columns)
@@ -257,10 +263,11 @@ def interact(
             weight = _source_weight(a, b, on_samples, proxies_on_samples, samples_on_proxies, on_proxies)
             back = _source_weight(b, a, on_samples, proxies_on_samples, samples_on_proxies, on_proxies)
             counts = counts & ((weight != 0.0) | (back != 0.0))
-        r2 = tl.where(counts, r2, FAR)
-        good = tl.min(tl.min(tl.where(r2 >= flat_below, r2, FAR), 1), 0) * (unit * unit) >= near
+        r = tl.where(counts, scaled / unit, FAR)
+        good = tl.min(tl.min(tl.where(counts & (r >= flat_below), scaled, FAR), 1), 0) >= near
 
-        energy, pull = _pair(r2, alpha, edge, core, offset, start, stop, LAW, ROLE)
+        energy, slope = _pair(r, alpha, edge, core, offset, start, stop, LAW, ROLE)
+        pull = _over(slope, scaled)
         place = here * BLOCK + within
         tl.store(row_sums + place, tl.sum(energy if ALIKE else energy * weight, 1))
         tl.store(column_sums + place, tl.sum(energy if ALIKE else energy * back, 0))
@@ -322,7 +329,7 @@ def _times_positions(
 def gather(
     row_high, row_low, column_high, column_low,
     slots, row_stride, column_stride, pulls_high, pulls_low, back_high, back_low, row_sizes, column_sizes,
-    row_sums, column_sums, row_pulls, column_pulls, sums, gradient, scale, first, num_tiles, num_column_blocks, padded,
+    row_sums, column_sums, row_pulls, column_pulls, sums, gradient, first, num_tiles, num_column_blocks, padded,
     GRADIENT: tl.constexpr, SYMMETRIC: tl.constexpr, MIRRORED: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     CHUNK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
@@ -377,28 +384,32 @@ def gather(
             there = rows[:, None].to(tl.int64) * padded + dims[None, :]
             position = tl.load(row_high + there, mask=inside, other=0.0).to(tl.float32)
             position += tl.load(row_low + there, mask=inside, other=0.0).to(tl.float32)
-            force = (pull_here[:, None] * position - total) / tl.load(scale)
+            force = pull_here[:, None] * position - total
             before = tl.load(gradient + there, mask=inside, other=0.0)
             tl.store(gradient + there, before + force, mask=inside)
 
 
 @triton.jit
 def _differences(
-    samples, proxies, row_charge, row_inverse, column_charge, column_inverse, k, num_samples, dims, CHUNK: tl.constexpr
-):
-    """CHUNK components, from k on, of the differences of all pairs, (rows, columns, CHUNK), rounded only now."""
+    samples, proxies, row_charge, row_inverse, column_charge, column_inverse, unit, k, num_samples, dims,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """CHUNK components, from k on, of the differences of all pairs times `unit`, (rows, columns, CHUNK).
+
+    They are rounded only now, and `unit` is so large that float32 has room for their squares.
+    """
     steps = k + tl.arange(0, CHUNK)[None, :]
     inside = steps < dims
     x = _exact(samples, proxies, row_charge[:, None], row_inverse[:, None], steps, inside, num_samples, dims)
     y = _exact(samples, proxies, column_charge[:, None], column_inverse[:, None], steps, inside, num_samples, dims)
-    return (x[:, None, :] - y[None, :, :]).to(tl.float32)
+    return ((x[:, None, :] - y[None, :, :]) * unit).to(tl.float32)
 
 
 @triton.jit
 def interact_closely(
     samples, proxies, row_charges, row_inverses, row_labels, row_kinds, row_slopes,
     column_charges, column_inverses, column_labels, column_kinds, column_slopes,
-    slots, row_stride, column_stride, sums, gradient, num_samples, num_column_blocks, padded, dims,
+    slots, row_stride, column_stride, sums, gradient, scale, num_samples, num_column_blocks, padded, dims,
     on_samples, proxies_on_samples, samples_on_proxies, on_proxies,
     alpha, edge, core, offset, start, stop,
     LAW: tl.constexpr, ROLE: tl.constexpr, GRADIENT: tl.constexpr, AT_ONCE: tl.constexpr,
@@ -407,6 +418,7 @@ def interact_closely(
     """Add what the columns of the tiles that are marked -2 do to ROWS rows, all from differences."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row_slots = slots + tl.program_id(0) * ROWS // BLOCK * row_stride
+    unit = tl.load(scale).to(tl.float64) * MAGNIFIED  # scaled positions are shorter than 2^7
     for first in range(0, num_column_blocks, AT_ONCE):
         many = first + tl.arange(0, AT_ONCE)
         number = tl.load(row_slots + many * column_stride, mask=many < num_column_blocks, other=-1)
@@ -429,26 +441,29 @@ def interact_closely(
                         r2 = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
                         for k in range(0, dims, CHUNK):
                             difference = _differences(
-                                samples, proxies, row_charge, row_inverse, column_charge, column_inverse, k,
+                                samples, proxies, row_charge, row_inverse, column_charge, column_inverse, unit, k,
                                 num_samples, dims, CHUNK,
                             )  # fmt: skip
                             r2 += tl.sum(difference * difference, 2)
-                        energy, slope = _pair(r2, alpha, edge, core, offset, start, stop, LAW, ROLE)
+                        far = tl.sqrt(r2)
+                        r = (far.to(tl.float64) / unit).to(tl.float32)
+                        energy, slope = _pair(r, alpha, edge, core, offset, start, stop, LAW, ROLE)
                         own = tl.load(sums + rows)
                         tl.store(sums + rows, own + tl.sum(energy * weight, 1).to(tl.float64))
                         if GRADIENT:
                             back = _source_weight(b, a, on_samples, proxies_on_samples, samples_on_proxies, on_proxies)
                             back = tl.where(other_class, back, 0.0) * tl.load(column_slopes + columns)[None, :]
                             pull = slope * (weight * row_slope[:, None] + back)
+                            shrunk = _over(1.0, far)
                             for k in range(0, dims, CHUNK):
                                 difference = _differences(
-                                    samples, proxies, row_charge, row_inverse, column_charge, column_inverse, k,
+                                    samples, proxies, row_charge, row_inverse, column_charge, column_inverse, unit, k,
                                     num_samples, dims, CHUNK,
                                 )  # fmt: skip
                                 steps = k + tl.arange(0, CHUNK)[None, :]
                                 place = gradient + rows[:, None].to(tl.int64) * padded + steps
                                 before = tl.load(place, mask=steps < dims, other=0.0)
-                                force = tl.sum(pull[:, :, None] * difference, 1)
+                                force = tl.sum(pull[:, :, None] * (difference * shrunk[:, :, None]), 1)
                                 tl.store(place, before + force, mask=steps < dims)
 
 
@@ -490,9 +505,9 @@ def finish(
                     samples, proxies, mate_charge, tl.load(inverses + mate), columns, inside, num_samples, dims
                 )
                 difference = (position - there).to(tl.float32)
-                energy, slope = _pair(
-                    tl.sum(difference * difference, 0), alpha, edge, core, offset, start, stop, LAW, ROLE
-                )
+                r = tl.sqrt(tl.sum(difference * difference, 0))
+                energy, slope = _pair(r, alpha, edge, core, offset, start, stop, LAW, ROLE)
+                slope = _over(slope, r)
                 weight = _source_weight(kind, mate_kind, on_samples, proxies_on_samples, samples_on_proxies, on_proxies)
                 own_sum += (energy * weight).to(tl.float64)
                 if GRADIENT:

@@ -6,9 +6,13 @@ left after its product. Energy and gradient come out of the same pass over the t
 (`Normalization.linear`), out of a second pass otherwise.
 
 Why it is exact. r^2 = |a|^2 + |b|^2 - 2 a.b loses the digits of close pairs, and a pair at the edge of an
-interaction has a force on one side and none on the other. So a tile climbs a ladder until few pairs are delicate:
+interaction has a force on one side and none on the other. A product adds the pairs that it is good enough for; the
+others climb a ladder:
 
-    product in float32  ->  product in float64  ->  explicit differences in float64, for the few that are left
+    product in float32  ->  product in float64  ->  explicit differences in float64
+
+A step is left out where few pairs are left. Where very many are (a tight crowd of points), the crowd becomes a tile
+around its own centre first, in which the ladder starts again on the scale of the crowd.
 
 Where only some proxies are anchors, these are swept as a third group, copies that look at all proxies and are not
 looked back at: no symmetry, but few rows.
@@ -53,8 +57,10 @@ NEAR = {
     (torch.float32, torch.float64): 1e-6,
     (torch.float64, torch.float64): 1e-5,
 }
-#: Where even float64 has only noise left, should more than a few pairs lie there.
-SMALLEST = 1e-15
+#: From this many delicate pairs on a tile is looked through for crowds, and a crowd gets a tile of its own.
+CROWD_PAIRS = 2**10
+#: ... if the scale of that tile is at most this share of the scale of the tile that the crowd is in.
+CROWD_SCALE = 1 / 16
 
 
 class Counts(NamedTuple):
@@ -184,30 +190,24 @@ def _superpose(tile: Tile, field: Field, own: Counts, other: Counts, may_share_c
 def _interact(
     tile: Tile, squares: Tensor, candidates: Tensor | None, pair: Interaction, channel: int, counts: Counts
 ) -> None:
-    """Add one interaction of the candidate pairs (None: all pairs of the tile)."""
-    few = max(int(squares.numel() * FEW), FEW_AT_LEAST)
-    while True:
-        margin = EDGE[squares.dtype] * tile.scale
-        listed = _within_reach(squares, candidates, pair.stop**2 + margin)  # (k,)
-        if not len(listed):
-            return
-        picked = squares.view(-1).index_select(0, listed)  # (k,)
-        delicate = _delicate(picked, pair, margin, NEAR[tile.left.points.dtype, squares.dtype] * tile.scale)
-        num_delicate = len(listed) if len(listed) <= few else int(delicate.count_nonzero())
-        if num_delicate <= few or squares.dtype == torch.float64:
-            break
-        squares = tile.squared_distances(torch.float64)
-    if num_delicate == len(listed) <= few:
+    """Add one interaction of the candidate pairs (None: all pairs of the tile), whose r^2 are in `squares`."""
+    margin = EDGE[squares.dtype] * tile.scale
+    listed = _within_reach(squares, candidates, pair.stop**2 + margin)  # (k,)
+    if not len(listed):
+        return
+    if len(listed) <= _few(squares):
         return _add_from_differences(tile, listed, pair, channel, counts)
-    if 0 < num_delicate <= few:
-        _add_from_differences(tile, listed[delicate], pair, channel, counts)
-    coincide = picked <= SMALLEST * tile.scale
-    r = picked.masked_fill_(coincide, 0.0).sqrt_()
-    if num_delicate <= few:  # what is left is far enough apart for the precision of the points
-        r = r.to(tile.left.points.dtype)
+    picked = squares.view(-1).index_select(0, listed)  # (k,)
+    delicate = _delicate(picked, pair, margin, NEAR[tile.left.points.dtype, squares.dtype] * tile.scale)
+    num_delicate = int(delicate.count_nonzero())
+    if num_delicate:
+        _add_delicate(tile, squares, listed[delicate], pair, channel, counts)
+    if num_delicate == len(listed):
+        return
+    r = picked.clamp_min_(0.0).sqrt_()
     energy, slope = pair.potential_and_slope(r)
-    slope = torch.where(coincide, 0.0, slope / r)  # there is no direction to be pushed in
-    done_or_inert = delicate if num_delicate <= few else torch.zeros_like(delicate)
+    slope = torch.where(r > 0, slope / r, 0.0)  # r = 0 is left only where there is no force
+    done_or_inert = delicate
     if pair.start > 0:
         done_or_inert |= r < pair.start
     energy.masked_fill_(done_or_inert, 0.0)
@@ -215,6 +215,11 @@ def _interact(
     sparse = SPARSE.get(squares.device.type, SPARSE["cpu"])
     add = _add_as_list if len(listed) < squares.numel() * sparse else _add_as_matrix
     add(tile, listed, energy, slope, channel, counts)
+
+
+def _few(squares: Tensor) -> int:
+    """How many pairs of a tile are quicker from differences than from another product."""
+    return max(int(squares.numel() * FEW), FEW_AT_LEAST)
 
 
 def _within_reach(squares: Tensor, candidates: Tensor | None, limit: float) -> Tensor:
@@ -235,6 +240,58 @@ def _delicate(squares: Tensor, pair: Interaction, margin: float, near: float) ->
     if near > pair.flat_below**2:
         delicate |= (squares < near) & (squares >= pair.flat_below**2 - margin)
     return delicate
+
+
+def _add_delicate(tile: Tile, squares: Tensor, listed: Tensor, pair: Interaction, channel: int, counts: Counts) -> None:
+    """Add the listed pairs, for which `squares` are not good enough: the next step of the ladder."""
+    if len(listed) > CROWD_PAIRS:
+        listed = _add_crowds(tile, listed, pair, channel, counts)
+    if len(listed) > _few(squares) and squares.dtype != torch.float64:
+        candidates = torch.zeros_like(squares, dtype=torch.bool)
+        candidates.view(-1)[listed] = True
+        return _interact(tile, tile.squared_distances(torch.float64), candidates, pair, channel, counts)
+    _add_from_differences(tile, listed, pair, channel, counts)
+
+
+def _add_crowds(tile: Tile, listed: Tensor, pair: Interaction, channel: int, counts: Counts) -> Tensor:
+    """Add those of the listed pairs that are in large, tight crowds; the others, still listed, are left over."""
+    i, j = tile.ends(listed)
+    first_rows = torch.arange(tile.rows.stop - tile.rows.start, device=listed.device)
+    of_columns = first_rows.new_full((tile.columns.stop - tile.columns.start,), len(first_rows))
+    for _ in range(2):  # a crowd agrees on its first row at once; a chain of points is cut somewhere
+        of_columns = of_columns.scatter_reduce(0, j, first_rows[i], "amin")
+        first_rows = first_rows.scatter_reduce(0, i, of_columns[j], "amin")
+    crowds = first_rows[i]  # (k,)
+    left_over = torch.ones_like(listed, dtype=torch.bool)
+    for crowd in (torch.bincount(crowds) > CROWD_PAIRS).nonzero().flatten().tolist():
+        pairs = (crowds == crowd).nonzero().squeeze(1)
+        if _add_crowd(tile, i[pairs], j[pairs], pair, channel, counts):
+            left_over[pairs] = False
+    return listed[left_over]
+
+
+def _add_crowd(tile: Tile, i: Tensor, j: Tensor, pair: Interaction, channel: int, counts: Counts) -> bool:
+    """Add the pairs of row i and column j in a tile around their own centre; False if it would be hardly smaller."""
+    rows, i = _distinct(i, tile.rows)
+    columns, j = _distinct(j, tile.columns)
+    centre = tile.left.exact(rows).mean(dim=0)
+    left, right = tile.left.copies(rows, centre), tile.right.copies(columns, centre)
+    crowd = Tile(left, right, slice(0, len(left)), slice(0, len(right)), on_diagonal=False)
+    if crowd.scale > CROWD_SCALE * tile.scale:
+        return False
+    candidates = torch.zeros(len(left), len(right), dtype=torch.bool, device=i.device)
+    candidates[i, j] = True
+    _interact(crowd, crowd.squared_distances(left.points.dtype), candidates, pair, channel, counts)
+    tile.left.add_copies(left)
+    tile.right.add_copies(right)
+    return True
+
+
+def _distinct(numbers: Tensor, within: slice) -> tuple[Tensor, Tensor]:
+    """Rows of a group, each once, that `numbers` count from the start of `within`; and where among them each one is."""
+    used = torch.zeros(within.stop - within.start, dtype=torch.bool, device=numbers.device)
+    used[numbers] = True
+    return used.nonzero().squeeze(1) + within.start, (used.cumsum(0) - 1)[numbers]
 
 
 def _add_from_differences(tile: Tile, listed: Tensor, pair: Interaction, channel: int, counts: Counts) -> None:

@@ -18,6 +18,7 @@ from pfml.distributed.sharded_field import LocalEnergy, ShardedField
 from pfml.distributed.sharded_trust import sharded_fit
 from pfml.distributed.shards import agreed_batch, check_options, check_shard, checked_batch, extra_state, require_equal
 from pfml.field import DecayLaw
+from pfml.half_precision import watched, widened
 from pfml.losses.potential_field import REDUCTIONS, PotentialFieldLoss
 from pfml.losses.proxies import warn_of_classes_without_samples
 from pfml.losses.trust import check_trust, trusted
@@ -162,7 +163,7 @@ class ShardedPotentialFieldLoss(nn.Module):
         if self.proxy_space == "projected" and self.training and torch.is_grad_enabled():
             self.proxies.data.copy_(unit(self.proxies.data))  # as PotentialFieldLoss does
         labels, wide, batch_sizes, with_gradient = agreed_batch(self, embeddings, labels)
-        mine, proxies = embeddings.to(wide), self.proxies.to(wide)
+        mine, proxies = widened(embeddings, wide), widened(self.proxies, wide)
         with torch.autocast(mine.device.type, enabled=False):
             samples, charges = self._charges(mine, labels, batch_sizes, proxies)
             step = ShardedField(
@@ -181,7 +182,8 @@ class ShardedPotentialFieldLoss(nn.Module):
         self.last_step = StepCost(
             step.pairs, self.peers.bytes_sent - sent, self.peers.bytes_received - received, step.bytes_held
         )
-        return energy.to(wide) / REDUCTIONS[self.reduction](sum(step.batch_sizes) + sum(self.proxy_sizes))
+        value = energy.to(wide) / REDUCTIONS[self.reduction](sum(step.batch_sizes) + sum(self.proxy_sizes))
+        return watched(value, embeddings, self.proxies)
 
     @torch.no_grad()
     def trusted(self, embeddings: Tensor, labels: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Losses as modules."""
 
+from pfml.half_precision import GradientOverflowWarning
 from pfml.losses.checks import CollapseWarning
 from pfml.losses.diagnostics import FieldDiagnostics
 from pfml.losses.hist import HISTLoss
@@ -10,6 +11,7 @@ from pfml.losses.proxy_gml import ProxyGMLLoss
 __all__ = [
     "CollapseWarning",
     "FieldDiagnostics",
+    "GradientOverflowWarning",
     "HISTLoss",
     "PotentialFieldLoss",
     "ProxyAnchorLoss",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pfml.backends import BACKENDS, resolve_backend
 from pfml.energy import class_potentials, potential_energy
 from pfml.field import ContrastiveLaw, DecayLaw, power_law
+from pfml.half_precision import watched, widened
 from pfml.losses.checks import check_batch
 from pfml.losses.diagnostics import FieldDiagnostics, diagnose
 from pfml.losses.draw import draw_anchors
@@ -42,7 +43,8 @@ class PotentialFieldLoss(nn.Module):
     Every embedding and every proxy attracts its own class and repels the others, with a force that decays with
     distance. The defaults are the paper's; of delta and alpha its text gives ranges, and 0.2 and 3 are those of its
     figures. Constants that exert no force are left out of the value (they are in `literal_energy`). The loss computes
-    in float32 (float64 if given float64), also under autocast.
+    in float32 (float64 if given float64), also under autocast. Where forces of close pairs overflow
+    float16, a `GradientOverflowWarning` says what to do.
 
     Args:
         num_classes: C; labels are 0 to C - 1 (`pfml.LabelMap` makes such labels of any values).
@@ -195,7 +197,7 @@ class PotentialFieldLoss(nn.Module):
             num_points = len(samples.points) + len(proxies.points)
             backend = resolve_backend(self.backend, num_points, samples.points, self.field)
             energy = BACKENDS[backend](samples, proxies, self.field, self.weights)
-            return energy / REDUCTIONS[self.reduction](num_points)
+            return watched(energy / REDUCTIONS[self.reduction](num_points), embeddings, self.proxies)
 
     @torch.no_grad()
     def trusted(self, embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -261,6 +263,9 @@ class PotentialFieldLoss(nn.Module):
     def literal_energy(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Eq. 6 to the letter, in float64: every constant and self term included, whatever the loss's options.
 
+        Eq. 2 is followed down to r = 0, where the loss itself ends at the law's core: the energy is as large as Eq. 6
+        says where classes come close, and infinite where points of two classes coincide.
+
         It looks at all pairs, of the proxies too: O((B + C * M)^2), whatever `proxy_sample` says.
         """
         samples, _ = self._charges(embeddings, labels)
@@ -316,8 +321,9 @@ class PotentialFieldLoss(nn.Module):
         labels = check_batch(embeddings, labels, self.proxies)
         self._require_proxies()
         wide = torch.promote_types(torch.promote_types(embeddings.dtype, self.proxies.dtype), torch.float32)
-        samples = Charges(embeddings.to(wide), labels, on_sphere=self.normalize_embeddings)
-        proxies = Charges(self.proxies.flatten(0, 1).to(wide), self.proxy_labels, on_sphere=self.proxy_space != "free")
+        samples = Charges(widened(embeddings, wide), labels, on_sphere=self.normalize_embeddings)
+        points = widened(self.proxies, wide).flatten(0, 1)
+        proxies = Charges(points, self.proxy_labels, on_sphere=self.proxy_space != "free")
         return samples, proxies
 
     def _require_proxies(self) -> None:
