@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pfml.cli import main
+from pfml.cli.left_out import LEFT_OUT
 from pfml.data import load_data, with_validation
 from pfml.data.image_set import ImageSet
 from pfml.evaluation import embed
@@ -37,6 +38,14 @@ def said(capsys, *arguments):
     return capsys.readouterr().out
 
 
+def said_in_part(capsys, *arguments):
+    """What a command prints that leaves out files, which its status says."""
+    with pytest.raises(SystemExit) as exit_:
+        main([str(argument) for argument in arguments])
+    assert exit_.value.code == LEFT_OUT
+    return capsys.readouterr().out
+
+
 def failure(capsys, *arguments):
     with pytest.raises(SystemExit) as exit_:
         main([str(argument) for argument in arguments])
@@ -56,7 +65,7 @@ def test_index_says_what_it_did_each_time(place, capsys):
     assert "5 added\n" in said(capsys, "index", "run", "images")
     (place / "images/a/1.png").unlink()
     (place / "images/a/bad.png").write_text("no image")
-    printed = said(capsys, "index", "run", "images")
+    printed = said_in_part(capsys, "index", "run", "images")
     assert "0 added, 4 unchanged, 1 removed, 1 unreadable" in printed
     assert "left out: " in printed
     assert "bad.png: is not an image" in printed
@@ -95,6 +104,19 @@ def test_json_holds_the_distances_and_verdicts(place, capsys, model):
     printed = said(capsys, "search", "run", files[0], "--k=3")
     assert printed.count("unknown │") == 2
     assert "farther than 0.000" in printed
+
+
+def test_a_query_that_cannot_be_read_is_named_and_the_others_are_answered(place, capsys):
+    said(capsys, "index", "run", "images")
+    (place / "images/a/bad.png").write_text("no image")
+    printed = said_in_part(capsys, "search", "run", "images/a/bad.png", "images/b/3.png", "--k=1")
+    assert "left out: images/a/bad.png: is not an image of a known format" in printed
+    assert "1 of 2 images cannot be read" in printed
+    assert "0.0000" in printed
+    found = json.loads(said_in_part(capsys, "search", "run", "images/a", "--k=1", "--json"))
+    assert [answer["query"] for answer in found["results"]] == ["images/a/1.png", "images/a/2.png"]
+    assert found["left_out"] == [{"query": "images/a/bad.png", "reason": "is not an image of a known format"}]
+    assert "images/a/bad.png: is not an image" in failure(capsys, "search", "run", "images/a/bad.png")
 
 
 def test_a_query_that_is_near_nothing_is_unknown(place, capsys, model):
