@@ -17,6 +17,7 @@ from pfml.data.decoding import UnreadableImagesError
 from pfml.models import EmbedderConfig
 from pfml.training import DataConfig, LossConfig, RunConfig, run
 from pfml.training.config_files import read_config, write_config
+from small_data import small_embedder
 
 #: What makes a run a matter of seconds; the suggestions fill in the rest.
 FAST = ("--model.backbone=convnet", "--model.embedding_dim=8", "--epochs=1", "--device=cpu")
@@ -236,6 +237,44 @@ def test_nothing_at_all_is_told_what_to_give(command, capsys):
     assert code == 2
     assert "--data FOLDER" in message
     assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("train", "pets/"), "; images are given as --data pets/"),
+        (("train", "--epochs=3", "my pets"), "; images are given as --data 'my pets'"),
+        (("tune", "pets.csv"), "; images are given as --data pets.csv"),
+        (("evaluate", "run", "pets/"), "; images are given as --data pets/"),
+        (("calibrate", "run", "pets/"), "; images are given as --data pets/"),
+        (("serve", "run", "elsewhere"), "; an index elsewhere is given as --index elsewhere"),
+        (("audit", "run", "other"), "; another embedder is given as --model other"),
+        (("export", "run", "onnx", "--to=onnx"), "; where to is given as --out onnx"),
+    ],
+)
+def test_what_was_meant_as_an_option_gets_its_name(capsys, arguments, hint):
+    code, message = failure(capsys, *arguments)
+    assert code == 2
+    assert hint in message.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("demo", "pets/"), ("train", "--data", "pets", "--epoch=3"), ("train", "a", "b")]
+)
+def test_what_no_option_takes_gets_no_such_hint(capsys, arguments):
+    assert "given as" not in failure(capsys, *arguments)[1]
+
+
+@pytest.mark.parametrize("command", ["index", "search", "embed"])
+def test_images_before_the_run_are_told_to_come_after_it(tmp_path, capsys, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    draw_classes(tmp_path / "photos", 2)
+    small_embedder().save(tmp_path / "model")
+    code, message = failure(capsys, command, "photos", "model")
+    assert code == 1
+    assert f"the run comes before the images: pfml {command} model photos" in message
+    _, message = failure(capsys, command, "photos", "photos")
+    assert "comes before" not in message
 
 
 def test_the_short_form_leaves_groups_of_options_alone():

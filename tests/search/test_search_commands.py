@@ -10,6 +10,7 @@ from pfml.cli.left_out import LEFT_OUT
 from pfml.data import load_data, with_validation
 from pfml.data.image_set import ImageSet
 from pfml.evaluation import embed
+from pfml.models import TrainedOn
 from pfml.search import ImageIndex, ModelIdentity, Threshold
 from pfml.training import BatchConfig, DataConfig, LossConfig, RunConfig, run
 from pfml.training.config_files import write_config
@@ -185,6 +186,47 @@ def test_a_run_is_calibrated_on_its_validation_classes_else_on_its_test_classes(
     )
     assert Threshold.load(tmp_path / "run").data == "test classes of glyphs"
     assert "does not say its data" in failure(capsys, "calibrate", save_model(tmp_path / "model alone"))
+
+
+def write_train_table(place, classes=6, images=5):
+    """A table whose rows are all for training."""
+    names = [f"new {k // images}/{k % images}.png" for k in range(classes * images)]
+    write_images(place / "new", names)
+    rows = [f"new/{name},{name.split('/')[0]},train" for name in names]
+    (place / "new.csv").write_text("\n".join(["path,label,split", *rows]))
+
+
+def test_a_table_for_training_alone_is_indexed_and_calibrated_on(place, capsys):
+    write_train_table(place)
+    assert "30 added" in said(capsys, "index", "run", "new.csv")
+    assert ImageIndex.open("run/index").class_counts()["new 3"] == 5
+    printed = said(capsys, "calibrate", "run", "--data=new.csv", "--false-accept-rate=0.2")
+    assert "no row of new.csv is for testing: all of its 6 classes are taken" in printed
+    threshold = Threshold.load("run")
+    assert threshold.data == "all classes of new.csv"
+    assert threshold.chosen_on[1] + threshold.measured_on[1] == 6
+
+
+def test_a_table_of_classes_that_were_trained_on_is_no_calibration(place, capsys, model):
+    write_train_table(place)
+    model.save("run", trained_on=TrainedOn("csv", ("new 0", "new 1")))
+    message = failure(capsys, "calibrate", "run", "--data=new.csv", "--false-accept-rate=0.2")
+    assert "the calibration classes must be unseen, but new 0, new 1 are also trained on" in message
+
+
+def test_a_table_of_one_class_is_indexed(place, capsys):
+    (place / "one.csv").write_text("path,label\nimages/a/1.png,a\nimages/a/2.png,a\n")
+    assert "2 added" in said(capsys, "index", "run", "one.csv")
+    (place / "one.csv").write_text("path,label\n")
+    assert "one.csv must list an image at least" in failure(capsys, "index", "run", "one.csv")
+    assert len(ImageIndex.open("run/index")) == 2, "a table that lost its rows does not empty the index"
+
+
+def test_calibration_leaves_out_what_cannot_be_read(place, capsys):
+    write_train_table(place)
+    (place / "new/new 2/1.png").write_text("no image")
+    printed = said(capsys, "calibrate", "run", "--data=new.csv", "--false-accept-rate=0.2")
+    assert "1 of 30 images cannot be read and is left out: new/new 2/1.png: is not an image" in printed
 
 
 def test_a_threshold_that_calls_most_known_images_unknown_is_warned_of(tmp_path, capsys, monkeypatch):
