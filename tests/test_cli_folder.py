@@ -252,7 +252,9 @@ def test_nothing_at_all_is_told_what_to_give(command, capsys):
         (("export", "run", "onnx", "--to=onnx"), "; where to is given as --out onnx"),
     ],
 )
-def test_what_was_meant_as_an_option_gets_its_name(capsys, arguments, hint):
+def test_what_was_meant_as_an_option_gets_its_name(tmp_path, capsys, monkeypatch, arguments, hint):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my pets").mkdir()
     code, message = failure(capsys, *arguments)
     assert code == 2
     assert hint in message.splitlines()[0]

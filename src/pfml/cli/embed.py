@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pfml.cli.console import create_console, print_line
 from pfml.cli.left_out import end_with_left_out, print_left_out, refuse_nothing_readable
+from pfml.cli.mistaken import refuse_images_first
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +30,7 @@ def embed(
     """Embed images: write their paths and unit vectors to a NumPy archive, or in parts to a folder of any size."""
     from pfml.search import Share
 
+    refuse_images_first("embed", run, images)
     share = Share.of_process() if shard is None else Share.parsed(shard)
     if _is_folder(out):
         _embed_to_folder(run, images, Path(out), share, dtype, part_images, batch_size, workers)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pfml.cli.console import create_console, print_line
 from pfml.cli.left_out import end_with_left_out, print_left_out, refuse_nothing_readable
+from pfml.cli.mistaken import refuse_images_first
 from pfml.terminal import visible
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def index(
     if images is None and embeddings is not None:
         raise ValueError("--embeddings needs the images too: the folder or CSV that tells their classes")
     if images is not None:
+        refuse_images_first("index", run, [images])
         listing = list_images(images)
         for remark in listing.remarks:
             print_line(console, remark)
@@ -121,6 +123,7 @@ def search(
     from pfml.training.environment import resolve_device
 
     console = create_console()
+    refuse_images_first("search", run, images)
     found = ImageIndex.open(index or run / "index", backend=backend)
     files = list(image_paths(images))
     embedder = load_embedder(run).to(resolve_device("auto"))
