@@ -17,8 +17,8 @@ def letters():
     return RetrievalData("letters", train, test)
 
 
-def small_embedder():
-    return create_embedder("convnet", embedding_dim=8, pooling="avg+max")
+def small_embedder(**options):
+    return create_embedder("convnet", embedding_dim=8, pooling="avg+max", **options)
 
 
 def small_config(**changes):

@@ -17,6 +17,7 @@ from pfml.data.decoding import UnreadableImagesError
 from pfml.models import EmbedderConfig
 from pfml.training import DataConfig, LossConfig, RunConfig, run
 from pfml.training.config_files import read_config, write_config
+from small_data import small_embedder
 
 #: What makes a run a matter of seconds; the suggestions fill in the rest.
 FAST = ("--model.backbone=convnet", "--model.embedding_dim=8", "--epochs=1", "--device=cpu")
@@ -163,25 +164,47 @@ def test_a_flat_folder_is_told_to_have_class_folders(tmp_path, capsys):
     assert "one per class" in message
 
 
-def test_broken_images_are_listed_together_before_anything_is_suggested(tmp_path, capsys, monkeypatch):
-    folder = draw_classes(tmp_path / "photos", 4)
+def break_some(folder):
+    """Spoil three of the twelve images, one of them of an unseen class."""
     whole = (folder / "class 00" / "image 0.png").read_bytes()
     (folder / "class 00" / "image 0.png").write_bytes(whole[:90])
     (folder / "class 01" / "image 1.png").write_bytes(b"")
-    (folder / "class 03" / "image 2.png").write_bytes(whole[:-40])  # of an unseen class
+    (folder / "class 03" / "image 2.png").write_bytes(whole[:-40])
+
+
+def test_broken_images_are_left_out_counted_and_named_before_anything_is_suggested(tmp_path, capsys):
+    folder = draw_classes(tmp_path / "photos", 4)
+    break_some(folder)
+    main(["train", "--data", str(folder), f"--out={tmp_path / 'run'}", *FAST])
+    printed = capsys.readouterr().out
+    assert printed.startswith("3 of 12 images cannot be read and are left out: ")
+    assert printed.index("class 03/image 2.png") < printed.index("suggested for these images")
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["last"]["test"]["num_queries"] == 5
+    assert "3 of 12 images cannot be read" in (tmp_path / "run" / "model" / "README.md").read_text()
+    main(["evaluate", str(tmp_path / "run")])
+    assert "5 images of 2 unseen classes" in capsys.readouterr().out
+    main(["audit", str(tmp_path / "run")])
+    assert "4 labels" in capsys.readouterr().out
+
+
+def test_broken_images_are_listed_together_and_stop_a_run_that_is_to_refuse_them(tmp_path, capsys, monkeypatch):
+    folder = draw_classes(tmp_path / "photos", 4)
+    break_some(folder)
     monkeypatch.setattr("pfml.training.first_look.typical_short_side", None)  # nothing is looked at before
     with pytest.raises(SystemExit) as exit_:
-        main(["train", "--data", str(folder), *FAST])
+        main(["train", "--data", str(folder), "--data.unreadable=refuse", *FAST])
     assert "3 of 12 images cannot be read; restore these files, or take them out" in exit_.value.code
     assert "class 03" in exit_.value.code
     assert "suggested" not in capsys.readouterr().out
 
 
-def test_a_run_lists_broken_images_of_all_its_parts_too(tmp_path, capsys):
+def test_a_run_that_refuses_broken_images_lists_those_of_all_its_parts(tmp_path, capsys):
     folder = draw_classes(tmp_path / "photos", 4)
     for name in ("class 00", "class 03"):
         (folder / name / "image 0.png").write_bytes(b"")
-    config = RunConfig(data=DataConfig(str(folder)), model=EmbedderConfig("convnet"), device="cpu")
+    data = DataConfig(str(folder), unreadable="refuse")
+    config = RunConfig(data=data, model=EmbedderConfig("convnet"), device="cpu")
     for each in (config, replace(config, loss=LossConfig("zero-shot"))):
         with pytest.raises(UnreadableImagesError, match="^2 of 12 images cannot be read"):
             run(each, tmp_path / "run")
@@ -192,9 +215,8 @@ def test_before_a_comparison_with_the_untrained_network_broken_images_of_all_par
     folder = draw_classes(tmp_path / "photos", 4)
     for name in ("class 00", "class 03"):
         (folder / name / "image 0.png").write_bytes(b"")
-    write_config(
-        tmp_path / "config.yaml", RunConfig(data=DataConfig(str(folder)), model=EmbedderConfig("efficientnet_lite0"))
-    )
+    data = DataConfig(str(folder), unreadable="refuse")
+    write_config(tmp_path / "config.yaml", RunConfig(data=data, model=EmbedderConfig("efficientnet_lite0")))
     _, message = failure(
         capsys, "train", "--config", tmp_path / "config.yaml", "--device=cpu", "--out", tmp_path / "run"
     )
@@ -215,6 +237,46 @@ def test_nothing_at_all_is_told_what_to_give(command, capsys):
     assert code == 2
     assert "--data FOLDER" in message
     assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("train", "pets/"), "; images are given as --data pets/"),
+        (("train", "--epochs=3", "my pets"), "; images are given as --data 'my pets'"),
+        (("tune", "pets.csv"), "; images are given as --data pets.csv"),
+        (("evaluate", "run", "pets/"), "; images are given as --data pets/"),
+        (("calibrate", "run", "pets/"), "; images are given as --data pets/"),
+        (("serve", "run", "elsewhere"), "; an index elsewhere is given as --index elsewhere"),
+        (("audit", "run", "other"), "; another embedder is given as --model other"),
+        (("export", "run", "onnx", "--to=onnx"), "; where to is given as --out onnx"),
+    ],
+)
+def test_what_was_meant_as_an_option_gets_its_name(tmp_path, capsys, monkeypatch, arguments, hint):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my pets").mkdir()
+    code, message = failure(capsys, *arguments)
+    assert code == 2
+    assert hint in message.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("demo", "pets/"), ("train", "--data", "pets", "--epoch=3"), ("train", "a", "b")]
+)
+def test_what_no_option_takes_gets_no_such_hint(capsys, arguments):
+    assert "given as" not in failure(capsys, *arguments)[1]
+
+
+@pytest.mark.parametrize("command", ["index", "search", "embed"])
+def test_images_before_the_run_are_told_to_come_after_it(tmp_path, capsys, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    draw_classes(tmp_path / "photos", 2)
+    small_embedder().save(tmp_path / "model")
+    code, message = failure(capsys, command, "photos", "model")
+    assert code == 1
+    assert f"the run comes before the images: pfml {command} model photos" in message
+    _, message = failure(capsys, command, "photos", "photos")
+    assert "comes before" not in message
 
 
 def test_the_short_form_leaves_groups_of_options_alone():

@@ -15,6 +15,7 @@ SOURCE = Path(pfml.__file__).parent
 LAYERS = [
     "words",
     "terminal",
+    "allocator",
     "files",
     "bundles",
     "precision",

@@ -174,6 +174,44 @@ def test_proxies_are_charges_too():
     assert float(gained[3]) == pytest.approx(0.2**-3, rel=1e-6)
 
 
+def with_a_lone_image(points, images):
+    """The same with a class of its own for the first image."""
+    labels = images.labels.clone()
+    labels[0] = CLASSES
+    return points, ImageSet(images.images, labels, (*images.class_names, "alone"), images.sources)
+
+
+@pytest.mark.parametrize("proxies", [None, torch.eye(CLASSES + 1, DIM)[:, None]])
+def test_an_image_that_is_alone_in_its_class_is_not_judged_by_any_way_to_score(proxies):
+    points, images = with_a_lone_image(*clusters()[:2])
+    found = audit(points, images, proxies=proxies, compare=["k-NN disagreement"])
+    assert found.unjudged.tolist() == [0], "its own proxies have learned from it alone, and are no evidence"
+    everyone = found.ranked(len(images)).tolist()
+    assert sorted(everyone) == list(range(1, len(images)))
+    assert all(math.isfinite(one.score) for one in found.suspects(found.ranked(len(images))))
+    assert 0 not in found.listed(0.01).tolist()
+    assert found.others["k-NN disagreement"].score[0] == -torch.inf
+    [(image, given, nearest)] = found.unjudged_names()
+    assert (image, given) == ("image-0", "alone")
+    assert nearest in "abcdef"
+
+
+def test_every_image_of_larger_classes_is_judged():
+    points, images, _ = clusters()
+    assert not len(audit(points, images).unjudged)
+
+
+def test_suspects_are_the_listed_images_or_else_those_at_which_another_class_is_stronger():
+    points, images, _ = clusters()
+    found = audit(points, images)
+    assert found.suspicious(0.5).tolist() == found.listed(0.5).tolist()
+    assert 0 < len(found.suspicious(0.5)) < len(images)
+    points, images, _ = clusters(rate=0.0)
+    found = audit(points, images)
+    assert not found.noise_rate
+    assert found.suspicious(0.5).tolist() == found.ranked(int((found.scores.score > 0).sum())).tolist()
+
+
 def test_votes_are_the_shares_of_the_nearest_others():
     points, images, _ = clusters()
     votes = knn_votes(points, images.labels, CLASSES, 7)

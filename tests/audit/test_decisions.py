@@ -246,6 +246,27 @@ def test_the_command_goes_from_a_run_to_a_run_on_corrected_labels(noisy_run, tmp
     assert load_data(str(out)).train.labels.tolist() == load_data(data_path(noisy_run)).train.labels.tolist()
 
 
+def test_the_command_counts_suspects_and_names_what_it_cannot_judge(pictures, tmp_path, capsys):
+    rows = list(csv.DictReader(pictures.read_text().splitlines()))
+    lines = [f"{pictures.parent / row['path']},{row['label']},{row['split']}" for row in rows]
+    Image.new("RGB", (20, 20), (10, 10, 10)).save(tmp_path / "black.png")
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["path,label,split", *lines, "black.png,black,train"]) + "\n")
+    run(replace(noisy_config(table), data=DataConfig(str(table))), tmp_path / "run")
+    main(["audit", str(tmp_path / "run"), "--top", "1000"])
+    printed = capsys.readouterr().out
+    assert "1 image is alone in its class and cannot be judged: " in printed
+    assert "black.png (black; the nearest class is " in printed
+    assert "inf" not in printed.replace(str(tmp_path), "")
+    with open(tmp_path / "run" / "audit" / "suspects.csv", newline="") as file:
+        written = list(csv.DictReader(file))
+    assert len(written) == 36, "all that were judged, as --top asks"
+    suspects = sum(row["listed"] == "yes" for row in written) or sum(float(row["score"]) > 0 for row in written)
+    assert suspects < 36
+    assert f"suspects.csv: {suspects} suspects and {36 - suspects} more images, in order;" in printed
+    assert "black.png" in (tmp_path / "run" / "audit" / "audit.html").read_text()
+
+
 def test_what_apply_does_needs_apply(noisy_run, tmp_path, capsys):
     with pytest.raises(SystemExit, match="give --apply, too"):
         main(["audit", str(noisy_run), "--policy", "drop"])

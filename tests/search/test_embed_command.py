@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pfml.cli import main
+from pfml.cli.left_out import LEFT_OUT
 from pfml.evaluation import open_embeddings, read_embeddings
 from pfml.search import ImageIndex, Share
 from small_collection import NAMES, files_of, write_collection
@@ -30,6 +31,14 @@ def place(tmp_path, monkeypatch):
 
 def said(capsys, *arguments):
     main([str(argument) for argument in arguments])
+    return capsys.readouterr().out
+
+
+def said_in_part(capsys, *arguments):
+    """What a command prints that leaves out files, which its status says."""
+    with pytest.raises(SystemExit) as exit_:
+        main([str(argument) for argument in arguments])
+    assert exit_.value.code == LEFT_OUT
     return capsys.readouterr().out
 
 
@@ -74,14 +83,39 @@ def test_shares_are_written_beside_each_other_and_completed(place, capsys, monke
 
 def test_what_cannot_be_read_or_was_damaged_is_said(place, capsys):
     (place / "images/a/bad.png").write_text("no image")
-    printed = said(capsys, "embed", "run", "images", "--out=vectors")
+    printed = said_in_part(capsys, "embed", "run", "images", "--out=vectors")
     assert "bad.png: is not an image" in printed
     assert "23 added, 1 unreadable" in printed
     [array] = (place / "vectors").glob("*.npy")
     array.write_bytes(b"")
-    printed = said(capsys, "embed", "run", "images", "--out=vectors")
+    printed = said_in_part(capsys, "embed", "run", "images", "--out=vectors")
     assert f"embedded again: {array.relative_to(place)} must have sha256" in printed
     assert "23 added" in printed
+
+
+def test_an_archive_leaves_out_what_cannot_be_read_too(place, capsys):
+    (place / "images/a/bad.png").write_text("no image")
+    whole = (place / "images" / NAMES[0]).read_bytes()
+    (place / "images/a/cut.png").write_bytes(whole[:-40])  # with a good header
+    printed = said_in_part(capsys, "embed", "run", "images", "--out=vectors.npz")
+    assert "left out: images/a/bad.png: is not an image" in printed
+    assert "left out: images/a/cut.png: " in printed
+    assert "vectors.npz: 23 images in 8 dimensions, 2 unreadable\n" in printed
+    paths, vectors = read_embeddings("vectors.npz")
+    assert (len(paths), len(vectors)) == (23, 23)
+    assert not {"images/a/bad.png", "images/a/cut.png"} & set(paths)
+    message = failure("embed", "run", "images/a/bad.png", "--out=none.npz")
+    assert "images/a/bad.png: is not an image" in message
+    assert not (place / "none.npz").exists()
+
+
+def test_under_torchrun_a_file_that_is_left_out_does_not_end_the_other_ranks(place, capsys, monkeypatch):
+    (place / "images/a/bad.png").write_text("no image")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for rank in "012":
+        monkeypatch.setenv("RANK", rank)
+        said(capsys, "embed", "run", "images", "--out=vectors")  # a status would make torchrun end them
+    assert len(open_embeddings("vectors").paths) == 23
 
 
 @pytest.mark.parametrize("option", ["--shard=1/2", "--dtype=float16", "--part-images=3"])

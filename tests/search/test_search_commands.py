@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 
 from pfml.cli import main
+from pfml.cli.left_out import LEFT_OUT
 from pfml.data import load_data, with_validation
 from pfml.data.image_set import ImageSet
 from pfml.evaluation import embed
+from pfml.models import TrainedOn
 from pfml.search import ImageIndex, ModelIdentity, Threshold
 from pfml.training import BatchConfig, DataConfig, LossConfig, RunConfig, run
 from pfml.training.config_files import write_config
@@ -37,6 +39,14 @@ def said(capsys, *arguments):
     return capsys.readouterr().out
 
 
+def said_in_part(capsys, *arguments):
+    """What a command prints that leaves out files, which its status says."""
+    with pytest.raises(SystemExit) as exit_:
+        main([str(argument) for argument in arguments])
+    assert exit_.value.code == LEFT_OUT
+    return capsys.readouterr().out
+
+
 def failure(capsys, *arguments):
     with pytest.raises(SystemExit) as exit_:
         main([str(argument) for argument in arguments])
@@ -56,7 +66,7 @@ def test_index_says_what_it_did_each_time(place, capsys):
     assert "5 added\n" in said(capsys, "index", "run", "images")
     (place / "images/a/1.png").unlink()
     (place / "images/a/bad.png").write_text("no image")
-    printed = said(capsys, "index", "run", "images")
+    printed = said_in_part(capsys, "index", "run", "images")
     assert "0 added, 4 unchanged, 1 removed, 1 unreadable" in printed
     assert "left out: " in printed
     assert "bad.png: is not an image" in printed
@@ -95,6 +105,21 @@ def test_json_holds_the_distances_and_verdicts(place, capsys, model):
     printed = said(capsys, "search", "run", files[0], "--k=3")
     assert printed.count("unknown │") == 2
     assert "farther than 0.000" in printed
+
+
+def test_a_query_that_cannot_be_read_is_named_and_the_others_are_answered(place, capsys):
+    said(capsys, "index", "run", "images")
+    (place / "images/a/bad.png").write_text("no image")
+    printed = said_in_part(capsys, "search", "run", "images/a/bad.png", "images/b/3.png", "--k=1")
+    assert "left out: images/a/bad.png: is not an image of a known format" in printed
+    assert "1 of 2 images cannot be read" in printed
+    assert "0.0000" in printed
+    found = json.loads(said_in_part(capsys, "search", "run", "images/a", "--k=1", "--json"))
+    assert [answer["query"] for answer in found["results"]] == ["images/a/1.png", "images/a/2.png"]
+    [left_out] = found["left_out"]
+    assert left_out["query"] == "images/a/bad.png"
+    assert left_out["reason"].startswith("is not an image of a known format")
+    assert "images/a/bad.png: is not an image" in failure(capsys, "search", "run", "images/a/bad.png")
 
 
 def test_a_query_that_is_near_nothing_is_unknown(place, capsys, model):
@@ -163,6 +188,47 @@ def test_a_run_is_calibrated_on_its_validation_classes_else_on_its_test_classes(
     )
     assert Threshold.load(tmp_path / "run").data == "test classes of glyphs"
     assert "does not say its data" in failure(capsys, "calibrate", save_model(tmp_path / "model alone"))
+
+
+def write_train_table(place, classes=6, images=5):
+    """A table whose rows are all for training."""
+    names = [f"new {k // images}/{k % images}.png" for k in range(classes * images)]
+    write_images(place / "new", names)
+    rows = [f"new/{name},{name.split('/')[0]},train" for name in names]
+    (place / "new.csv").write_text("\n".join(["path,label,split", *rows]))
+
+
+def test_a_table_for_training_alone_is_indexed_and_calibrated_on(place, capsys):
+    write_train_table(place)
+    assert "30 added" in said(capsys, "index", "run", "new.csv")
+    assert ImageIndex.open("run/index").class_counts()["new 3"] == 5
+    printed = said(capsys, "calibrate", "run", "--data=new.csv", "--false-accept-rate=0.2")
+    assert "no row of new.csv is for testing: all of its 6 classes are taken" in printed
+    threshold = Threshold.load("run")
+    assert threshold.data == "all classes of new.csv"
+    assert threshold.chosen_on[1] + threshold.measured_on[1] == 6
+
+
+def test_a_table_of_classes_that_were_trained_on_is_no_calibration(place, capsys, model):
+    write_train_table(place)
+    model.save("run", trained_on=TrainedOn("csv", ("new 0", "new 1")))
+    message = failure(capsys, "calibrate", "run", "--data=new.csv", "--false-accept-rate=0.2")
+    assert "the calibration classes must be unseen, but new 0, new 1 are also trained on" in message
+
+
+def test_a_table_of_one_class_is_indexed(place, capsys):
+    (place / "one.csv").write_text("path,label\nimages/a/1.png,a\nimages/a/2.png,a\n")
+    assert "2 added" in said(capsys, "index", "run", "one.csv")
+    (place / "one.csv").write_text("path,label\n")
+    assert "one.csv must list an image at least" in failure(capsys, "index", "run", "one.csv")
+    assert len(ImageIndex.open("run/index")) == 2, "a table that lost its rows does not empty the index"
+
+
+def test_calibration_leaves_out_what_cannot_be_read(place, capsys):
+    write_train_table(place)
+    (place / "new/new 2/1.png").write_text("no image")
+    printed = said(capsys, "calibrate", "run", "--data=new.csv", "--false-accept-rate=0.2")
+    assert "1 of 30 images cannot be read and is left out: new/new 2/1.png: is not an image" in printed
 
 
 def test_a_threshold_that_calls_most_known_images_unknown_is_warned_of(tmp_path, capsys, monkeypatch):

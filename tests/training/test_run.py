@@ -61,12 +61,14 @@ def test_broken_images_are_all_named_before_training_starts(folder, tmp_path):
     (folder / "a" / "3.png").write_bytes(whole[: len(whole) * 3 // 4])  # a good header, half of the pixels
     (folder / "b" / "5.png").write_text("no image")
     (folder / "b" / "6.png").write_bytes(b"")
+    asked = config(folder)
+    asked = replace(asked, data=replace(asked.data, unreadable="refuse"))
     with pytest.raises(ValueError, match=r"(?s)3 of 32 images cannot be read.*3\.png.*5\.png.*6\.png"):
-        run(config(folder), tmp_path / "run")
+        run(asked, tmp_path / "run")
     (folder / "a" / "3.png").write_bytes(whole)
     (folder / "b" / "5.png").write_bytes(whole)
     (folder / "b" / "6.png").write_bytes(whole)
-    run(config(folder), tmp_path / "run")  # the folder was not taken
+    run(asked, tmp_path / "run")  # the folder was not taken
 
 
 def test_a_run_resumes_from_another_working_directory(folder, tmp_path, monkeypatch):

@@ -53,7 +53,7 @@ def audit_run(
     """
     folder = RunFolder(Path(run))
     config = read_config(folder.config)
-    data, _ = prepare_data(config.data)
+    data, _ = prepare_data(config.data, track)
     embedder = load_embedder(folder.path if model is None else model).to(resolve_device(device))
     seen = part == "train"
     images = data.train if seen else data.test

@@ -12,7 +12,7 @@ from pfml.energy import class_potentials
 from pfml.evaluation import nearest
 from pfml.field import DecayLaw, attraction, repulsion
 
-__all__ = ["SCORES", "LabelScores", "cleanlab_scores", "field_scores", "knn_scores", "potential_scores"]
+__all__ = ["SCORES", "LabelScores", "cleanlab_scores", "field_scores", "knn_scores", "potential_scores", "unjudged"]
 
 CLEANLAB = "cleanlab on k-NN"
 #: Neighbours that are asked by the ways that ask neighbours.
@@ -24,7 +24,7 @@ class LabelScores:
     """A score and a suggestion for each image.
 
     Args:
-        score: (n,) float64; -inf where nothing can be said, since the image's class has nothing else.
+        score: (n,) float64; -inf where nothing can be said: such an image is not judged, and in no ranking.
         suggested: (n,) the best class other than the given one.
     """
 
@@ -85,6 +85,11 @@ SCORES: dict[str, Callable[[Tensor, Tensor], LabelScores]] = {
     "k-NN disagreement": knn_scores,
     CLEANLAB: cleanlab_scores,
 }
+
+
+def unjudged(scores: LabelScores, rows: Tensor) -> LabelScores:
+    """`scores` in which nothing is said about the images at `rows`, (n,) of bool."""
+    return LabelScores(scores.score.masked_fill(rows, -torch.inf), scores.suggested)
 
 
 def _own_and_best(values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from pfml.audit.attraction import class_attractions, fitted_law, strength
 from pfml.audit.mixture import fit_mixture
 from pfml.audit.quality import Detection, detection
-from pfml.audit.scores import SCORES, K, LabelScores, field_scores, knn_votes
+from pfml.audit.scores import SCORES, K, LabelScores, field_scores, knn_votes, unjudged
 from pfml.data import ImageSet
 from pfml.evaluation import nearest
 from pfml.evaluation.neighbours import directions
@@ -105,8 +106,28 @@ class Audit:
         return order[self.confidence[order] >= threshold]
 
     def ranked(self, count: int) -> Tensor:
-        """Positions of the `count` most suspicious images, whether or not they are listed."""
-        return self.scores.score.argsort(descending=True, stable=True)[:count]
+        """Positions of the `count` most suspicious images, whether or not they are listed; of those that are judged."""
+        order = self.scores.score.argsort(descending=True, stable=True)
+        return order[self.scores.score[order] > -torch.inf][:count]
+
+    def suspicious(self, threshold: float = 0.5) -> Tensor:
+        """Positions of the suspects: the listed images, or if none can be listed, where another class is stronger."""
+        if self.noise_rate:
+            return self.listed(threshold)
+        return self.ranked(int((self.scores.score > 0).sum()))
+
+    @property
+    def unjudged(self) -> Tensor:
+        """Positions of the images of which nothing can be said: each is alone in its class."""
+        return (self.scores.score == -torch.inf).nonzero()[:, 0]
+
+    def unjudged_names(self) -> list[tuple[str, str, str]]:
+        """Of these, what each is called, its class, and the class that attracts it most."""
+        names, labels = self.images.class_names, self.images.labels
+        return [
+            (self.images.name_of(k), names[int(labels[k])], names[int(self.scores.suggested[k])])
+            for k in self.unjudged.tolist()
+        ]
 
     def suspects(self, indices: Tensor, *, neighbours: int = 5) -> list[Suspect]:
         """The images at `indices`, in their order, with their evidence."""
@@ -154,7 +175,8 @@ def audit(
     """The labels of `images` judged by the field of their embeddings.
 
     An image is suspicious if another class attracts it more strongly than its own. The score is the log of that
-    ratio; bells fitted to all scores say how many labels are wrong and which probably are.
+    ratio; bells fitted to all scores say how many labels are wrong and which probably are. An image that is alone in
+    its class is not judged: no other image says what the class looks like.
 
     Args:
         embeddings: (n, D), normalised here.
@@ -181,11 +203,12 @@ def audit(
     proxies = None if proxies is None else proxies.cpu()
     chosen = fitted_law(points, labels, classes, proxies=proxies) if isinstance(law, str) else law
     attractions = class_attractions(points, labels, classes, law=chosen, proxies=proxies)
-    scores = field_scores(attractions, labels)
+    alone = torch.bincount(labels, minlength=classes)[labels] == 1  # its own proxies have learned from it alone
+    scores = unjudged(field_scores(attractions, labels), alone)
     others: dict[str, LabelScores] = {}
     if compare:
         votes = knn_votes(points, labels, classes, k)
-        others = {name: SCORES[name](votes, labels) for name in compare}
+        others = {name: unjudged(SCORES[name](votes, labels), alone) for name in compare}
     detections = {}
     if true_labels is not None and bool((true_labels != labels).any()):
         detections = {name: detection(one, labels, true_labels) for name, one in {"field": scores, **others}.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from pfml import allocator
 from pfml.cli.commands import COMMANDS
 from pfml.cli.last_words import end
 from pfml.cli.parser import create_parser, with_config_first, with_run_config, without_code
@@ -27,6 +28,8 @@ def main(arguments: list[str] | None = None) -> None:
     name = arguments[0] if arguments else ""
     try:
         refuse_ranks(name)
+        if name in COMMANDS and COMMANDS[name].keeps_memory:
+            allocator.keep_freed_memory()
         if name in COMMANDS and COMMANDS[name].run_config:
             refuse_nothing(arguments)
             arguments = with_config_first(with_recipe(without_code(with_long_data(arguments))))

@@ -34,7 +34,7 @@ def audit(
 ) -> None:
     """Rank the training images of a run by how wrong their labels look; write suspects, a page, corrected labels."""
     from pfml.audit import audit_run, write_suspects
-    from pfml.report.audit_page import write_audit_page
+    from pfml.report.audit_page import about_unjudged, write_audit_page
     from pfml.training.monitor import ProgressMonitor
 
     if top < 1 or neighbours < 1:
@@ -60,8 +60,12 @@ def audit(
     write_suspects(folder / "suspects.csv", everyone, listed)
     title = f"Audit of {run.name}{', unseen classes' if unseen else ''}"
     write_audit_page(folder / "audit.html", found, shown, title=title, threshold=threshold)
+    if len(found.unjudged):
+        print_line(console, about_unjudged(found))
+    suspects = min(len(found.suspicious(threshold)), len(everyone))
+    more = f" and {len(everyone) - suspects:,} more images, in order" if len(everyone) > suspects else ""
     print_line(
-        console, f"{folder / 'suspects.csv'}: {len(everyone):,} suspects; {folder / 'audit.html'}: with pictures"
+        console, f"{folder / 'suspects.csv'}: {suspects:,} suspects{more}; {folder / 'audit.html'}: with pictures"
     )
     if not unseen and not apply:
         print_line(

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from pfml.cli.parser import Parser
     from pfml.data import ImageSet
+    from pfml.data.decoding import Track
     from pfml.search import Threshold
 
 __all__ = ["add_calibrate_arguments", "calibrate"]
@@ -63,10 +64,15 @@ def add_calibrate_arguments(parser: Parser) -> None:
 def _calibration_images(console: Console, run: Path, data: str | None, root: Path | None) -> tuple[ImageSet, str]:
     """The validation images, or the test images if there are none, and what they are."""
     from pfml.data import load_data, with_validation
+    from pfml.data.own_images import own_images
+    from pfml.data.readers.table import splits_of
     from pfml.search.calibration import FEWEST_CLASSES
     from pfml.training.config_files import read_config
+    from pfml.training.monitor import ProgressMonitor
 
-    validation = "none"
+    validation, unreadable, track = "none", "auto", ProgressMonitor(console).track
+    if data is not None and (table := _table_of(data, root)) is not None and splits_of(table) == {"train"}:
+        return _all_classes(console, table, track)
     if data is None:
         # a model inside of a run's folder belongs to that run
         files = [folder / "config.yaml" for folder in (run, run.parent) if (folder / "config.yaml").is_file()]
@@ -74,7 +80,8 @@ def _calibration_images(console: Console, run: Path, data: str | None, root: Pat
             raise ValueError(f"{run} does not say its data: name it with --data, and --root if it is not a path")
         config = read_config(files[0]).data
         data, root, validation = config.name, root or config.root, config.validation
-    images = with_validation(load_data(data, root), validation)
+        unreadable = config.unreadable
+    images = with_validation(own_images(data, load_data(data, root), unreadable, track), validation)
     for remark in images.remarks:
         print_line(console, remark)
     if images.validation is not None and images.validation.num_classes >= FEWEST_CLASSES:
@@ -83,6 +90,28 @@ def _calibration_images(console: Console, run: Path, data: str | None, root: Pat
         few = images.validation.num_classes
         print_line(console, f"{few} validation classes are too few to choose and to measure on: test classes instead")
     return images.test, f"test classes of {data}"
+
+
+def _table_of(data: str, root: Path | None) -> Path | None:
+    """The table that the data are, or None."""
+    if data == "csv" and root is not None:
+        return root
+    path = Path(data).expanduser()
+    return path if path.suffix.lower() == ".csv" and path.is_file() else None
+
+
+def _all_classes(console: Console, table: Path, track: Track) -> tuple[ImageSet, str]:
+    """All images of a table that sets none apart: of what a run is to be trained on, none of which this model knows."""
+    from pfml.data import RetrievalData, without_unreadable
+    from pfml.data.readers.table import listed_images
+
+    images, remarks = listed_images(table)
+    nothing = images.of_classes([])
+    data = without_unreadable(RetrievalData("csv", nothing, images, remarks=remarks), track=track)
+    for remark in data.remarks:
+        print_line(console, remark)
+    print_line(console, f"no row of {table} is for testing: all of its {data.test.num_classes:,} classes are taken")
+    return data.test, f"all classes of {table}"
 
 
 def _print_threshold(console: Console, threshold: Threshold) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pfml.cli.console import create_console, print_line
+from pfml.cli.left_out import end_with_left_out, print_left_out, refuse_nothing_readable
+from pfml.cli.mistaken import refuse_images_first
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +30,7 @@ def embed(
     """Embed images: write their paths and unit vectors to a NumPy archive, or in parts to a folder of any size."""
     from pfml.search import Share
 
+    refuse_images_first("embed", run, images)
     share = Share.of_process() if shard is None else Share.parsed(shard)
     if _is_folder(out):
         _embed_to_folder(run, images, Path(out), share, dtype, part_images, batch_size, workers)
@@ -71,26 +74,26 @@ def _is_folder(out: str) -> bool:
 
 
 def _embed_to_archive(run: Path, images: list[Path], out: Path, batch_size: int, workers: int) -> None:
-    from pfml.data import ImageSet
-    from pfml.data.readers.folder import image_files
-    from pfml.data.sources import open_images
-    from pfml.evaluation import embed as embeddings_of
+    from pfml.data.readers.folder import image_paths
     from pfml.evaluation import write_embeddings
     from pfml.evaluation.archive import refuse_ending
     from pfml.models import load_embedder
+    from pfml.search.one_pass import embed_files
     from pfml.training.environment import resolve_device
     from pfml.training.monitor import ProgressMonitor
 
     console = create_console()
     refuse_ending(out)
-    files = image_files(images)
-    device = resolve_device("auto")
-    embedder = load_embedder(run).to(device)
+    files = list(image_paths(images))
+    embedder = load_embedder(run).to(resolve_device("auto"))
     track = ProgressMonitor(console).track
-    source = open_images(ImageSet.unlabelled(files), device=device, workers=workers, track=track)
-    points = embeddings_of(embedder, source, batch_size=batch_size, track=track)
-    write_embeddings(out, files, points)
-    print_line(console, f"{out}: {len(files):,} images in {points.shape[1]} dimensions")
+    found = embed_files(embedder, files, batch_size=batch_size, workers=workers, track=track)
+    refuse_nothing_readable(found.failures, len(files))
+    write_embeddings(out, list(map(Path, found.paths)), found.vectors)
+    print_left_out(console, found.failures)
+    unreadable = f", {len(found.failures):,} unreadable" if found.failures else ""
+    print_line(console, f"{out}: {len(found.paths):,} images in {embedder.embedding_dim} dimensions{unreadable}")
+    end_with_left_out(found.failures)
 
 
 def _embed_to_folder(
@@ -122,10 +125,10 @@ def _embed_to_folder(
     )
     for damage in update.damaged:
         print_line(console, f"embedded again: {damage}")
-    for failure in update.failures:
-        print_line(console, f"left out: {failure}")
+    print_left_out(console, update.failures)
     which = "" if share.is_whole else f"share {share}, "
     print_line(console, f"{out}: {which}{update}, {embedder.embedding_dim} dimensions")
+    end_with_left_out(update.failures)
 
 
 def _device() -> torch.device:

@@ -18,6 +18,7 @@ def evaluate(run: Path, data: str | None = None, root: Path | None = None, nmi: 
         nmi: Whether to cluster, too.
     """
     from pfml.data import load_data
+    from pfml.data.own_images import own_images
     from pfml.data.splits import wholly_unseen
     from pfml.distributed import open_world
     from pfml.evaluation import evaluate as metrics_of
@@ -26,7 +27,7 @@ def evaluate(run: Path, data: str | None = None, root: Path | None = None, nmi: 
     from pfml.training.environment import resolve_device
     from pfml.training.monitor import ProgressMonitor
 
-    console, is_given = create_console(), data is not None
+    console, is_given, unreadable = create_console(), data is not None, "auto"
     if not run.is_dir():
         raise FileNotFoundError(
             f"{run} must be the folder of a run or of a saved embedder, but there is no such folder"
@@ -37,15 +38,16 @@ def evaluate(run: Path, data: str | None = None, root: Path | None = None, nmi: 
         if not files:
             raise ValueError(f"{run} does not say its data: name it with --data, and --root if it is not a path")
         config = read_config(files[0]).data
-        data, root = config.name, root or config.root
+        data, root, unreadable = config.name, root or config.root, config.unreadable
     with open_world(resolve_device("auto")) as world:
         console.quiet = not world.is_first
-        images = load_data(data, root)
+        track = ProgressMonitor(console).track
+        images = own_images(data, load_data(data, root), unreadable, track)
         for remark in images.remarks:
             print_line(console, remark)
         embedder = load_embedder(run).to(world.device or resolve_device("auto"))
         if is_given and images.name in ("folder", "csv"):  # published data sets keep their published split
             images = wholly_unseen(images, () if embedder.trained_on is None else embedder.trained_on.class_names)
-        metrics = metrics_of(embedder, images, nmi=nmi, track=ProgressMonitor(console).track, world=world)
+        metrics = metrics_of(embedder, images, nmi=nmi, track=track, world=world)
     title = f"{images.name}: {len(images.test):,} images of {images.test.num_classes:,} unseen classes"
     print_scores(console, title, {str(run): metrics.as_dict()})

@@ -11,6 +11,7 @@ from jsonargparse import ArgumentParser
 
 from pfml import __version__
 from pfml.cli.last_words import end
+from pfml.cli.mistaken import about_stray_argument
 from pfml.words import did_you_mean
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Parser(ArgumentParser):
         if wrong_command and self._subcommands_action is not None:
             message += did_you_mean(wrong_command[1], self._subcommands_action.choices)
         name = self.prog.replace(" [options]", "")
+        message += about_stray_argument(name.removeprefix("pfml "), message)
         end(name, message, status=2, hint=f"For all options: {name} --help")
 
     def _with_subparsers(self) -> list[ArgumentParser]:

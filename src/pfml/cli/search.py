@@ -9,16 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfml.cli.console import create_console, print_line
+from pfml.cli.left_out import end_with_left_out, print_left_out, refuse_nothing_readable
+from pfml.cli.mistaken import refuse_images_first
 from pfml.terminal import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from pfml.cli.parser import Parser
+    from pfml.data.decoding import ImageError
     from pfml.search import Hit, ImageIndex, Threshold
 
 #: An index that is so many times larger than the gallery of the calibration has other rates.
 LARGER = 2
+#: Queries in the network at a time.
+BATCH = 64
 
 
 def index(
@@ -42,11 +47,13 @@ def index(
 
     console = create_console()
     place = out or run / "index"
+    failures: list[ImageError] = []
     if images is None and not (remove or remove_class or compact):
         raise ValueError("pfml index needs images to add, or --remove, --remove-class or --compact")
     if images is None and embeddings is not None:
         raise ValueError("--embeddings needs the images too: the folder or CSV that tells their classes")
     if images is not None:
+        refuse_images_first("index", run, [images])
         listing = list_images(images)
         for remark in listing.remarks:
             print_line(console, remark)
@@ -65,8 +72,8 @@ def index(
             workers=workers,
             track=ProgressMonitor(console).track,
         )
-        for failure in update.failures:
-            print_line(console, f"left out: {failure}")
+        failures = update.failures
+        print_left_out(console, failures)
         print_line(console, f"{listing.source}: {update}")
         if stored is not None:
             embedded = update.added + update.replaced - update.taken
@@ -77,6 +84,7 @@ def index(
     if compact:
         found.compact()
     _print_index(console, found)
+    end_with_left_out(failures)
 
 
 def add_index_arguments(parser: Parser) -> None:
@@ -108,30 +116,42 @@ def search(
     json_: bool = False,
 ) -> None:
     """Find the nearest images of an index: distance, class and path, and "unknown" beyond the calibrated threshold."""
-    from pfml.data.readers.folder import image_files
+    from pfml.data.readers.folder import image_paths
     from pfml.models import load_embedder
     from pfml.search import ImageIndex, ModelIdentity, Threshold
+    from pfml.search.one_pass import embed_files
     from pfml.training.environment import resolve_device
 
     console = create_console()
+    refuse_images_first("search", run, images)
     found = ImageIndex.open(index or run / "index", backend=backend)
-    queries = image_files(images)
+    files = list(image_paths(images))
     embedder = load_embedder(run).to(resolve_device("auto"))
     model = ModelIdentity.of(embedder)
     threshold = Threshold.load(run)
     if threshold is not None:
         threshold.model.require(model, f"the threshold {run / 'threshold.json'}")
-    results = found.search(embedder.encode(queries), k, model=model, class_names=class_name)
+    queries = embed_files(embedder, files, batch_size=BATCH, workers=2)
+    failures = queries.failures
+    refuse_nothing_readable(failures, len(files))
+    results = found.search(queries.vectors, k, model=model, class_names=class_name)
     remark = _about(threshold, found, run)
     if json_:
         sys.stderr.write(f"{visible(remark)}\n")
-        answers = [_answer(query, hits, threshold) for query, hits in zip(queries, results, strict=True)]
+        answers = [_answer(query, hits, threshold) for query, hits in zip(queries.paths, results, strict=True)]
         distance = None if threshold is None else threshold.distance
-        print(json.dumps({"index": str(found.path), "threshold": distance, "results": answers}, indent=2))
+        left_out = [{"query": str(failure.path), "reason": failure.reason} for failure in failures]
+        found_here = {"index": str(found.path), "threshold": distance, "results": answers, "left_out": left_out}
+        print(json.dumps(found_here, indent=2))
+        end_with_left_out(failures)
         return
-    for query, hits in zip(queries, results, strict=True):
+    for query, hits in zip(queries.paths, results, strict=True):
         _print_hits(console, query, hits, threshold)
     print_line(console, remark)
+    print_left_out(console, failures)
+    if failures:
+        print_line(console, f"{len(failures):,} of {len(files):,} images cannot be read")
+    end_with_left_out(failures)
 
 
 def add_search_arguments(parser: Parser) -> None:
@@ -184,7 +204,7 @@ def _about(threshold: Threshold | None, index: ImageIndex, run: Path) -> str:
     return text
 
 
-def _answer(query: Path, hits: list[Hit], threshold: Threshold | None) -> dict[str, Any]:
+def _answer(query: str, hits: list[Hit], threshold: Threshold | None) -> dict[str, Any]:
     def unknown(distance: float) -> bool | None:
         return None if threshold is None else threshold.is_unknown(distance)
 
@@ -200,14 +220,14 @@ def _answer(query: Path, hits: list[Hit], threshold: Threshold | None) -> dict[s
         for rank, hit in enumerate(hits, 1)
     ]
     nearest = hits[0].distance if hits else math.inf  # of nothing that was found nothing is near
-    return {"query": str(query), "unknown": unknown(nearest), "hits": found}
+    return {"query": query, "unknown": unknown(nearest), "hits": found}
 
 
-def _print_hits(console: Console, query: Path, hits: list[Hit], threshold: Threshold | None) -> None:
+def _print_hits(console: Console, query: str, hits: list[Hit], threshold: Threshold | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    print_line(console, str(query))
+    print_line(console, query)
     table = Table("rank", "distance", "class", "path", "")
     table.columns[3].overflow = "fold"
     for rank, hit in enumerate(hits, 1):

@@ -120,6 +120,7 @@ def _parsed(parser: Parser, arguments: list[str]) -> dict[str, Any]:
 def _suggestion(user: RunConfig, given: set[str], console: Console) -> Suggestion:
     """Look at the images with the network that will be trained, then decide the rest."""
     from pfml.data import check_data, load_data
+    from pfml.data.own_images import own_images
     from pfml.training.environment import resolve_device
     from pfml.training.first_look import typical_short_side
     from pfml.training.monitor import ProgressMonitor
@@ -128,7 +129,13 @@ def _suggestion(user: RunConfig, given: set[str], console: Console) -> Suggestio
     data = load_data(user.data.name, user.data.root)
     device = resolve_device(user.device)
     suggest(data, None, device)  # what cannot be trained on is said before anything is computed
-    check_data(data, track=ProgressMonitor(console).track)  # all parts, which a run reads one by one
+    track = ProgressMonitor(console).track
+    if user.data.unreadable == "refuse":
+        check_data(data, track=track)  # all parts, which a run reads one by one
+    data = own_images(user.data.name, data, user.data.unreadable, track)
+    for remark in data.remarks:  # what is left out comes first: everything below rests on the rest
+        print_line(console, remark)
+    suggest(data, None, device)
     short_side = typical_short_side(data.train)
     model, _ = suggest_model(short_side)
     chosen = {name.removeprefix("model."): getattr(user.model, name[6:]) for name in given if name.startswith("model.")}

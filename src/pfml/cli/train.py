@@ -110,9 +110,9 @@ def is_restarted(config: RunConfig, out: Path | None, launch: Launch) -> bool:
 
 def is_own(name: str) -> bool:
     """Whether data of this name are images of one's own: a folder or a table."""
-    from pfml.data.datasets import DATASETS
+    from pfml.data.own_images import is_own as is_own_data
 
-    return name not in DATASETS or name in ("folder", "csv")
+    return is_own_data(name)
 
 
 def _untrained(config: RunConfig, monitor: Monitor, world: World) -> dict[str, float] | None:

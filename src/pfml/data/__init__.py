@@ -5,6 +5,7 @@ from pfml.data.decoding import check_data, check_images
 from pfml.data.glyphs import draw_glyphs, read_glyphs
 from pfml.data.image_set import ImageSet, RetrievalData, SeenClassError
 from pfml.data.noise import Corruption, LabelNoise, corrupt
+from pfml.data.own_images import without_unreadable
 from pfml.data.preprocessing import Augmentation, Preprocessing
 from pfml.data.readers import read_cars, read_cub, read_folder, read_in_shop, read_sop, read_table
 from pfml.data.sampling import BalancedBatches, RandomBatches
@@ -38,5 +39,6 @@ __all__ = [
     "read_sop",
     "read_table",
     "with_validation",
+    "without_unreadable",
     "zero_shot",
 ]

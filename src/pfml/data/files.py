@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from pfml.allocator import keep_freed_memory
 from pfml.data.decoding import ImageError, read_rgb
 from pfml.data.resampling import resample
 from pfml.data.transfer import send
@@ -92,6 +93,7 @@ class FileImages:
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
             persistent_workers=keep,
+            worker_init_fn=_start_worker,
             generator=torch.Generator(),  # else a loader would draw from the caller's random numbers
         )
 
@@ -132,6 +134,10 @@ def _packed(windows: Windows) -> dict[str, Any]:
 def _unpacked(packed: dict[str, Any]) -> Windows:
     tensors = {name: torch.from_numpy(packed[name]) for name in ARRAYS}
     return Windows(**tensors, size=packed["size"], interpolation=packed["interpolation"])
+
+
+def _start_worker(_: int) -> None:
+    keep_freed_memory()  # which a worker that is forked has from the command line, but one that is spawned has not
 
 
 def _unchanged(crops: Any) -> Any:

@@ -20,6 +20,10 @@ from pfml.models.modes import evaluation_mode
 
 __all__ = ["embed", "evaluate"]
 
+#: Images that pass through a network on a CPU at a time, of a batch of any size: more are no faster, and the
+#: activations of the first layers take gigabytes.
+CPU_IMAGES = 32
+
 
 def evaluate(
     embedder: Embedder,
@@ -127,7 +131,7 @@ def embed(
     with world.together(), evaluation_mode(embedder), mixed:
         for windows, crops in track(cropped, "embedding", len(plan)) if track is not None else cropped:
             with torch.inference_mode():  # not around the crops: threads make them, which know nothing of it
-                points = network(send(crops, place)).float()
-            result[done : done + len(windows)] = points
-            done += len(windows)
+                for some in send(crops, place).split(CPU_IMAGES if place.type == "cpu" else len(windows)):
+                    result[done : done + len(some)] = network(some).float()
+                    done += len(some)
     return gathered_batches(result, batches, world)

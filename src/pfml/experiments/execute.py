@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pfml.allocator import keep_freed_memory
 from pfml.experiments.catalogue import EXPERIMENTS
 from pfml.experiments.claims import claim
 from pfml.experiments.estimate import Estimator
@@ -340,6 +341,7 @@ def _worker(session: Session, device: str | None, threads: int, width: int) -> N
     """The life of a process: quiet but for a line at start and end of each run."""
     if hasattr(os, "setpgrp"):
         os.setpgrp()  # Ctrl-C reaches the parent alone, which passes it on once: a second one would not save
+    keep_freed_memory()
     torch.set_num_threads(threads)
     if device is not None:
         torch.cuda.set_device(device)

@@ -16,7 +16,10 @@ from pfml.report.theme import Theme, in_both_themes, new_figure, style_axes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Plot
 
-__all__ = ["audit_page", "write_audit_page"]
+__all__ = ["about_unjudged", "audit_page", "write_audit_page"]
+
+#: Images that are named, of those that cannot be judged.
+NAMED = 20
 
 
 def write_audit_page(path: Path, audit: Audit, suspects: list[Suspect], *, title: str, threshold: float) -> None:
@@ -45,11 +48,22 @@ def audit_page(audit: Audit, suspects: list[Suspect], *, title: str, threshold: 
             f"many are wrong and none is listed. Those below are the most suspicious all the same: look at them."
         )
     sections = [Section("Suspects", _suspects(audit, suspects))] if suspects else []
+    if len(audit.unjudged):
+        sections.append(Section("Not judged", (f"{about_unjudged(audit)}.",)))
     sections.append(Section("Scores", (_histogram(audit),)))
     if audit.detections:
         sections.append(Section("Against the truth", _comparison(audit)))
     footer = f"The field: {audit.law}, of all other images and any proxies; pfml audit."
     return Page(title, lead, tuple(sections), footer)
+
+
+def about_unjudged(audit: Audit) -> str:
+    """A sentence on the images that are alone in their class."""
+    names = audit.unjudged_names()
+    listed = "; ".join(f"{image} ({given}; the nearest class is {nearest})" for image, given, nearest in names[:NAMED])
+    more = f"; and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    who = "1 image is alone in its class" if len(names) == 1 else f"{len(names):,} images are alone in their classes"
+    return f"{who} and cannot be judged: {listed}{more}"
 
 
 def _suspects(audit: Audit, suspects: list[Suspect]) -> tuple[str | Gallery, ...]:

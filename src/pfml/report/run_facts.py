@@ -80,7 +80,7 @@ def read_facts(run: Path, *, device: str = "auto", track: Track | None = None) -
             f"go on with pfml train --resume {run}"
         )
     config = read_config(folder.config)
-    data, _ = prepare_data(config.data)
+    data, _ = prepare_data(config.data, track)
     place = resolve_device(device)
     is_validated = (folder.validation_model / "model.json").is_file()
     chosen = load_embedder(folder.validation_model if is_validated else folder.model).to(place)

@@ -9,8 +9,8 @@ from pathlib import Path
 from torch import Tensor
 
 from pfml.data.image_set import ImageSet
-from pfml.data.readers import read_table
 from pfml.data.readers.folder import image_files
+from pfml.data.readers.table import listed_images
 
 __all__ = ["Listing", "list_images", "plain_path"]
 
@@ -41,7 +41,7 @@ def list_images(place: str | Path) -> Listing:
 
     In a folder, the class of an image is the folder of `place` that it lies in, at any depth; if `place` has folders
     `train` and `test` with folders in them, these are the classes. An image that lies in `place` itself has no class.
-    A table is read by `pfml.data.read_table`: its labels are the classes.
+    The classes of a table are its labels, whatever the split of a row.
     """
     place = plain_path(Path(place).expanduser())
     if place.is_dir():
@@ -81,10 +81,9 @@ def _has_folders(folder: Path) -> bool:
 
 
 def _of_table(table: Path) -> Listing:
-    data = read_table(table)
-    parts = [part for part in (data.train, data.test, data.gallery, data.validation) if part is not None]
-    class_of = {path: name for part in reversed(parts) for path, name in _named(part).items()}
-    return Listing(str(table), tuple(class_of), tuple(class_of.values()), data.remarks)
+    images, remarks = listed_images(table)
+    class_of = _named(images)
+    return Listing(str(table), tuple(class_of), tuple(class_of.values()), remarks)
 
 
 def _named(images: ImageSet) -> dict[str, str]:

@@ -19,7 +19,7 @@ __all__ = ["comparison", "reported", "untrained_scores"]
 def untrained_scores(config: RunConfig, monitor: Monitor | None = None, world: World | None = None) -> dict[str, float]:
     """The metrics of the backbone as it comes, without an embedding layer, on the test classes of the run."""
     monitor, world = monitor or Monitor(), world or World()
-    data, _ = prepare_data(config.data)
+    data, _ = prepare_data(config.data, monitor.track)
     with seeded(config.seed):
         embedder = Embedder(replace(config.model, embedding_dim=None)).to(world.device or resolve_device(config.device))
     autocast = precision(config.autocast)

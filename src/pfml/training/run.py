@@ -17,7 +17,8 @@ from pfml.data import (
 )
 from pfml.data.corrections import Corrections
 from pfml.data.datasets import DATASETS
-from pfml.data.decoding import listing_all_unreadable
+from pfml.data.decoding import Track, listing_all_unreadable
+from pfml.data.own_images import UNREADABLE, own_images
 from pfml.data.splits import VALIDATION_SPLITS
 from pfml.distributed import World
 from pfml.files import write_atomically
@@ -47,6 +48,8 @@ class DataConfig:
         validation: Classes taken out of the training classes: none, half (as ProxyNCA++), fold-0 to fold-3 (MLRC).
         noise: Training labels to change on purpose.
         corrections: A list of training labels to put right, after any noise, as `pfml audit --apply` writes it.
+        unreadable: Files that cannot be read: skip (left out, counted and named), refuse (the run stops and lists
+            them), or auto: skip those of a folder or CSV of one's own, refuse those of a published data set.
     """
 
     name: str = "glyphs"
@@ -54,11 +57,14 @@ class DataConfig:
     validation: str = "none"
     noise: LabelNoise = field(default_factory=LabelNoise)
     corrections: Path | None = None
+    unreadable: Literal["auto", "skip", "refuse"] = "auto"
 
     def __post_init__(self) -> None:
         if self.validation not in VALIDATION_SPLITS:
             known = ", ".join(VALIDATION_SPLITS)
             raise ValueError(f"data.validation must be one of {known}, got {self.validation!r}")
+        if self.unreadable not in UNREADABLE:
+            raise ValueError(f"data.unreadable must be one of {', '.join(UNREADABLE)}, got {self.unreadable!r}")
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,7 @@ def run(
     world = world or World()
     monitor = (monitor or Monitor()) if world.is_first else Monitor()
     config = replace(config, data=_absolute(config.data))
-    data, corruption = prepare_data(config.data)
+    data, corruption = prepare_data(config.data, monitor.track)
     if not METHODS[config.loss.name].trains:
         resume = resume and is_begun(config, Path(out))
         with listing_all_unreadable(data, track=monitor.track):
@@ -150,13 +156,17 @@ def _absolute(data: DataConfig) -> DataConfig:
     return replace(data, name=name, root=root, corrections=corrections, noise=replace(data.noise, file=noise_file))
 
 
-def prepare_data(config: DataConfig) -> tuple[RetrievalData, Corruption | None]:
+def prepare_data(config: DataConfig, track: Track | None = None) -> tuple[RetrievalData, Corruption | None]:
     """The data set with validation classes set apart and training labels changed as asked, and the record of noise.
 
     Labels are corrupted within the classes that train, so that validation stays clean. Corrections come last, and the
-    record of noise stays what it was without them.
+    record of noise stays what it was without them. Files that cannot be read are left out before anything else.
+
+    Args:
+        config: Which images.
+        track: Shows the progress of reading them, as track(iterable, description, total).
     """
-    data, corruption = _with_noise(config)
+    data, corruption = _with_noise(config, track)
     if config.corrections is None:
         return data, corruption
     corrections = Corrections.read(config.corrections, data.train)
@@ -165,8 +175,9 @@ def prepare_data(config: DataConfig) -> tuple[RetrievalData, Corruption | None]:
     return replace(data, train=corrections.apply(data.train), remarks=(*data.remarks, remark)), corruption
 
 
-def _with_noise(config: DataConfig) -> tuple[RetrievalData, Corruption | None]:
-    data = with_validation(load_data(config.name, config.root), config.validation)
+def _with_noise(config: DataConfig, track: Track | None) -> tuple[RetrievalData, Corruption | None]:
+    data = own_images(config.name, load_data(config.name, config.root), config.unreadable, track)
+    data = with_validation(data, config.validation)
     noise = config.noise
     if not noise.rate and noise.variant != "list":
         return data, None

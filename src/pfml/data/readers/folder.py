@@ -15,6 +15,7 @@ __all__ = ["IMAGE_SUFFIXES", "image_files", "image_paths", "read_folder"]
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff", ".jp2", ".ppm", ".pgm"),
+    *(".heic", ".heif", ".hif"),  # which need pillow-heif, and are named where it is not installed
 )
 
 

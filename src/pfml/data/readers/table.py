@@ -12,7 +12,7 @@ import torch
 from pfml.data.image_set import ImageSet, RetrievalData
 from pfml.data.splits import class_order, zero_shot
 
-__all__ = ["read_table"]
+__all__ = ["listed_images", "read_table", "splits_of"]
 
 SPLITS = ("train", "test", "query", "gallery", "validation")
 
@@ -27,9 +27,7 @@ def read_table(root: Path) -> RetrievalData:
     Args:
         root: The CSV file, in UTF-8.
     """
-    file = Path(root)
-    if not file.is_file():
-        raise FileNotFoundError(f"the table of images must be a CSV file, got {file}, which is none")
+    file = _table(root)
     parts: dict[str, list[tuple[Path, str]]] = {}
     for path, label, split in _rows(file):
         parts.setdefault(split, []).append((path, label))
@@ -41,6 +39,33 @@ def read_table(root: Path) -> RetrievalData:
             raise ValueError(f"{file} must list at least 2 classes, one to train on and one unseen, got {len(classes)}")
         return zero_shot(_image_set(everything, classes), "csv", remarks=remarks)
     return _divided(file, parts, remarks)
+
+
+def listed_images(root: Path) -> tuple[ImageSet, tuple[str, ...]]:
+    """All images of such a table, whatever their split and however many classes, and remarks on them.
+
+    The first row on a file counts.
+
+    Args:
+        root: The CSV file, in UTF-8.
+    """
+    rows = [(path, label) for path, label, _ in _rows(_table(root))]
+    if not rows:
+        raise ValueError(f"{root} must list an image at least, got none below its first line")
+    first = list(dict(reversed(rows)).items())[::-1]
+    return _image_set(first, _classes(first)), _repetitions({"": rows})
+
+
+def splits_of(root: Path) -> set[str]:
+    """The splits that rows of such a table have; "" if it has no such column."""
+    return {split for _, _, split in _rows(_table(root))}
+
+
+def _table(root: Path) -> Path:
+    file = Path(root)
+    if not file.is_file():
+        raise FileNotFoundError(f"the table of images must be a CSV file, got {file}, which is none")
+    return file
 
 
 def _divided(file: Path, parts: dict[str, list[tuple[Path, str]]], remarks: tuple[str, ...]) -> RetrievalData:

@@ -1,0 +1,156 @@
+"""Images of one's own, a folder or a table: what is left out of them, and what their owner should know."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pfml.data.datasets import DATASETS
+from pfml.data.decoding import LISTED, ImageError, Track, UnreadableImagesError, check_data
+from pfml.data.image_set import ImageSet, RetrievalData
+
+__all__ = ["UNREADABLE", "about_lone_images", "is_own", "own_images", "without_unreadable"]
+
+#: What happens to files that cannot be read: "auto" skips those of one's own, and refuses those of published sets.
+UNREADABLE = ("auto", "skip", "refuse")
+#: With a larger share of such files, the folder or the table is the mistake.
+MOST_UNREADABLE = 0.5
+
+#: Digest of the names and states of files -> those that cannot be read: the steps of one command ask several times.
+_found: dict[str, tuple[ImageError, ...]] = {}
+
+
+def is_own(name: str) -> bool:
+    """Whether data of this name (see `load_data`) are images of one's own: a folder or a table."""
+    return name not in DATASETS or name in ("folder", "csv")
+
+
+def own_images(name: str, data: RetrievalData, unreadable: str = "auto", track: Track | None = None) -> RetrievalData:
+    """`data` of this name without files that cannot be read, if these are to be skipped, and with remarks on the rest.
+
+    Args:
+        name: As given to `load_data`.
+        data: What that returned.
+        unreadable: One of `UNREADABLE`.
+        track: Shows the progress, as track(iterable, description, total).
+    """
+    if unreadable == "skip" or (unreadable == "auto" and is_own(name)):
+        data = without_unreadable(data, track=track)
+    return replace(data, remarks=(*data.remarks, *about_lone_images(data))) if is_own(name) else data
+
+
+def without_unreadable(data: RetrievalData, workers: int = 2, track: Track | None = None) -> RetrievalData:
+    """`data` without the files that cannot be read, nor classes that have no others; remarks count and name them.
+
+    Every file is decoded once. The division into trained and unseen classes stays what it was.
+
+    Raises:
+        UnreadableImagesError: If most files cannot be read: then the folder or the table is the mistake.
+    """
+    parts = {"train": data.train, "validation": data.validation, "test": data.test, "gallery": data.gallery}
+    files = {path for part in parts.values() if part is not None for path in _files(part)}
+    failures = _unreadable(data, files, workers, track)
+    if not failures:
+        return data
+    if len(failures) > MOST_UNREADABLE * len(files):
+        raise UnreadableImagesError(list(failures), len(files))
+    bad = {str(failure.path) for failure in failures}
+    kept = {role: None if part is None else _without(part, bad) for role, part in parts.items()}
+    searched = [part for part in (kept["test"], kept["gallery"]) if part is not None]
+    classes = {role: _classes_of(part) for role, part in kept.items() if part is not None}
+    classes["test"] = sorted({label for part in searched for label in _classes_of(part)})  # a gallery shares its labels
+    classes["gallery"] = classes["test"]
+    left = {role: None if part is None else part.of_classes(classes[role]) for role, part in kept.items()}
+    assert left["train"] is not None
+    assert left["test"] is not None
+    return replace(
+        data,
+        train=left["train"],
+        validation=left["validation"],
+        test=left["test"],
+        gallery=left["gallery"],
+        remarks=(*data.remarks, *_about_left_out(failures, len(files)), *_about_lost_classes(parts, left)),
+    )
+
+
+def about_lone_images(data: RetrievalData) -> tuple[str, ...]:
+    """Remarks on classes with a single image, which can neither be found nor judged."""
+    meaning = {
+        "training": "no other image says what the class looks like, and pfml audit cannot judge its label",
+        "validation": "there is no other to find, so that it is not counted",
+        "unseen": "there is no other to find, so that it is not counted",
+    }
+    searched = data.test if data.gallery is None else None  # else there may be others in the gallery
+    remarks = []
+    for role, images in {"training": data.train, "validation": data.validation, "unseen": searched}.items():
+        if images is None:
+            continue
+        counts = torch.bincount(images.labels, minlength=images.num_classes)
+        lone = [images.class_names[label] for label in (counts == 1).nonzero()[:, 0].tolist()]
+        if lone:
+            classes = f"{len(lone):,} of {images.num_classes:,} {role} classes {'has' if len(lone) == 1 else 'have'}"
+            remarks.append(f"{classes} a single image ({_listed(lone)}): {meaning[role]}")
+    return tuple(remarks)
+
+
+def _unreadable(data: RetrievalData, files: set[Path], workers: int, track: Track | None) -> tuple[ImageError, ...]:
+    """The files of `data` that cannot be read; of files that have not changed since, as they were found before."""
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(repr((str(path), _state(path))).encode(errors="surrogatepass"))
+    if digest.hexdigest() not in _found:
+        try:
+            check_data(data, workers, track)
+            failures: tuple[ImageError, ...] = ()
+        except UnreadableImagesError as error:
+            failures = tuple(error.failures)
+        _found[digest.hexdigest()] = failures
+    return _found[digest.hexdigest()]
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    try:
+        state = os.stat(path)
+    except OSError:
+        return None
+    return state.st_size, state.st_mtime_ns
+
+
+def _files(images: ImageSet) -> tuple[Path, ...]:
+    return () if isinstance(images.images, Tensor) else images.images
+
+
+def _without(images: ImageSet, bad: set[str]) -> ImageSet:
+    return images.subset([k for k, path in enumerate(_files(images)) if str(path) not in bad])
+
+
+def _classes_of(images: ImageSet) -> list[int]:
+    """The labels that occur, in order."""
+    labels: list[int] = images.labels.unique().tolist()
+    return labels
+
+
+def _about_left_out(failures: Sequence[ImageError], total: int) -> tuple[str, ...]:
+    named = "; ".join(map(str, failures[:LISTED]))
+    more = f"; and {len(failures) - LISTED:,} more" if len(failures) > LISTED else ""
+    are = "is" if len(failures) == 1 else "are"
+    return (f"{len(failures):,} of {total:,} images cannot be read and {are} left out: {named}{more}",)
+
+
+def _about_lost_classes(before: dict[str, ImageSet | None], after: dict[str, ImageSet | None]) -> tuple[str, ...]:
+    kept = {name for part in after.values() if part is not None for name in part.class_names}
+    every = dict.fromkeys(name for part in before.values() if part is not None for name in part.class_names)
+    lost = [name for name in every if name not in kept]
+    if not lost:
+        return ()
+    return (f"no image of the {'class' if len(lost) == 1 else 'classes'} {_listed(lost)} can be read",)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED:,} more" if len(names) > LISTED else "")
