@@ -10,6 +10,7 @@ says of a batch is computed once.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import tempfile
 import time
@@ -23,6 +24,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 from candidates import FINAL, PROXY_ANCHOR, base_config, candidate_config
 from cub import Workbench, _anywhere, data_of, decode, with_weights
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pfml.data.sources import ImageSource
@@ -50,6 +52,11 @@ KINDS: dict[str, tuple[str, LossConfig]] = {
     "recipe": ("g recipe", LossConfig("pfml-log")),
     "ms": ("g multi-similarity", LossConfig("multi-similarity")),
     "nca": ("g proxy-nca", LossConfig("proxy-nca")),
+}
+#: Ends of a kind's name -> changes of its network: what a student follows need not be what it is.
+NETWORKS: dict[str, dict[str, Any]] = {
+    "288": {"model.image_size": 288},
+    "eff": {"model.backbone": "efficientnet_lite0", "model.weights": "package"},
 }
 
 
@@ -174,6 +181,11 @@ def rounds() -> dict[str, list[Task]]:
             Task("students", ("1 rc, 50 x 2",), 0, 0.0),
             Task("students", ("1 rc, crops .2",), 0, 0.0),
             Task("students", ("1 rc, random batches",), 0, 0.0),
+        ],
+        "smoke 2": [
+            *(Task("teacher", (name,), 0, 0.0) for name in _named("pa recipe", "0")),
+            Task("answers", ("1 rc, 2 teachers", *_named("pa recipe", "0")), 0, 0.0),
+            Task("students", ("1 rc, 2 teachers",), 0, 0.0),
         ],
         "smoke": [
             *(Task("teacher", (name,), 0, 0.0) for name in _named("pa recipe", "0")),
@@ -317,6 +329,10 @@ class Bench:
         spec, config = run.spec, run.config
         answers = []
         for name in self.full(spec):
+            file = self.answer_file(name, config)
+            if file.is_file() or str(file) in self._answers:
+                answers.append(self.written_answers(file)[run.step])
+                continue
             key = (name, self.noise, spec.still, spec.side, config.seed, config.batch, config.augmentation, run.step)
             if spec.still:
                 key = (name, self.noise, "still")
@@ -325,6 +341,18 @@ class Bench:
             answer = self._answers[key]
             answers.append(answer[indices.to(answer.device)] if spec.still else answer)
         return combined(answers)
+
+    def answer_file(self, name: str, config: RunConfig) -> Path:
+        """Where what a teacher says of a stream of batches is kept."""
+        text = f"{config.seed} {config.batch} {config.augmentation}"
+        stream = hashlib.sha256(text.encode()).hexdigest()[:8]
+        return Path(f"{self.place(name, self.noise)}-{stream}.answers")
+
+    def written_answers(self, file: Path) -> Tensor:
+        """(steps, batch, D) on the device."""
+        if str(file) not in self._answers:
+            self._answers[str(file)] = load_file(file)["answers"].to(self.device)
+        return self._answers[str(file)]
 
     def answer(self, name: str, spec: Student, run: StudentRun, pixels: Tensor) -> Tensor:
         """Of one teacher, of a batch or of all whole images."""
@@ -357,23 +385,27 @@ def student_config(spec: Student, name: str) -> RunConfig:
     base = base_config(PROXY_ANCHOR) if name == "cub" else shipped_config("glyphs")
     changes = FINAL | {"average": 0.995, "optimizer.lr": 1e-4, "batch.samples_per_class": 4} if name == "cub" else {}
     for path, value in (changes | spec.changes).items():
-        base = replace(base, loss=value) if path == "loss" else with_value(base, path, value)
+        base = replace(base, loss=value, teachers=spec.teachers) if path == "loss" else with_value(base, path, value)
     return base
 
 
 def teacher_config(kind: str, name: str) -> RunConfig:
-    """Of a label's loss."""
+    """Of a loss on labels; "pa.288" is pa at 288 pixels."""
+    kind, _, network = kind.partition(".")
     candidate, loss = KINDS[kind]
     if name == "cub":
         config = candidate_config(candidate)
-        return replace(config, loss=loss) if kind == "par" else config
+        config = replace(config, loss=loss) if kind == "par" else config
+        for path, value in NETWORKS[network].items() if network else ():
+            config = with_value(config, path, value)
+        return config
     return replace(shipped_config("glyphs"), loss=loss, epochs=6)
 
 
 def lines_of(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
     """The results of a task."""
     bench.noise, bench.seed = task.noise, task.seed
-    work = {"teacher": teach, "ensembles": measure_ensembles, "students": learn}[task.kind]
+    work = {"teacher": teach, "answers": write_answers, "ensembles": measure_ensembles, "students": learn}[task.kind]
     yield from work(task, bench)
 
 
@@ -397,6 +429,33 @@ def teach(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
     run.embedder.save(partial)
     partial.rename(place)
     yield line("teacher", f"teacher {kind}", run, task, start)
+
+
+def write_answers(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
+    """What teachers say of the batches of a student's epochs, each at its own resolution, for all who ask later.
+
+    The names are those of teachers after that of the student whose batches they are.
+    """
+    student, *names = task.names
+    spec = STUDENTS[student]
+    run = bench.begin(student_config(spec, bench.options.data), task, StudentRun)
+    todo = [name for name in names if not bench.answer_file(name, run.config).is_file()]
+    asked = {name: Teachers([bench.teacher(name)], bench.device, compiling=bench.options.compile) for name in todo}
+    said: dict[str, list[Tensor]] = {name: [] for name in todo}
+    source = bench.sources["train"]
+    for epoch in range(run.config.epochs if todo else 0):
+        run.epoch = epoch
+        plan = list(run.plan(run.batches.batches(epoch)))
+        for side in {teachers.sides[0] for teachers in asked.values()}:
+            for crops in source.crops(replace(windows, size=side) for windows in plan):
+                for name, teachers in asked.items():
+                    if teachers.sides[0] == side:
+                        said[name].append(teachers(crops))
+    for name, answers in said.items():
+        file = bench.answer_file(name, run.config)
+        save_file({"answers": torch.stack(answers).cpu()}, f"{file}.partial")
+        Path(f"{file}.partial").rename(file)
+    yield from ()
 
 
 def measure_ensembles(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
