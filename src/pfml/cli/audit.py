@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pfml.cli.console import create_console, print_line
+from pfml.cli.console import create_console, print_line, print_model
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,6 +49,7 @@ def audit(
     compared = [] if unseen else _compared(console, run, compare)
     part: Literal["train", "test"] = "test" if unseen else "train"
     track = ProgressMonitor(console).track
+    print_model(console, model or run)
     found, data = audit_run(run, part=part, model=model, law=law, compare=compared, k=k, track=track)
     listed = found.listed(threshold)
     shown = found.suspects(found.ranked(top), neighbours=neighbours)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
-__all__ = ["create_console", "print_line", "print_results", "print_scores"]
+__all__ = ["create_console", "print_line", "print_model", "print_results", "print_scores"]
 
 
 def create_console() -> Console:
@@ -25,14 +27,27 @@ def print_line(console: Console, line: str) -> None:
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+def print_model(console: Console, run: Path) -> None:
+    """Print which epoch the model of `run` is of, if its folder says it."""
+    from pfml.models.embedder import learned_by
+
+    trained_on = learned_by(run)
+    if trained_on is not None and trained_on.moment:
+        print_line(console, f"the model of {run}: {trained_on.moment}")
+
+
 def print_results(console: Console, results: dict[str, Any]) -> None:
     """Print the scores of a run, and how far its proxies are from their data."""
-    rows = {
-        "last epoch": results["last"],
-        "best on test (chosen on what it reports)": results["best_on_test"],
-        f"chosen by validation {results['selected_by']}": results["validation_selected"],
+    names = {
+        "last": "last epoch",
+        "best_on_test": "best on test (chosen on what it reports)",
+        "validation_selected": f"chosen by validation {results['selected_by']}",
     }
-    scores = {f"{name}, epoch {entry['epoch']}": entry["test"] for name, entry in rows.items() if entry is not None}
+    scores = {
+        f"{name}, epoch {entry['epoch']}{', the model' if key == results['model'] else ''}": entry["test"]
+        for key, name in names.items()
+        if (entry := results[key]) is not None
+    }
     print_scores(console, "unseen classes", scores)
     if "alignment" in results:
         alignment = results["alignment"]

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pfml.cli.console import create_console, print_line
+from pfml.cli.console import create_console, print_line, print_model
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +41,8 @@ def export(
             option = name.replace("_", "-")
             raise ValueError(f"--{option} must be left out with --to {to}, which has no use for it, got {value}")
     console = create_console()
+    if to != "qdrant":
+        print_model(console, run)
     if to == "onnx":
         _onnx(console, run, out or run / "onnx" / "model.onnx", images)
     elif to == "bundle":

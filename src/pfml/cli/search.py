@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pfml.cli.console import create_console, print_line
+from pfml.cli.console import create_console, print_line, print_model
 from pfml.cli.left_out import end_with_left_out, print_left_out, refuse_nothing_readable
 from pfml.cli.mistaken import refuse_images_first
 from pfml.terminal import visible
@@ -59,6 +59,7 @@ def index(
             print_line(console, remark)
         stored = None if embeddings is None else open_embeddings(embeddings)
         embedder = load_embedder(run).to(resolve_device("auto"))
+        print_model(console, run)
         if not (place / "index.json").is_file():
             ImageIndex.create(place, ModelIdentity.of(embedder), embedder.embedding_dim)
         found = ImageIndex.open(place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 def train(config: RunConfig, out: Path | None = None, resume: Path | None = None, recipe: str | None = None) -> None:
     """Train an embedder and evaluate it on unseen classes: log, checkpoints, model and results in a run folder."""
     from pfml.distributed.launch import FailedElsewhereError, Launch, open_world
+    from pfml.models.embedder import learned_by
     from pfml.report.run_page import write_run_report
     from pfml.training.comparison import comparison
     from pfml.training.config_files import read_config
@@ -50,7 +52,8 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
                 world.by_first(RunFolder(out).refuse_run)  # before anything is said or computed
             results, untrained = _trained(config, out, resume is not None, console, world)
     except Interrupted as interrupt:
-        print_line(console, f"{interrupt}; go on with: pfml train --resume {out}")
+        with suppress(OSError):  # the terminal may be gone, whose end is SIGHUP
+            print_line(console, f"{interrupt}; go on with: pfml train --resume {out}")
         sys.exit(128 + interrupt.signal)
     except FailedElsewhereError as error:
         is_there = out is not None and RunFolder(out).config.is_file()
@@ -63,7 +66,9 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
         if not RunFolder(out).entries("untrained"):
             RunFolder(out).append("untrained", 0, test=untrained)  # for the report
         print_line(console, comparison(untrained, results))
-    print_line(console, f"{out}: config, log, results; the model: pfml.load_embedder({str(out)!r})")
+    learned = learned_by(out)
+    which = f" ({learned.moment})" if learned is not None and learned.moment else ""
+    print_line(console, f"{out}: config, log, results; the model{which}: pfml.load_embedder({str(out)!r})")
     if is_own(config.data.name):
         print_line(console, f"{write_run_report(out)}: curves, what queries find, a map, the hardest classes")
     else:
@@ -144,6 +149,7 @@ def tune(
     """Choose hyper-parameters on classes that are neither trained nor tested on: best.yaml for pfml train --config."""
     from pfml.experiments.tune import Range, space_of
     from pfml.experiments.tune import tune as search
+    from pfml.training.interrupts import Interrupted, interruptible
 
     console = create_console()
     out = out or free_folder(Path("out/tune"), f"{Path(config.data.name).stem}-{config.loss.name}")
@@ -166,7 +172,13 @@ def tune(
             console, f"trial {trial['number']}: {values}: {score} {trial['state']} {trial['error'] or ''}".strip()
         )
 
-    tuned = search(config, out, trials=trials, space=ranges, split=split, on_trial=show)
+    try:
+        with interruptible("stopped between two trials"):
+            tuned = search(config, out, trials=trials, space=ranges, split=split, on_trial=show)
+    except Interrupted as interrupt:
+        with suppress(OSError):
+            print_line(console, f"{interrupt}; the same command goes on with the study, with --out {out}")
+        sys.exit(128 + interrupt.signal)
     values = ", ".join(f"{name} {value:.4g}" for name, value in tuned.values.items())
     print_line(console, f"best on validation classes: {config.select_by} {100 * tuned.score:.2f} with {values}")
     print_line(console, f"train with it: pfml train --config {out / 'best.yaml'}")

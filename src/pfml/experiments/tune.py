@@ -22,6 +22,7 @@ from pfml.files import write_atomically
 from pfml.models import Embedder
 from pfml.training.config_files import plain, write_config
 from pfml.training.environment import seeded
+from pfml.training.interrupts import Interrupted
 from pfml.training.monitor import Monitor
 from pfml.training.run import RunConfig, prepare_data, train
 from pfml.words import did_you_mean
@@ -201,6 +202,9 @@ def tune(
                 embedder = Embedder(chosen.model)
             watch = _Pruning(trial, chosen.select_by, monitor or Monitor())
             results = train(embedder, data, chosen, out=folder, storage=chosen.storage, monitor=watch)
+        except Interrupted:
+            trial.set_user_attr("interrupted", True)
+            raise
         except (ValueError, RuntimeError) as error:  # values that do not go together, or a loss that is not finite
             trial.set_user_attr("error", str(error)[:500])
             raise
@@ -212,7 +216,8 @@ def tune(
         _write_record(out, config, space, split, study)
         on_trial(_record(trial))
 
-    done = sum(trial.state.is_finished() for trial in study.trials)
+    # a trial that was interrupted says nothing about its values, and another one takes its place
+    done = sum(trial.state.is_finished() and "interrupted" not in trial.user_attrs for trial in study.trials)
     if done < trials:
         study.optimize(objective, n_trials=trials - done, callbacks=[finished], catch=(ValueError, RuntimeError))
     complete = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.COMPLETE]

@@ -124,7 +124,7 @@ def proxies_section(facts: Facts, *, seed: int = 0) -> Section:
         light, dark = in_both_themes(draw)
         caption = (
             f"t-SNE of {len(chosen):,} training images of {len(classes)} classes (dots) and their {len(stars)} proxies "
-            f"(stars), after the last epoch."
+            f"(stars), at {facts.loss_epoch}."
         )
         blocks.append(Figure(light, caption, alt="t-SNE map of training images with proxies as stars", dark=dark))
     if isinstance(facts.loss, PotentialFieldLoss) and facts.data.train.num_classes >= 2:

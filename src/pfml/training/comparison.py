@@ -11,9 +11,10 @@ from pfml.evaluation import evaluate
 from pfml.models import Embedder
 from pfml.training.environment import precision, resolve_device, seeded
 from pfml.training.monitor import Monitor
+from pfml.training.results import of_model
 from pfml.training.run import RunConfig, prepare_data
 
-__all__ = ["comparison", "reported", "untrained_scores"]
+__all__ = ["comparison", "untrained_scores"]
 
 
 def untrained_scores(config: RunConfig, monitor: Monitor | None = None, world: World | None = None) -> dict[str, float]:
@@ -26,15 +27,9 @@ def untrained_scores(config: RunConfig, monitor: Monitor | None = None, world: W
     return evaluate(embedder, data, autocast=autocast, track=monitor.track, world=world).as_dict()
 
 
-def reported(results: dict[str, Any]) -> dict[str, Any]:
-    """The evaluation that a run should be judged by: that which validation chose, else the last."""
-    entry: dict[str, Any] = results["validation_selected"] or results["last"]
-    return entry
-
-
 def comparison(untrained: dict[str, float], results: dict[str, Any]) -> str:
     """A sentence that says whether the run is better than the network as it came, by both R@1 and MAP@R."""
-    entry = reported(results)
+    entry = of_model(results)
     before, after = ([scores[key] for key in ("recall_at_1", "map_at_r")] for scores in (untrained, entry["test"]))
     numbers = (
         f"unseen classes, R@1 {before[0]:.1%} before training and {after[0]:.1%} after (epoch {entry['epoch']}), "

@@ -5,9 +5,10 @@ log.jsonl      one JSON object per line: steps, evaluations, remarks
 noise.csv      which training labels were changed, if any were
 corrections.csv  which were put right, if any were: a copy of the list, which others may change
 checkpoints/   where training can go on
-model/         the embedder of the last epoch; model-validation/ the one that validation chose
-loss/          the loss of the last epoch: proxies, hyper-parameters, class names
-results.json   last epoch, best on test, validation-selected
+model/         the embedder: of the epoch that validation chose, or of the last epoch without validation
+model-last/    the embedder of the last epoch, where validation chose another one
+loss/          the loss of the same epoch as model/: proxies, hyper-parameters, class names
+results.json   last epoch, best on test, validation-selected, and which of them model/ is
 tensorboard/   the same curves, if TensorBoard is installed
 """
 
@@ -34,11 +35,21 @@ class RunFolder:
         self.corrections = self.path / "corrections.csv"
         self.checkpoints = self.path / "checkpoints"
         self.model = self.path / "model"
-        self.validation_model = self.path / "model-validation"
+        self.last_model = self.path / "model-last"
         self.loss = self.path / "loss"
         self.results = self.path / "results.json"
         self.failed_batch = self.path / "failed_batch.json"
         self._tensorboard: Any = None
+
+    def chosen_and_last(self) -> tuple[Path, Path]:
+        """Where the models of the epoch that validation chose and of the last epoch lie; they may be one."""
+        older = (
+            self.path / "model-validation"
+        )  # where runs of version 0.1 kept the chosen one, beside the last in model/
+        if (older / "model.json").is_file():
+            return older, self.model
+        is_apart = (self.last_model / "model.json").is_file()
+        return self.model, self.last_model if is_apart else self.model
 
     def start(self) -> None:
         """Make the folder; one that already holds a run is refused, so that nothing is overwritten."""
