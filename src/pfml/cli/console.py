@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 __all__ = ["create_console", "print_line", "print_model", "print_results", "print_scores"]
 
 
-def create_console() -> Console:
+def create_console(*, stderr: bool = False) -> Console:
     """Where commands print to: as wide as the terminal, 120 columns in a file."""
     from pfml.terminal import plain_console
 
     # Without a terminal rich assumes 80 columns, and would break the tables.
-    console = plain_console()
-    return console if console.is_terminal else plain_console(width=120)
+    console = plain_console(stderr=stderr)
+    return console if console.is_terminal else plain_console(width=120, stderr=stderr)
 
 
 def print_line(console: Console, line: str) -> None:

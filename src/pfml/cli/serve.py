@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pfml.cli.console import print_model
+from pfml.cli.console import create_console, print_model
 
 if TYPE_CHECKING:
     from pfml.cli.parser import Parser
@@ -33,8 +33,6 @@ def serve(
     missing = [package for module, package in PACKAGES.items() if find_spec(module) is None]
     if missing:
         raise ImportError(f"pfml serve needs the packages {', '.join(missing)}: pip install 'pfml[serve]'")
-    from rich.console import Console
-
     from pfml.serving import Access, Gallery, Limits, Service
     from pfml.serving import serve as answer_requests
 
@@ -49,7 +47,7 @@ def serve(
         decoded_pixels=round(decoded_megapixels * 1e6),
     )
     gallery = Gallery.open(run, index=index)
-    print_model(Console(stderr=True), run)  # scripts read the address from the first line that is printed
+    print_model(create_console(stderr=True), run)  # scripts read the address from the first line that is printed
     answer_requests(Service(gallery, limits=limits, map_method=map_, map_points=map_points), access, port)
 
 

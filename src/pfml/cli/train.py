@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pfml.cli.parser import Parser
     from pfml.distributed import World
     from pfml.distributed.launch import Launch
+    from pfml.training.comparison import Untrained
     from pfml.training.monitor import Monitor
     from pfml.training.run import RunConfig
 
@@ -64,8 +65,10 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
     print_results(console, results)
     if untrained is not None:
         if not RunFolder(out).entries("untrained"):
-            RunFolder(out).append("untrained", 0, test=untrained)  # for the report
-        print_line(console, comparison(untrained, results))
+            RunFolder(out).append(
+                "untrained", 0, test=untrained.scores, image_size=untrained.image_size
+            )  # for the report
+        print_line(console, comparison(untrained, results, config))
     learned = learned_by(out)
     which = f" ({learned.moment})" if learned is not None and learned.moment else ""
     print_line(console, f"{out}: config, log, results; the model{which}: pfml.load_embedder({str(out)!r})")
@@ -77,8 +80,9 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
 
 def _trained(
     config: RunConfig, out: Path, resume: bool, console: Console, world: World
-) -> tuple[dict[str, Any], dict[str, float] | None]:
+) -> tuple[dict[str, Any], Untrained | None]:
     """The results of the run, and what the untrained network finds, if that is asked."""
+    from pfml.training.comparison import Untrained
     from pfml.training.monitor import ProgressMonitor
     from pfml.training.run import run
     from pfml.training.run_folder import RunFolder
@@ -87,7 +91,7 @@ def _trained(
     print_line(console, f"{config.loss.name} on {config.data.name}, {config.model.backbone}, in {out}{ranks}")
     monitor = ProgressMonitor(console)
     # a run that was interrupted before its end has not noted what the untrained network finds
-    noted = [entry["test"] for entry in RunFolder(out).entries("untrained")] if resume else []
+    noted = [Untrained(e["test"], e.get("image_size")) for e in RunFolder(out).entries("untrained")] if resume else []
     untrained = noted[-1] if noted else _untrained(config, monitor, world)
     return run(config, out, resume=resume, monitor=monitor, world=world), untrained
 
@@ -120,7 +124,7 @@ def is_own(name: str) -> bool:
     return is_own_data(name)
 
 
-def _untrained(config: RunConfig, monitor: Monitor, world: World) -> dict[str, float] | None:
+def _untrained(config: RunConfig, monitor: Monitor, world: World) -> Untrained | None:
     """What the pretrained network finds by itself among one's own images; None where there is no such network."""
     from pfml.data.decoding import UnreadableImagesError, check_data
     from pfml.models.backbones import default_weights

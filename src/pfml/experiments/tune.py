@@ -24,6 +24,7 @@ from pfml.training.config_files import plain, write_config
 from pfml.training.environment import seeded
 from pfml.training.interrupts import Interrupted
 from pfml.training.monitor import Monitor
+from pfml.training.preparation import create_batches, require_matches
 from pfml.training.run import RunConfig, prepare_data, train
 from pfml.words import did_you_mean
 
@@ -181,6 +182,8 @@ def tune(
     for name, each in space.items():
         with_value(config, name, round(each.low) if each.whole else each.low)
     data = tuning_data(config, split)
+    create_batches(data.train, config)  # what no trial can do is said before any is tried
+    require_matches(data)
     out.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
@@ -223,7 +226,7 @@ def tune(
     complete = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.COMPLETE]
     if not complete:
         errors = [trial.user_attrs["error"] for trial in study.trials if "error" in trial.user_attrs]
-        raise RuntimeError(f"no trial came to an end; the first error: {errors[0] if errors else 'unknown'}")
+        raise ValueError(f"no trial came to an end; the first error: {errors[0] if errors else 'unknown'}")
     best = max(complete, key=lambda trial: trial.value or -math.inf)
     chosen = _with_values(config, best.params)
     write_config(out / "best.yaml", chosen)

@@ -16,6 +16,7 @@ from pfml.data.image_set import ImageSet
 from pfml.evaluation import embed
 from pfml.models import Embedder, load_embedder
 from pfml.report.run_measures import Search, search_unseen
+from pfml.training.comparison import Untrained
 from pfml.training.config_files import read_config
 from pfml.training.environment import precision, resolve_device
 from pfml.training.run import RunConfig, prepare_data
@@ -59,10 +60,10 @@ class Facts:
     wrong_labels: tuple[dict[str, str], ...]
 
     @property
-    def untrained(self) -> dict[str, float] | None:
-        """The scores of the network before training, if the run has measured them."""
+    def untrained(self) -> Untrained | None:
+        """What the network found before training, if the run has measured it."""
         entries = self.folder.entries("untrained")
-        return entries[-1]["test"] if entries else None
+        return Untrained(entries[-1]["test"], entries[-1].get("image_size")) if entries else None
 
 
 def read_facts(run: Path, *, device: str = "auto", track: Track | None = None) -> Facts:

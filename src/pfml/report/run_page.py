@@ -93,7 +93,7 @@ def _results(facts: Facts) -> Section:
         if (entry := facts.results.get(key)) is not None
     }
     if facts.untrained is not None:
-        scores = {"the network before training": facts.untrained, **scores}
+        scores = {"the network before training": facts.untrained.scores, **scores}
     keys = [key for key in facts.results["last"]["test"] if key.startswith("recall_at_") or key == "map_at_r"]
     columns = ("", *(key.replace("recall_at_", "R@").replace("map_at_r", "MAP@R") for key in keys))
     cells = tuple((name, *(f"{100 * one[key]:.1f}" for key in keys)) for name, one in scores.items())
@@ -103,7 +103,7 @@ def _results(facts: Facts) -> Section:
     )
     blocks: tuple[Block, ...] = (Table(columns, cells, caption),)
     if facts.untrained is not None:
-        sentence = comparison(facts.untrained, facts.results)
+        sentence = comparison(facts.untrained, facts.results, facts.config)
         blocks = (sentence[0].upper() + sentence[1:] + ".", *blocks)
     return Section("Results", blocks)
 

@@ -1,6 +1,6 @@
 """The epoch that validation has chosen so far, kept beside the checkpoint until the run ends with it.
 
-RUN/checkpoints/chosen-EPOCH.json   a bundle: the embedder ("embedder/..."), as it was evaluated, and the loss ("loss/...")
+RUN/checkpoints/chosen-EPOCH.json   a bundle: the embedder as it was evaluated ("embedder/..."), the loss ("loss/...")
 
 A run that is resumed from an older checkpoint goes by that one's history, so the epoch chosen before stays as well.
 """
