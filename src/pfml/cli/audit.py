@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pfml.cli.console import create_console, print_line, print_model
+from pfml.files import readable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -158,7 +159,9 @@ def _print_suspects(console: Console, found: Audit, shown: list[Suspect], listed
         counted = ", ".join(f"{labels.count(label)} {label}" for label in dict.fromkeys(labels))
         confidence = f"{one.confidence:.2f}" if found.noise_rate else ""
         cells = (names[one.index], one.given, one.suggested, f"{one.score:.2f}", confidence, counted)
-        table.add_row(*map(Text, cells))  # names may hold brackets, which rich would read as markup
+        table.add_row(
+            *(Text(readable(cell)) for cell in cells)
+        )  # names may hold brackets, which rich would read as markup
     console.print(table)
     if not found.noise_rate:
         pulled = int((found.scores.score > 0).sum())

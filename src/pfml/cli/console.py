@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pfml.files import readable
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -24,7 +26,7 @@ def create_console(*, stderr: bool = False) -> Console:
 def print_line(console: Console, line: str) -> None:
     """Print `line` as it is, on one line."""
     # A path may hold brackets, which rich would read as markup, and may not be broken.
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(readable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def print_model(console: Console, run: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pfml.cli.console import create_console, print_line, print_model
 from pfml.cli.left_out import end_with_left_out, print_left_out, refuse_nothing_readable
 from pfml.cli.mistaken import refuse_images_first
+from pfml.files import readable
 from pfml.terminal import visible
 
 if TYPE_CHECKING:
@@ -234,7 +235,9 @@ def _print_hits(console: Console, query: str, hits: list[Hit], threshold: Thresh
     for rank, hit in enumerate(hits, 1):
         verdict = "unknown" if threshold is not None and threshold.is_unknown(hit.distance) else ""
         # names may hold brackets, which rich would read as markup
-        table.add_row(str(rank), f"{hit.distance:.4f}", Text(hit.class_name), Text(_short(hit.path)), verdict)
+        table.add_row(
+            str(rank), f"{hit.distance:.4f}", Text(readable(hit.class_name)), Text(readable(_short(hit.path))), verdict
+        )
     console.print(table)
 
 

@@ -127,12 +127,7 @@ def _trained_loss(run: Path) -> tuple[nn.Module | None, str]:
 
 
 def _results(folder: RunFolder) -> dict[str, Any] | None:
-    import json
-
-    if not folder.results.is_file():
-        return None
-    results: dict[str, Any] = json.loads(folder.results.read_text(encoding="utf-8"))
-    return results
+    return folder.read_results() if folder.results.is_file() else None
 
 
 def _wrong(noise: Path) -> tuple[dict[str, str], ...]:

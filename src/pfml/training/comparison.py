@@ -39,7 +39,7 @@ def untrained_scores(config: RunConfig, monitor: Monitor | None = None, world: W
     """
     monitor, world = monitor or Monitor(), world or World()
     data, _ = prepare_data(config.data, monitor.track)
-    model = replace(config.model, embedding_dim=None, image_size=None)
+    model = replace(config.model, embedding_dim=None, image_size=None, resize=None)
     with seeded(config.seed):
         embedder = Embedder(model).to(world.device or resolve_device(config.device))
     autocast = precision(config.autocast)

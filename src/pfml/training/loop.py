@@ -359,6 +359,7 @@ class Training:
         """Keep the network as it was evaluated and the loss: validation has chosen this epoch; all ranks call this."""
         tensors = {f"embedder/{name}": value for name, value in self.embedder.state_dict().items()}
         tensors |= {f"loss/{name}": value for name, value in loss_state(self.loss).items()}
+        self.world.by_first(self.folder.require_there)
         self.writer.wait()  # what only an older checkpoint goes by may be removed then
         self.world.by_first(lambda: keep_chosen(self.folder.checkpoints, epoch, tensors, also=also))
 
@@ -434,6 +435,7 @@ class Training:
 
     def written(self, loss: Any, embeddings: Tensor | None, results: dict[str, Any]) -> dict[str, Any]:
         """The results, after writing all that a run ends with; `embeddings` are None for a loss without proxies."""
+        self.folder.require_there()
         self.embedder.save(self.folder.model)
         names, dim = self.data.train.class_names, self.embedder.embedding_dim
         save_loss(self.folder.loss, loss, self.config.loss, names, dim)
@@ -443,12 +445,14 @@ class Training:
         self.folder.write_results(results)
         write_run_cards(self.folder, self.data, self.config, results)
         self.folder.close()
+        self.folder.require_there()
         return results
 
     def save(self) -> None:
         """Write a checkpoint, after all steps under way."""
         self.catch_up()
         tensors = tensors_of(self)
+        self.world.by_first(self.folder.require_there)
         self.world.by_first(lambda: self.writer.save(tensors, progress(self)))
 
     def restore(self) -> None:
