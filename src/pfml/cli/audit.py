@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Literal
 
 from pfml.cli.console import create_console, print_line, print_model
@@ -73,7 +74,7 @@ def audit(
         print_line(
             console,
             f"{len(data.test):,} test images of {data.test.num_classes:,} unseen classes were not judged: "
-            f"pfml audit {run} --unseen",
+            f"pfml audit {quote(str(run))} --unseen",
         )
     if apply:
         _apply(console, run, found, data, threshold, policy, decisions, out)
@@ -139,9 +140,11 @@ def _apply(
     relabelled = len(corrections) - corrections.dropped
     print_line(console, f"{path}: {relabelled:,} images relabelled, {corrections.dropped:,} left out")
     if len(corrections):
-        print_line(console, f"train again: pfml train --config {run / 'config.yaml'} --data.corrections {path}")
+        config = quote(str(run / "config.yaml"))
+        print_line(console, f"train again: pfml train --config {config} --data.corrections {quote(str(path))}")
     if out is not None:
-        print_line(console, f"{out}: all images with their corrected labels, for pfml train --data.name {out}")
+        place = quote(str(out))
+        print_line(console, f"{out}: all images with their corrected labels, for pfml train --data.name {place}")
 
 
 def _print_suspects(console: Console, found: Audit, shown: list[Suspect], listed: int) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from pfml.cli.console import create_console, print_line, print_model
@@ -198,7 +199,7 @@ def _print_index(console: Console, index: ImageIndex) -> None:
 def _about(threshold: Threshold | None, index: ImageIndex, run: Path) -> str:
     """What "unknown" rests on."""
     if threshold is None:
-        return f"no threshold: nothing is called unknown; pfml calibrate {run} finds one"
+        return f"no threshold: nothing is called unknown; pfml calibrate {quote(str(run))} finds one"
     images = threshold.measured_on[0]
     text = f"unknown: farther than {threshold.distance:.3f}, for a false accept rate of {threshold.false_accept_rate:g}"
     if len(index) > LARGER * images:

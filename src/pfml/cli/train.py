@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from pfml.cli.console import create_console, print_line, print_results
@@ -54,7 +55,7 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
             results, untrained = _trained(config, out, resume is not None, console, world)
     except Interrupted as interrupt:
         with suppress(OSError):  # the terminal may be gone, whose end is SIGHUP
-            print_line(console, f"{interrupt}; go on with: pfml train --resume {out}")
+            print_line(console, f"{interrupt}; go on with: pfml train --resume {quote(str(out))}")
         sys.exit(128 + interrupt.signal)
     except FailedElsewhereError as error:
         is_there = out is not None and RunFolder(out).config.is_file()
@@ -75,7 +76,7 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
     if is_own(config.data.name):
         print_line(console, f"{write_run_report(out)}: curves, what queries find, a map, the hardest classes")
     else:
-        print_line(console, f"a page about it: pfml report {out}")
+        print_line(console, f"a page about it: pfml report {quote(str(out))}")
 
 
 def _trained(
@@ -185,7 +186,7 @@ def tune(
         sys.exit(128 + interrupt.signal)
     values = ", ".join(f"{name} {value:.4g}" for name, value in tuned.values.items())
     print_line(console, f"best on validation classes: {config.select_by} {100 * tuned.score:.2f} with {values}")
-    print_line(console, f"train with it: pfml train --config {out / 'best.yaml'}")
+    print_line(console, f"train with it: pfml train --config {quote(str(out / 'best.yaml'))}")
 
 
 def add_train_arguments(parser: Parser) -> None:

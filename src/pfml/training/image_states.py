@@ -56,7 +56,7 @@ def refuse_other_pixels(folder: RunFolder, data: RetrievalData) -> None:
         more = f" and {len(changed) - LISTED:,} more" if len(changed) > LISTED else ""
         raise ValueError(
             f"the run in {folder.path} must be resumed with the images that it began with, but {len(changed):,} of "
-            f"{total:,} images have other content: {', '.join(changed[:LISTED])}{more}; restore them, or begin a new run"
+            f"{total:,} images have other content: {', '.join(changed[:LISTED])}{more}; restore them, or start anew"
         )
 
 
