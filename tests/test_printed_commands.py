@@ -72,7 +72,7 @@ def test_what_training_and_auditing_advise_runs(place, monkeypatch):
         audited = printed(
             "audit", out, "--apply", "--threshold=1e-12", "--policy=relabel", f"--out={place / 'mine.csv'}"
         )
-        assert ran(commands_in(audited)) == ["train", "train"]
+        assert set(ran(commands_in(audited))) == {"train"}
         assert ran(commands_in(printed("audit", out))) == ["audit"]
 
 
