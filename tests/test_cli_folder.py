@@ -64,7 +64,7 @@ def test_the_bare_command_trains_compares_and_reports(bare_command):
     assert "--model.backbone efficientnet_lite0: its ImageNet weights come with a package" in printed
     assert "--loss.options.delta " in printed
     assert "--epochs" not in printed, "what was given is not suggested"
-    assert "before training and" in printed
+    assert "before training (at 224 pixels) and" in printed
     assert "report.html" in printed
     results = json.loads((run / "results.json").read_text())
     assert results["last"]["epoch"] == 1
@@ -84,7 +84,7 @@ def test_a_resumed_run_is_compared_with_the_network_as_it_came_too(bare_command,
     for _ in range(2):
         capsys.readouterr()
         main(["train", f"--resume={run}"])
-        assert "before training and" in capsys.readouterr().out
+        assert "before training (at 224 pixels) and" in capsys.readouterr().out
         assert [line for line in log.read_text().splitlines() if '"untrained"' in line] == [noted]
 
 
