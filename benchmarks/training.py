@@ -41,8 +41,8 @@ from pfml.losses.checks import deferred_checks
 from pfml.models import Embedder, EmbedderConfig
 from pfml.models.batch_norm import set_trainable, start_training_mode
 from pfml.training import BatchConfig, LossConfig, Monitor, OptimizerConfig, TrainConfig
+from pfml.training.config_files import write_config
 from pfml.training.environment import compiled, precision, reproducible, resolve_device
-from pfml.training.interrupts import StopWish
 from pfml.training.loop import Training, on_device
 from pfml.training.methods import create_loss
 from pfml.training.optimisation import create_optimizer
@@ -114,7 +114,7 @@ class EpochsOnly(Training):
 
     saving = False
 
-    def evaluate(self, mean_loss: float, images_per_second: float) -> None:
+    def evaluate(self, epoch: int, mean_loss: float) -> None:
         """Nothing: only the training is timed."""
 
     def save(self) -> None:
@@ -129,11 +129,12 @@ def measure(setting: Setting, method: str, size: tuple[int, int], *, compiled: b
     others = OthersClock()
     with tempfile.TemporaryDirectory() as folder:
         config = setting.config(method, proxies, compiled=compiled)
+        write_config(RunFolder(Path(folder)).config, config)  # by which a run knows that its folder is still there
         sources = {"train": setting.source}
         training = EpochsOnly(setting.embedder, setting.data, sources, config, RunFolder(Path(folder)), Monitor())
         training.epoch = config.warm_up_epochs
         with reproducible(False), training.writer:
-            first = _seconds(setting.device, lambda: training.train_epoch(StopWish()))
+            first = _seconds(setting.device, lambda: training.train_epoch())
             row = replace(row, first_epoch_seconds=first)
             steps = _steps(training, setting)
             _seconds(setting.device, lambda: _repeat(steps, 5))
@@ -144,7 +145,7 @@ def measure(setting: Setting, method: str, size: tuple[int, int], *, compiled: b
                 times["step"].append(_seconds(setting.device, lambda: _repeat(steps, count)) / count)  # noqa: B023
                 for kind in ("loop", "saved"):
                     training.saving = kind == "saved"
-                    seconds = _seconds(setting.device, lambda: training.train_epoch(StopWish()))
+                    seconds = _seconds(setting.device, lambda: training.train_epoch())
                     times[kind].append(seconds / length)
         plan = list(training.plan(training.batches.batches(training.epoch)))
         crops = _seconds(setting.device, lambda: [None for _ in setting.source.crops(plan)]) / length

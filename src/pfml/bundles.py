@@ -31,7 +31,7 @@ from pfml.files import (
     write_atomically,
 )
 
-__all__ = ["next_tensors", "read_bundle", "write_bundle"]
+__all__ = ["digest_of", "next_tensors", "read_bundle", "write_bundle"]
 
 FORMAT_VERSION = 1
 #: How often a reader begins anew when a writer has replaced what it was about to read.
@@ -61,7 +61,7 @@ def _write_bundle(folder: Path, name: str, tensors: dict[str, Tensor], content: 
         **content,
         "tensors": {"file": file.name, "sha256": sha256, "bytes": file.stat().st_size},
     }
-    sealed = {**manifest, "manifest_sha256": _digest(manifest)}
+    sealed = {**manifest, "manifest_sha256": digest_of(manifest)}
     write_atomically(folder / f"{name}.json", (json.dumps(sealed, indent=2) + "\n").encode())
     _remove_left_over(folder, name, file.name)
 
@@ -119,7 +119,7 @@ def parse_manifest(content: bytes, path: Path) -> dict[str, Any]:
             f"{path} must have format_version {FORMAT_VERSION}, got {version!r}: "
             f"it was damaged, or written by another version of pfml"
         )
-    if manifest.pop("manifest_sha256", None) != _digest(manifest):
+    if manifest.pop("manifest_sha256", None) != digest_of(manifest):
         raise DamagedFileError(
             f"{path} does not match its own checksum: it was damaged or changed after it was written"
         )
@@ -129,7 +129,7 @@ def parse_manifest(content: bytes, path: Path) -> dict[str, Any]:
 def next_tensors(folder: Path, name: str) -> Path:
     """Where the tensors of the next save of the bundle `name` will lie."""
     try:
-        code = _digest(read_manifest(folder / f"{name}.json"))
+        code = digest_of(read_manifest(folder / f"{name}.json"))
     except (OSError, ValueError):
         code = uuid4().hex  # there is no bundle, or a damaged one, whose tensors may still be wanted
     return folder / f"{name}-{code[:8]}.safetensors"
@@ -185,6 +185,6 @@ def _remove_left_over(folder: Path, name: str, kept: str | None) -> None:
             stale.unlink(missing_ok=True)
 
 
-def _digest(manifest: dict[str, Any]) -> str:
+def digest_of(manifest: dict[str, Any]) -> str:
     """The SHA-256 of the manifest's values, however they are laid out."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

@@ -27,12 +27,14 @@ __all__ = [
     "load_tensors",
     "named_errors",
     "open_regular",
+    "readable",
     "refuse_non_finite",
     "refuse_zip_bomb",
     "remove_partials",
     "save_tensors",
     "sha256_of",
     "write_atomically",
+    "writing",
 ]
 
 
@@ -208,6 +210,20 @@ def named_errors(path: Path, what: str, *errors: type[Exception]) -> Iterator[No
     except caught as error:
         said = str(error).split("\n")[0][:200] or type(error).__name__
         raise DamagedFileError(f"{path} must be {what}, got one that cannot be read: {said}") from None
+
+
+def readable(text: str) -> str:
+    """Text with names of files in it as every page and terminal can show it: bytes that are no UTF-8 are escaped."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name `path` in the errors of writing it within the block: a full disk says only that it is full."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{path} could not be written: {error.strerror or error}") from None
 
 
 def sha256_of(path: Path) -> str:

@@ -25,7 +25,7 @@ def visible(text: str) -> str:
     return COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
-def plain_console(width: int | None = None) -> Console:
+def plain_console(width: int | None = None, *, stderr: bool = False) -> Console:
     """A console that shows all text as `visible` has it, and commands of its own only."""
     from collections.abc import Iterable
 
@@ -38,4 +38,4 @@ def plain_console(width: int | None = None) -> Console:
                 # what has `control` is rich's own, such as the movements of a progress bar
                 yield segment if segment.control else segment._replace(text=visible(segment.text))
 
-    return PlainConsole(width=width)
+    return PlainConsole(width=width, stderr=stderr)

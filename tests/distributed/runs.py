@@ -11,13 +11,16 @@ import torch
 import torch.distributed as dist
 from cases import message_of
 
+from pfml.data import with_validation
 from pfml.data.resampling import resample
 from pfml.distributed import Ranks
 from pfml.evaluation import embed, evaluate
 from pfml.losses.checks import CollapseWarning
 from pfml.models.head import Head
+from pfml.search import ModelIdentity
 from pfml.training import BatchConfig, LossConfig, OptimizerConfig, train
 from pfml.training.checkpoint import load_checkpoint, save_checkpoint
+from pfml.training.loop import Training
 from small_data import InterruptAt, letters, small_config, small_embedder
 
 
@@ -44,6 +47,23 @@ def training(group, out, changes, resume=False, interrupt_at=None):
             small_embedder(), letters(), config_of(**changes), out=out, resume=resume, monitor=monitor, world=world
         )
     return results
+
+
+def training_with_choice(group, out, changes, resume=False, interrupt_at=None):
+    """`training` with validation classes that choose the first epoch; a digest of the network that each rank has."""
+    torch.manual_seed(1 if group is None else 1 + dist.get_rank(group))
+    monitor = None if interrupt_at is None else InterruptAt(interrupt_at)
+    embedder, data = small_embedder(), with_validation(letters(), "half")
+    config = config_of(**{"epochs": 3, "batch": BatchConfig(size=15, samples_per_class=0), **changes})
+    world = None if group is None else Ranks(group)
+
+    def falling(training, role, _scores=Training.scores):
+        found = _scores(training, role)
+        return found | {"recall_at_1": 1 / (2 + len(training.history))} if role == "validation" else found
+
+    with suppress(KeyboardInterrupt), mock.patch.object(Training, "scores", falling):
+        train(embedder, data, config, out=out, resume=resume, monitor=monitor, world=world)
+    return ModelIdentity.of(embedder).digest
 
 
 def outcome(folder):

@@ -10,11 +10,14 @@ from runs import (
     refusal,
     refusal_of_other_task,
     training,
+    training_with_choice,
     warned_training,
 )
 from worlds import LARGEST
 
-from pfml.training import BatchConfig, LossConfig, OptimizerConfig
+from pfml.models import load_embedder
+from pfml.search import ModelIdentity
+from pfml.training import BatchConfig, LossConfig, OptimizerConfig, load_loss
 from pfml.training.run_folder import RunFolder
 
 
@@ -98,6 +101,23 @@ def test_a_run_that_goes_on_with_as_many_ranks_ends_with_the_same_bits(world, tm
     whole, broken = outcome(tmp_path / "whole")[0], outcome(tmp_path / "broken")[0]
     assert whole.keys() == broken.keys()
     assert all(torch.equal(value, broken[name]) for name, value in whole.items())
+
+
+@pytest.mark.parametrize("case", ["pfml", "proxy anchor"])
+def test_the_model_is_that_of_the_epoch_that_validation_chose_on_ranks_too(world, tmp_path, case):
+    training_with_choice(None, tmp_path / "one", CASES[case])
+    world.run(training_with_choice, 3, tmp_path / "ranks", CASES[case], False, 10)
+    digests = world.run(training_with_choice, 2, tmp_path / "ranks", CASES[case], True)
+    ours, theirs = tmp_path / "ranks", tmp_path / "one"
+    assert load_embedder(ours).trained_on.epoch == 1
+    assert set(digests) == {ModelIdentity.of(load_embedder(ours)).digest}, "every rank is left with the model"
+    for mine, expected in (
+        (load_embedder(ours), load_embedder(theirs)),
+        (load_embedder(ours / "model-last"), load_embedder(theirs / "model-last")),
+        (load_loss(ours), load_loss(theirs)),
+    ):
+        for name, value in expected.state_dict().items():
+            torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("batch_size", [7, 50])

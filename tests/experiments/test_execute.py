@@ -236,9 +236,7 @@ def test_concatenation_is_that_of_unit_vectors(letters, tmp_path):
     plan = small_plan(letters, name="mlrc", methods=("proxy-anchor",))
     run(plan, tmp_path)
     data, _ = prepare_data(DataConfig(str(letters)))
-    points = [
-        embed(load_embedder(tmp_path / "mlrc" / fold.key / "model-validation"), data.test) for fold in plan.runs[:4]
-    ]
+    points = [embed(load_embedder(tmp_path / "mlrc" / fold.key), data.test) for fold in plan.runs[:4]]
     rows = torch.cat([torch.nn.functional.normalize(one) for one in points], 1)
     expected = retrieval_metrics(rows, data.test.labels, recall_at=data.recall_at).as_dict()
     chosen = records(tmp_path)[-1]["results"]["validation_selected"]

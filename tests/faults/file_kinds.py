@@ -121,6 +121,17 @@ def make_log(folder: Path) -> Path:
     return run.log
 
 
+def make_run_config(folder: Path) -> Path:
+    write_config(folder / "config.yaml", RunConfig(), sealed=True)
+    return folder / "config.yaml"
+
+
+def make_results(folder: Path) -> Path:
+    run = RunFolder(folder)
+    run.write_results({"last": {"epoch": 3}, "best_on_test": {"epoch": 2}, "validation_selected": None})
+    return run.results
+
+
 def make_config(folder: Path) -> Path:
     write_config(folder / "config.yaml", RunConfig())
     return folder / "config.yaml"
@@ -399,6 +410,8 @@ FILE_KINDS = [
     FileKind("results store", make_store, lambda path: ResultsStore(path).records(), remedy="ignored"),
     FileKind("run log", make_log, of_parent(lambda f: RunFolder(f).entries("step")), remedy="ignored"),
     FileKind("tuning study", make_study, study_content),
+    FileKind("configuration of a run", make_run_config, lambda path: asdict(read_config(path))),
+    FileKind("results of a run", make_results, of_parent(lambda f: RunFolder(f).read_results())),
     FileKind("configuration", make_config, lambda path: asdict(read_config(path)), text=True),
     FileKind("data table", make_table, table_content, text=True),
     FileKind("noise list", make_noise_list, listed_noise, text=True),

@@ -128,7 +128,7 @@ def test_the_epoch_that_validation_chooses_is_saved_as_the_mean_that_it_was_eval
     data = with_validation(letters(), "half")
     chosen = run(tmp_path / "run", data=data, batch=BatchConfig(16, 4), average=0.8, epochs=3)["validation_selected"]
     until = len(states) // 3 * chosen["epoch"]
-    assert_close(saved(tmp_path / "run", "model-validation"), mean_by_hand(states[:until], 0.8))
+    assert_close(saved(tmp_path / "run", "model"), mean_by_hand(states[:until], 0.8))
 
 
 def test_the_alignment_of_proxies_is_that_with_the_saved_model(tmp_path):

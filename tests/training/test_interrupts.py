@@ -4,10 +4,10 @@ import threading
 
 import pytest
 
-from pfml.training.interrupts import stop_wish
+from pfml.training.interrupts import Interrupted, interruptible, stop_wish
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_first_signal_is_a_wish(number):
     with stop_wish() as wish:
         os.kill(os.getpid(), number)
@@ -39,3 +39,24 @@ def test_another_thread_can_train_too():
     thread.start()
     thread.join()
     assert asked == [False]
+
+
+def test_what_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_wish() as wish:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not wish.asked
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_between_runs_a_signal_ends_at_once_and_a_run_takes_it_as_a_wish(number):
+    with interruptible("what was left"):
+        with stop_wish() as wish:
+            os.kill(os.getpid(), number)
+            assert wish.asked
+        with pytest.raises(Interrupted, match="what was left") as error:
+            os.kill(os.getpid(), number)
+    assert error.value.signal == number

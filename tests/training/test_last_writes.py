@@ -1,6 +1,5 @@
 """A run that dies while it writes what it ends with is gone on with, by --resume and by a restart of torchrun."""
 
-import json
 from dataclasses import replace
 from unittest import mock
 
@@ -69,9 +68,9 @@ def test_a_run_that_dies_at_its_last_writes_is_finished_by_a_restart(tmp_path, l
     resume = is_restarted(config, folder.path, AGAIN)
     assert resume == (write != "write_config")  # before that, there is no run to go on with
     results = run(config, folder.path, resume=resume)
-    assert json.loads(folder.results.read_text()) == results
+    assert folder.read_results() == results
     assert len(folder.entries("evaluation")) == 1
-    expected = json.loads(RunFolder(let_be[loss]).results.read_text())
+    expected = RunFolder(let_be[loss]).read_results()
     assert results["last"]["test"] == expected["last"]["test"]
     assert load_embedder(folder.path).config == load_embedder(let_be[loss]).config
     cards = [(path / "model" / "README.md").read_text() for path in (folder.path, let_be[loss])]

@@ -8,7 +8,7 @@ from pfml.data import RetrievalData, SeenClassError, with_validation
 from pfml.evaluation import embed, evaluate, retrieval_metrics
 from pfml.models import create_embedder, load_embedder
 from pfml.training import BatchConfig, LossConfig, Monitor, NonFiniteLossError, OptimizerConfig, ScheduleConfig, train
-from pfml.training.checkpoint import load_checkpoint
+from pfml.training.checkpoint import has_checkpoint, load_checkpoint
 from pfml.training.run import load_loss
 from pfml.training.run_folder import RunFolder
 from small_data import InterruptAt, letters, small_config, small_embedder
@@ -68,7 +68,7 @@ def test_a_checkpoint_can_be_saved_every_few_steps(tmp_path):
     class Watch(Monitor):
         def step(self, *_):
             folder = tmp_path / "run" / "checkpoints"
-            steps.append(load_checkpoint(folder)[1]["step"] if folder.exists() else 0)
+            steps.append(load_checkpoint(folder)[1]["step"] if has_checkpoint(folder) else 0)
 
     run(tmp_path / "run", checkpoint_every=3, epochs=2, monitor=Watch())
     assert steps == [0, 0, 0, 3, 4, 4, 6, 6]
@@ -262,10 +262,8 @@ def test_results_name_the_last_the_best_and_the_chosen_epoch(tmp_path):
     assert results["best_on_test"]["test"]["recall_at_1"] == max(e["test"]["recall_at_1"] for e in history)
     chosen = results["validation_selected"]
     assert chosen["validation"]["recall_at_1"] == max(e["validation"]["recall_at_1"] for e in history)
-    assert json.loads((tmp_path / "run" / "results.json").read_text()) == results
-    assert (
-        load_embedder(tmp_path / "run" / "model-validation").trained_on.class_names == letters().train.class_names[:4]
-    )
+    assert RunFolder(tmp_path / "run").read_results() == results
+    assert load_embedder(tmp_path / "run").trained_on.class_names == letters().train.class_names[:4]
 
 
 def test_the_last_epoch_is_evaluated_whatever_the_interval(tmp_path):

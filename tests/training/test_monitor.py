@@ -52,3 +52,9 @@ def test_tracked_items_come_through_whether_shown_or_not():
         shown(terminal, lambda monitor, items=items: items.extend(monitor.track([1, 2, 3], "reading", 3)))
         assert items == [1, 2, 3]
     assert list(Monitor().track([1, 2], "reading", 2)) == [1, 2]
+
+
+def test_before_the_first_step_there_is_no_loss_to_show():
+    text = shown(True, lambda monitor: (monitor.start(3, 2, 0), monitor.stop()))
+    assert "nan" not in text
+    assert "loss -" in text

@@ -44,17 +44,16 @@ def trained(tmp_path_factory):
     return folder, found, data
 
 
-def test_training_writes_a_card_beside_each_model_with_its_numbers(trained):
+def test_training_writes_a_card_beside_its_model_with_its_numbers(trained):
     folder, found, data = trained
-    for place, name in (("model", "last epoch"), ("model-validation", "validation-selected")):
-        card = (folder / place / "README.md").read_text()
-        for role, images in (("train", data.train), ("validation", data.validation), ("test", data.test)):
-            assert f"| {role} | {len(images):,} | {images.num_classes:,} |" in card
-        recall = found["last"]["test"]["recall_at_1"]
-        assert f"{100 * recall:.1f}" in card
-        assert f"epoch 1 ({name}; chosen on" in card
-        metrics = head_of(card)["model-index"][0]["results"][0]["metrics"]
-        assert metrics[0] == {"type": "recall_at_1", "name": f"R@1, {name}", "value": pytest.approx(recall, abs=1e-6)}
+    card = (folder / "model" / "README.md").read_text()
+    for role, images in (("train", data.train), ("validation", data.validation), ("test", data.test)):
+        assert f"| {role} | {len(images):,} | {images.num_classes:,} |" in card
+    recall, name = found["last"]["test"]["recall_at_1"], "validation-selected"
+    assert f"{100 * recall:.1f}" in card
+    assert f"epoch 1 ({name}; chosen on" in card
+    metrics = head_of(card)["model-index"][0]["results"][0]["metrics"]
+    assert metrics[0] == {"type": "recall_at_1", "name": f"R@1, {name}", "value": pytest.approx(recall, abs=1e-6)}
 
 
 def test_the_head_is_yaml_as_hubs_read_it(trained):

@@ -1,14 +1,18 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from pfml.data import ImageSet, RetrievalData
 from pfml.data.decoding import UnreadableImagesError
-from pfml.models import create_embedder
-from pfml.training.comparison import comparison
+from pfml.evaluation import retrieval_metrics
+from pfml.models import EmbedderConfig, create_embedder
+from pfml.training import DataConfig, RunConfig
+from pfml.training.comparison import Untrained, comparison, untrained_scores
 from pfml.training.first_look import InitialDistances, distances_of, first_look, typical_short_side
 from pfml.training.suggest import suggest, suggest_model
+from small_data import letters
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -183,10 +187,11 @@ def scores(recall, precision, epoch=3, images=1000):
 
 
 def test_the_comparison_says_whether_training_has_helped():
-    before = scores(0.8, 0.5)["test"]
+    before = Untrained(scores(0.8, 0.5)["test"], 224)
+    config = RunConfig(data=DataConfig("my pets"), model=EmbedderConfig("efficientnet_lite0"))
 
-    def said(last, chosen=None):
-        return comparison(before, {"last": last, "validation_selected": chosen})
+    def said(last, chosen=None, config=config):
+        return comparison(before, {"last": last, "validation_selected": chosen}, config)
 
     assert said(scores(0.9, 0.6)).endswith("training has helped")
     assert said(scores(0.82, 0.6, images=100)).endswith(
@@ -195,3 +200,28 @@ def test_the_comparison_says_whether_training_has_helped():
     assert said(scores(0.7, 0.6)).endswith("helped one and not the other")
     assert "has not helped; use the network as it comes" in said(scores(0.7, 0.4))
     assert "has not helped" in said(scores(0.9, 0.6), chosen=scores(0.8, 0.5)), "what validation chose is judged"
+    same = said(scores(0.8004, 0.6))
+    assert "R@1 80.0% before training and 80.0% after" in same
+    assert same.endswith("training has improved MAP@R and left R@1 as it was")
+    assert said(scores(0.9, 0.5)).endswith("training has improved R@1 and left MAP@R as it was")
+    assert "has not helped" in said(scores(0.8, 0.5))
+    assert "pfml train --data 'my pets' --loss.name zero-shot" in said(scores(0.7, 0.4))
+    smaller = replace(config, model=replace(config.model, image_size=160))
+    assert "80.0% before training (at 224 pixels) and 90.0% after (epoch 3, at 160 pixels)" in said(
+        scores(0.9, 0.6), config=smaller
+    )
+
+
+def test_the_network_as_it_comes_is_judged_at_its_own_resolution(monkeypatch):
+    seen = []
+
+    def evaluated(embedder, *_, **__):
+        seen.append(embedder.preprocessing.crop)
+        return retrieval_metrics(torch.eye(4), torch.tensor([0, 0, 1, 1]))
+
+    monkeypatch.setattr("pfml.training.comparison.evaluate", evaluated)
+    monkeypatch.setattr("pfml.training.comparison.prepare_data", lambda *_: (letters(), None))
+    model = EmbedderConfig("convnet", embedding_dim=8, image_size=48)
+    found = untrained_scores(RunConfig(model=model, device="cpu"))
+    assert seen == [32]
+    assert found.image_size == 32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 from pfml import allocator
 from pfml.cli.commands import COMMANDS
@@ -21,6 +22,7 @@ def main(arguments: list[str] | None = None) -> None:
     A mistake of the user ends with a sentence and status 2 if the arguments cannot be read, 1 if what they ask for
     cannot be done.
     """
+    from pfml.training.interrupts import Interrupted
     from pfml.training.loop import NonFiniteLossError
 
     parser = create_parser(COMMANDS)
@@ -40,6 +42,10 @@ def main(arguments: list[str] | None = None) -> None:
         command.function(**with_run_config(values) if command.run_config else values)
     except (ValueError, OSError, ImportError, NonFiniteLossError) as error:
         end(f"pfml {name}", error)
+    except Interrupted as interrupt:
+        with suppress(OSError):  # the terminal may be gone, whose end is SIGHUP
+            sys.stderr.write(f"pfml {name}: {interrupt}\n")
+        sys.exit(128 + interrupt.signal)
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":  # torchrun interrupts all
             sys.stderr.write(f"pfml {name}: interrupted\n")

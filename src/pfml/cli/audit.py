@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Literal
 
-from pfml.cli.console import create_console, print_line
+from pfml.cli.console import create_console, print_line, print_model
+from pfml.files import readable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,6 +51,7 @@ def audit(
     compared = [] if unseen else _compared(console, run, compare)
     part: Literal["train", "test"] = "test" if unseen else "train"
     track = ProgressMonitor(console).track
+    print_model(console, model or run)
     found, data = audit_run(run, part=part, model=model, law=law, compare=compared, k=k, track=track)
     listed = found.listed(threshold)
     shown = found.suspects(found.ranked(top), neighbours=neighbours)
@@ -71,7 +74,7 @@ def audit(
         print_line(
             console,
             f"{len(data.test):,} test images of {data.test.num_classes:,} unseen classes were not judged: "
-            f"pfml audit {run} --unseen",
+            f"pfml audit {quote(str(run))} --unseen",
         )
     if apply:
         _apply(console, run, found, data, threshold, policy, decisions, out)
@@ -137,9 +140,11 @@ def _apply(
     relabelled = len(corrections) - corrections.dropped
     print_line(console, f"{path}: {relabelled:,} images relabelled, {corrections.dropped:,} left out")
     if len(corrections):
-        print_line(console, f"train again: pfml train --config {run / 'config.yaml'} --data.corrections {path}")
+        config = quote(str(run / "config.yaml"))
+        print_line(console, f"train again: pfml train --config {config} --data.corrections {quote(str(path))}")
     if out is not None:
-        print_line(console, f"{out}: all images with their corrected labels, for pfml train --data.name {out}")
+        place = quote(str(out))
+        print_line(console, f"{out}: all images with their corrected labels, for pfml train --data.name {place}")
 
 
 def _print_suspects(console: Console, found: Audit, shown: list[Suspect], listed: int) -> None:
@@ -157,7 +162,9 @@ def _print_suspects(console: Console, found: Audit, shown: list[Suspect], listed
         counted = ", ".join(f"{labels.count(label)} {label}" for label in dict.fromkeys(labels))
         confidence = f"{one.confidence:.2f}" if found.noise_rate else ""
         cells = (names[one.index], one.given, one.suggested, f"{one.score:.2f}", confidence, counted)
-        table.add_row(*map(Text, cells))  # names may hold brackets, which rich would read as markup
+        table.add_row(
+            *(Text(readable(cell)) for cell in cells)
+        )  # names may hold brackets, which rich would read as markup
     console.print(table)
     if not found.noise_rate:
         pulled = int((found.scores.score > 0).sum())

@@ -4,35 +4,52 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pfml.files import readable
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
-__all__ = ["create_console", "print_line", "print_results", "print_scores"]
+__all__ = ["create_console", "print_line", "print_model", "print_results", "print_scores"]
 
 
-def create_console() -> Console:
+def create_console(*, stderr: bool = False) -> Console:
     """Where commands print to: as wide as the terminal, 120 columns in a file."""
     from pfml.terminal import plain_console
 
     # Without a terminal rich assumes 80 columns, and would break the tables.
-    console = plain_console()
-    return console if console.is_terminal else plain_console(width=120)
+    console = plain_console(stderr=stderr)
+    return console if console.is_terminal else plain_console(width=120, stderr=stderr)
 
 
 def print_line(console: Console, line: str) -> None:
     """Print `line` as it is, on one line."""
     # A path may hold brackets, which rich would read as markup, and may not be broken.
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(readable(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def print_model(console: Console, run: Path) -> None:
+    """Print which epoch the model of `run` is of, if its folder says it."""
+    from pfml.models.embedder import learned_by
+
+    trained_on = learned_by(run)
+    if trained_on is not None and trained_on.moment:
+        print_line(console, f"the model of {run}: {trained_on.moment}")
 
 
 def print_results(console: Console, results: dict[str, Any]) -> None:
     """Print the scores of a run, and how far its proxies are from their data."""
-    rows = {
-        "last epoch": results["last"],
-        "best on test (chosen on what it reports)": results["best_on_test"],
-        f"chosen by validation {results['selected_by']}": results["validation_selected"],
+    names = {
+        "last": "last epoch",
+        "best_on_test": "best on test (chosen on what it reports)",
+        "validation_selected": f"chosen by validation {results['selected_by']}",
     }
-    scores = {f"{name}, epoch {entry['epoch']}": entry["test"] for name, entry in rows.items() if entry is not None}
+    scores = {
+        f"{name}, epoch {entry['epoch']}{', the model' if key == results['model'] else ''}": entry["test"]
+        for key, name in names.items()
+        if (entry := results[key]) is not None
+    }
     print_scores(console, "unseen classes", scores)
     if "alignment" in results:
         alignment = results["alignment"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pfml.cli.console import create_console, print_line, print_scores
+from pfml.cli.console import create_console, print_line, print_model, print_scores
 
 
 def evaluate(run: Path, data: str | None = None, root: Path | None = None, nmi: bool = False) -> None:
@@ -49,5 +49,6 @@ def evaluate(run: Path, data: str | None = None, root: Path | None = None, nmi: 
         if is_given and images.name in ("folder", "csv"):  # published data sets keep their published split
             images = wholly_unseen(images, () if embedder.trained_on is None else embedder.trained_on.class_names)
         metrics = metrics_of(embedder, images, nmi=nmi, track=track, world=world)
+    print_model(console, run)
     title = f"{images.name}: {len(images.test):,} images of {images.test.num_classes:,} unseen classes"
     print_scores(console, title, {str(run): metrics.as_dict()})

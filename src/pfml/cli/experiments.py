@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -40,7 +41,7 @@ def experiment(
     from pfml.experiments.pictures import draw_fields
     from pfml.experiments.plan import PlanOptions, plan_experiment
     from pfml.experiments.study import read_study
-    from pfml.training.interrupts import Interrupted
+    from pfml.training.interrupts import Interrupted, interruptible
 
     console = create_console()
     if name is None:
@@ -69,11 +70,13 @@ def experiment(
         for path in draw_fields(out / name):
             print_line(console, f"{path}: drawn")
     try:
-        summary = command.run_plan(
-            plan, out, console, jobs=jobs, gpus=cards, budget=budget, keep_checkpoints=keep_checkpoints
-        )
+        with interruptible("stopped between two runs"):
+            summary = command.run_plan(
+                plan, out, console, jobs=jobs, gpus=cards, budget=budget, keep_checkpoints=keep_checkpoints
+            )
     except Interrupted as interrupt:
-        print_line(console, f"{interrupt}; the same command goes on from there")
+        with suppress(OSError):  # the terminal may be gone
+            print_line(console, f"{interrupt}; the same command goes on from there")
         sys.exit(128 + interrupt.signal)
     if summary.failed:
         sys.exit(1)
@@ -130,9 +133,11 @@ def demo(out: Path = Path("out/demo"), epochs: int = 6, seed: int = 0) -> None:
         seed: Of everything that is random.
     """
     from pfml.experiments.demo import run_demo
+    from pfml.training.interrupts import interruptible
 
     console = create_console()
-    report = run_demo(out, console=console, epochs=epochs, seed=seed)
+    with interruptible("stopped; a demo begins anew when it is started again"):
+        report = run_demo(out, console=console, epochs=epochs, seed=seed)
     print_line(console, f"{report}: curves, map of the embedding, proxies in the field, retrieval examples")
 
 

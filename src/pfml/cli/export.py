@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
-from pfml.cli.console import create_console, print_line
+from pfml.cli.console import create_console, print_line, print_model
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +42,8 @@ def export(
             option = name.replace("_", "-")
             raise ValueError(f"--{option} must be left out with --to {to}, which has no use for it, got {value}")
     console = create_console()
+    if to != "qdrant":
+        print_model(console, run)
     if to == "onnx":
         _onnx(console, run, out or run / "onnx" / "model.onnx", images)
     elif to == "bundle":
@@ -84,7 +87,8 @@ def _bundle(console: Console, run: Path, out: Path, images: list[Path] | None, w
 
     parts = export_bundle(run, out, onnx_images=few_images(run, images) if with_onnx else None)
     print_line(console, f"{out}: {', '.join(parts)}; pfml.load_bundle({str(out)!r})")
-    for part, command in (("index", "pfml index"), ("threshold", "pfml calibrate")):
+    place = quote(str(run))
+    for part, command in (("index", f"pfml index {place} FOLDER"), ("threshold", f"pfml calibrate {place}")):
         if part not in parts:
             print_line(console, f"it has no {part}, since {run} has none: {command} makes it")
 

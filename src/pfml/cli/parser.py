@@ -181,13 +181,17 @@ def _config_file(name: str) -> str:
 
 
 def _refuse_hostile_yaml(config_file: str) -> None:
-    """End the program at a file that would take all memory or import code; what else is wrong, the parser says."""
+    """End the program at a file that would take all memory or import code, or was damaged since a run wrote it.
+
+    What else is wrong with it, the parser says.
+    """
     import yaml
 
     from pfml.training.config_code import refuse_code_in_text
+    from pfml.training.config_files import read_sealed_text
 
     try:
-        refuse_code_in_text(Path(config_file).read_text(encoding="utf-8"), config_file)
+        refuse_code_in_text(read_sealed_text(Path(config_file)), config_file)
     except (OSError, UnicodeDecodeError):
         return
     except yaml.YAMLError as error:

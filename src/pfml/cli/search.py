@@ -6,11 +6,13 @@ import json
 import math
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from pfml.cli.console import create_console, print_line
+from pfml.cli.console import create_console, print_line, print_model
 from pfml.cli.left_out import end_with_left_out, print_left_out, refuse_nothing_readable
 from pfml.cli.mistaken import refuse_images_first
+from pfml.files import readable
 from pfml.terminal import visible
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ def index(
             print_line(console, remark)
         stored = None if embeddings is None else open_embeddings(embeddings)
         embedder = load_embedder(run).to(resolve_device("auto"))
+        print_model(console, run)
         if not (place / "index.json").is_file():
             ImageIndex.create(place, ModelIdentity.of(embedder), embedder.embedding_dim)
         found = ImageIndex.open(place)
@@ -196,7 +199,7 @@ def _print_index(console: Console, index: ImageIndex) -> None:
 def _about(threshold: Threshold | None, index: ImageIndex, run: Path) -> str:
     """What "unknown" rests on."""
     if threshold is None:
-        return f"no threshold: nothing is called unknown; pfml calibrate {run} finds one"
+        return f"no threshold: nothing is called unknown; pfml calibrate {quote(str(run))} finds one"
     images = threshold.measured_on[0]
     text = f"unknown: farther than {threshold.distance:.3f}, for a false accept rate of {threshold.false_accept_rate:g}"
     if len(index) > LARGER * images:
@@ -233,7 +236,9 @@ def _print_hits(console: Console, query: str, hits: list[Hit], threshold: Thresh
     for rank, hit in enumerate(hits, 1):
         verdict = "unknown" if threshold is not None and threshold.is_unknown(hit.distance) else ""
         # names may hold brackets, which rich would read as markup
-        table.add_row(str(rank), f"{hit.distance:.4f}", Text(hit.class_name), Text(_short(hit.path)), verdict)
+        table.add_row(
+            str(rank), f"{hit.distance:.4f}", Text(readable(hit.class_name)), Text(readable(_short(hit.path))), verdict
+        )
     console.print(table)
 
 

@@ -6,6 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from pfml.cli.console import create_console, print_model
+
 if TYPE_CHECKING:
     from pfml.cli.parser import Parser
 
@@ -45,6 +47,7 @@ def serve(
         decoded_pixels=round(decoded_megapixels * 1e6),
     )
     gallery = Gallery.open(run, index=index)
+    print_model(create_console(stderr=True), run)  # scripts read the address from the first line that is printed
     answer_requests(Service(gallery, limits=limits, map_method=map_, map_points=map_points), access, port)
 
 

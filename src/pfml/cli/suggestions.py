@@ -74,26 +74,34 @@ def with_suggestions(parser: Parser, arguments: list[str]) -> list[str]:
     given = given_options(arguments)
     if given & SETTLED:
         return arguments
-    values = _parsed(parser, arguments)
+    # which would print and end before anything is suggested
+    values = _parsed(parser, [each for each in arguments if not each.startswith("--print_config")])
     user: RunConfig = values["config"]
-    if not is_own(user.data.name) or user.loss.name == "zero-shot":
+    if not is_own(user.data.name):
         return arguments
     # torchrun's later starts find the run that its first one has begun
     if arguments[0] == "train" and values["out"] is not None and not Launch.of_process().restarts:
         RunFolder(values["out"]).refuse_run()
     # epochs and crops depend on how fast this machine is just now: every rank would find other ones
-    added = json.loads(first_words("what it suggests", lambda: json.dumps(_added(user, given, arguments[0]))))
+    split = values["split"] if arguments[0] == "tune" else None
+    added = json.loads(first_words("what it suggests", lambda: json.dumps(_added(user, given, split))))
     return [arguments[0], *added, *arguments[1:]]
 
 
-def _added(user: RunConfig, given: set[str], command: str) -> list[str]:
+def _added(user: RunConfig, given: set[str], split: str | None) -> list[str]:
     """The options that suit the images, but for those that the user has decided; prints reasons."""
-    console = create_console()
-    suggestion = _suggestion(user, given, console)
-    added = []
+    from pfml.training.methods import METHODS
+
+    # what is printed with --print_config goes to a file, without the reasons
+    console = create_console(stderr="print_config" in given)
+    is_untrained = user.loss.name in METHODS and not METHODS[user.loss.name].trains
+    suggestion = _network_alone() if is_untrained else _suggestion(user, given, split, console)
+    added: list[str] = []
+    if all(_is_decided(option, given) for option in suggestion.reasons):
+        return added
     print_line(console, "suggested for these images; any of it can be given instead:")
     for option, reason in suggestion.reasons.items():
-        if _is_decided(option, given) or (option == "data.validation" and command == "tune"):
+        if _is_decided(option, given) or (option == "data.validation" and split is not None):
             continue  # tune divides the training classes itself
         value = _value(suggestion.config, option)
         added.append(f"--{option}={'null' if value is None else value}")
@@ -117,8 +125,20 @@ def _parsed(parser: Parser, arguments: list[str]) -> dict[str, Any]:
     return with_run_config(vars(parser.instantiate(parsed)[parsed.command]))
 
 
-def _suggestion(user: RunConfig, given: set[str], console: Console) -> Suggestion:
-    """Look at the images with the network that will be trained, then decide the rest."""
+def _network_alone() -> Suggestion:
+    """For a run that trains nothing: the network that would be trained, at the resolution that it comes with."""
+    from pfml.training.run import RunConfig
+    from pfml.training.suggest import Suggestion, suggest_model
+
+    model, reasons = suggest_model(None)
+    return Suggestion(RunConfig(model=model), {"model.backbone": reasons["model.backbone"]})
+
+
+def _suggestion(user: RunConfig, given: set[str], split: str | None, console: Console) -> Suggestion:
+    """Look at the images with the network that will be trained, then decide the rest.
+
+    With `split`, it is for the classes that are left to train on when the training classes are divided for tuning.
+    """
     from pfml.data import check_data, load_data
     from pfml.data.own_images import own_images
     from pfml.training.environment import resolve_device
@@ -136,6 +156,9 @@ def _suggestion(user: RunConfig, given: set[str], console: Console) -> Suggestio
     for remark in data.remarks:  # what is left out comes first: everything below rests on the rest
         print_line(console, remark)
     suggest(data, None, device)
+    if split is not None:
+        data = _divided(data, split)
+        suggest(data, None, device)
     short_side = typical_short_side(data.train)
     model, _ = suggest_model(short_side)
     chosen = {name.removeprefix("model."): getattr(user.model, name[6:]) for name in given if name.startswith("model.")}
@@ -146,6 +169,21 @@ def _suggestion(user: RunConfig, given: set[str], console: Console) -> Suggestio
     if "backbone" in chosen:
         suggestion.reasons.pop("model.image_size", None)
     return suggestion
+
+
+def _divided(data: RetrievalData, split: str) -> RetrievalData:
+    """What trials of `pfml tune` train on and are judged by."""
+    from pfml.data import with_validation
+
+    divided = with_validation(data, split)
+    judges = divided.validation
+    if judges is None or divided.train.num_classes < 2 or int(judges.labels.bincount().max()) < 2:
+        raise ValueError(
+            f"tuning divides the training classes once more, and must keep 2 to train on and one with two images to "
+            f"judge by; of {data.train.num_classes} training classes, --split {split} leaves "
+            f"{divided.train.num_classes}: add class folders, or take another split (half, fold-0 to fold-3)"
+        )
+    return replace(divided, test=judges, validation=None, gallery=None)
 
 
 def _distances(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from pfml.cli.console import create_console, print_line, print_results
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from pfml.cli.parser import Parser
     from pfml.distributed import World
     from pfml.distributed.launch import Launch
+    from pfml.training.comparison import Untrained
     from pfml.training.monitor import Monitor
     from pfml.training.run import RunConfig
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 def train(config: RunConfig, out: Path | None = None, resume: Path | None = None, recipe: str | None = None) -> None:
     """Train an embedder and evaluate it on unseen classes: log, checkpoints, model and results in a run folder."""
     from pfml.distributed.launch import FailedElsewhereError, Launch, open_world
+    from pfml.models.embedder import learned_by
     from pfml.report.run_page import write_run_report
     from pfml.training.comparison import comparison
     from pfml.training.config_files import read_config
@@ -50,7 +54,8 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
                 world.by_first(RunFolder(out).refuse_run)  # before anything is said or computed
             results, untrained = _trained(config, out, resume is not None, console, world)
     except Interrupted as interrupt:
-        print_line(console, f"{interrupt}; go on with: pfml train --resume {out}")
+        with suppress(OSError):  # the terminal may be gone, whose end is SIGHUP
+            print_line(console, f"{interrupt}; go on with: pfml train --resume {quote(str(out))}")
         sys.exit(128 + interrupt.signal)
     except FailedElsewhereError as error:
         is_there = out is not None and RunFolder(out).config.is_file()
@@ -61,19 +66,24 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
     print_results(console, results)
     if untrained is not None:
         if not RunFolder(out).entries("untrained"):
-            RunFolder(out).append("untrained", 0, test=untrained)  # for the report
-        print_line(console, comparison(untrained, results))
-    print_line(console, f"{out}: config, log, results; the model: pfml.load_embedder({str(out)!r})")
+            RunFolder(out).append(
+                "untrained", 0, test=untrained.scores, image_size=untrained.image_size
+            )  # for the report
+        print_line(console, comparison(untrained, results, config))
+    learned = learned_by(out)
+    which = f" ({learned.moment})" if learned is not None and learned.moment else ""
+    print_line(console, f"{out}: config, log, results; the model{which}: pfml.load_embedder({str(out)!r})")
     if is_own(config.data.name):
         print_line(console, f"{write_run_report(out)}: curves, what queries find, a map, the hardest classes")
     else:
-        print_line(console, f"a page about it: pfml report {out}")
+        print_line(console, f"a page about it: pfml report {quote(str(out))}")
 
 
 def _trained(
     config: RunConfig, out: Path, resume: bool, console: Console, world: World
-) -> tuple[dict[str, Any], dict[str, float] | None]:
+) -> tuple[dict[str, Any], Untrained | None]:
     """The results of the run, and what the untrained network finds, if that is asked."""
+    from pfml.training.comparison import Untrained
     from pfml.training.monitor import ProgressMonitor
     from pfml.training.run import run
     from pfml.training.run_folder import RunFolder
@@ -82,7 +92,7 @@ def _trained(
     print_line(console, f"{config.loss.name} on {config.data.name}, {config.model.backbone}, in {out}{ranks}")
     monitor = ProgressMonitor(console)
     # a run that was interrupted before its end has not noted what the untrained network finds
-    noted = [entry["test"] for entry in RunFolder(out).entries("untrained")] if resume else []
+    noted = [Untrained(e["test"], e.get("image_size")) for e in RunFolder(out).entries("untrained")] if resume else []
     untrained = noted[-1] if noted else _untrained(config, monitor, world)
     return run(config, out, resume=resume, monitor=monitor, world=world), untrained
 
@@ -115,7 +125,7 @@ def is_own(name: str) -> bool:
     return is_own_data(name)
 
 
-def _untrained(config: RunConfig, monitor: Monitor, world: World) -> dict[str, float] | None:
+def _untrained(config: RunConfig, monitor: Monitor, world: World) -> Untrained | None:
     """What the pretrained network finds by itself among one's own images; None where there is no such network."""
     from pfml.data.decoding import UnreadableImagesError, check_data
     from pfml.models.backbones import default_weights
@@ -144,6 +154,7 @@ def tune(
     """Choose hyper-parameters on classes that are neither trained nor tested on: best.yaml for pfml train --config."""
     from pfml.experiments.tune import Range, space_of
     from pfml.experiments.tune import tune as search
+    from pfml.training.interrupts import Interrupted, interruptible
 
     console = create_console()
     out = out or free_folder(Path("out/tune"), f"{Path(config.data.name).stem}-{config.loss.name}")
@@ -166,10 +177,16 @@ def tune(
             console, f"trial {trial['number']}: {values}: {score} {trial['state']} {trial['error'] or ''}".strip()
         )
 
-    tuned = search(config, out, trials=trials, space=ranges, split=split, on_trial=show)
+    try:
+        with interruptible("stopped between two trials"):
+            tuned = search(config, out, trials=trials, space=ranges, split=split, on_trial=show)
+    except Interrupted as interrupt:
+        with suppress(OSError):
+            print_line(console, f"{interrupt}; the same command goes on with the study, with --out {out}")
+        sys.exit(128 + interrupt.signal)
     values = ", ".join(f"{name} {value:.4g}" for name, value in tuned.values.items())
     print_line(console, f"best on validation classes: {config.select_by} {100 * tuned.score:.2f} with {values}")
-    print_line(console, f"train with it: pfml train --config {out / 'best.yaml'}")
+    print_line(console, f"train with it: pfml train --config {quote(str(out / 'best.yaml'))}")
 
 
 def add_train_arguments(parser: Parser) -> None:

@@ -66,7 +66,7 @@ class FileImages:
         Workers run ahead, so the plan is asked for its items before they are delivered.
         """
         if self.workers == 0:
-            yield from (send(self._reader[_packed(windows)], self.device) for windows in plan)
+            yield from (send(self._reader.crops(_packed(windows)), self.device) for windows in plan)
             return
         if self._under_way:
             # the kept workers are busy with another plan, which goes on after this one
@@ -82,6 +82,8 @@ class FileImages:
 
     def _delivered(self, loader: DataLoader[Tensor]) -> Iterator[Tensor]:
         for crops in loader:
+            if isinstance(crops, tuple):
+                raise ImageError(*crops)
             yield crops.to(self.device, non_blocking=True)
 
     def _new_loader(self, plan: _PlanSampler, *, keep: bool) -> DataLoader[Tensor]:
@@ -108,19 +110,34 @@ class _PlanSampler(Sampler[Any]):
         return map(_packed, self.plan)
 
 
-class _CropReader(Dataset[Tensor]):
-    """Makes the crops of a batch from its files; runs in the workers."""
+class _CropReader(Dataset[Any]):
+    """Makes the crops of a batch from its files; runs in the workers.
+
+    An item is the crops, or the path and the reason of an image that cannot be read: what a worker raises, a DataLoader
+    makes a traceback of.
+    """
 
     def __init__(self, paths: tuple[Path, ...], sizes: Tensor, short_side: int | None) -> None:
         self.paths = [str(path) for path in paths]
         self.sizes = sizes.numpy()  # tensors would take a file descriptor per worker
         self.short_side = short_side
 
-    def __getitem__(self, packed: dict[str, Any]) -> Tensor:
+    def __getitem__(self, packed: dict[str, Any]) -> Tensor | tuple[str, str]:
+        try:
+            return self.crops(packed)
+        except ImageError as error:
+            return str(error.path), error.reason
+
+    def crops(self, packed: dict[str, Any]) -> Tensor:
+        """(B, 3, size, size) float32 RGB in [0, 1]; ImageError for an image that cannot be read."""
         return resample(self._image, _unpacked(packed))
 
     def _image(self, index: int) -> Tensor:
-        image = read_rgb(self.paths[index], self.short_side)
+        try:
+            image = read_rgb(self.paths[index], self.short_side)
+        except ImageError as error:
+            reason = f"{error.reason}, but could be read when the images were checked: restore it, then resume"
+            raise ImageError(self.paths[index], reason) from None
         if tuple(image.shape[1:]) != tuple(self.sizes[index]):
             raise ImageError(self.paths[index], "has another size than when the images were checked")
         return image

@@ -105,7 +105,7 @@ def execute(
         keep_checkpoints: See `Session`.
 
     Raises:
-        Interrupted: By SIGINT or SIGTERM, after the runs in progress have saved their state.
+        Interrupted: By SIGINT, SIGTERM or SIGHUP, after the runs in progress have saved their state.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be >= 1, got {jobs}")

@@ -84,8 +84,9 @@ def concatenate_folds(run: PlannedRun, place: Workplace) -> Outcome:
     last epoch; "separated" the means of the folds' own metrics, both times over the models of "validation_selected".
     """
     data, _ = prepared(replace(run.config.data, validation="none"))
-    chosen, separated = _concatenated([RunFolder(part).validation_model for part in place.parts], data, run.config)
-    last, _ = _concatenated([RunFolder(part).model for part in place.parts], data, run.config)
+    models = [RunFolder(part).chosen_and_last() for part in place.parts]
+    chosen, separated = _concatenated([one for one, _ in models], data, run.config)
+    last, _ = _concatenated([one for _, one in models], data, run.config)
     results = {
         "last": last,
         "best": {**last, "epoch": run.epochs},

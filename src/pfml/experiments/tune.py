@@ -22,7 +22,9 @@ from pfml.files import write_atomically
 from pfml.models import Embedder
 from pfml.training.config_files import plain, write_config
 from pfml.training.environment import seeded
+from pfml.training.interrupts import Interrupted
 from pfml.training.monitor import Monitor
+from pfml.training.preparation import create_batches, require_matches
 from pfml.training.run import RunConfig, prepare_data, train
 from pfml.words import did_you_mean
 
@@ -180,6 +182,8 @@ def tune(
     for name, each in space.items():
         with_value(config, name, round(each.low) if each.whole else each.low)
     data = tuning_data(config, split)
+    create_batches(data.train, config)  # what no trial can do is said before any is tried
+    require_matches(data)
     out.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
@@ -201,6 +205,9 @@ def tune(
                 embedder = Embedder(chosen.model)
             watch = _Pruning(trial, chosen.select_by, monitor or Monitor())
             results = train(embedder, data, chosen, out=folder, storage=chosen.storage, monitor=watch)
+        except Interrupted:
+            trial.set_user_attr("interrupted", True)
+            raise
         except (ValueError, RuntimeError) as error:  # values that do not go together, or a loss that is not finite
             trial.set_user_attr("error", str(error)[:500])
             raise
@@ -212,13 +219,14 @@ def tune(
         _write_record(out, config, space, split, study)
         on_trial(_record(trial))
 
-    done = sum(trial.state.is_finished() for trial in study.trials)
+    # a trial that was interrupted says nothing about its values, and another one takes its place
+    done = sum(trial.state.is_finished() and "interrupted" not in trial.user_attrs for trial in study.trials)
     if done < trials:
         study.optimize(objective, n_trials=trials - done, callbacks=[finished], catch=(ValueError, RuntimeError))
     complete = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.COMPLETE]
     if not complete:
         errors = [trial.user_attrs["error"] for trial in study.trials if "error" in trial.user_attrs]
-        raise RuntimeError(f"no trial came to an end; the first error: {errors[0] if errors else 'unknown'}")
+        raise ValueError(f"no trial came to an end; the first error: {errors[0] if errors else 'unknown'}")
     best = max(complete, key=lambda trial: trial.value or -math.inf)
     chosen = _with_values(config, best.params)
     write_config(out / "best.yaml", chosen)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from pfml.bundles import read_bundle, write_bundle
+from pfml.bundles import read_bundle, read_manifest, write_bundle
 from pfml.data.preprocessing import Preprocessing
 from pfml.files import DamagedFileError, remove_partials, write_atomically
 from pfml.models.backbone import Backbone
@@ -63,10 +63,28 @@ class EmbedderConfig:
 
 @dataclass(frozen=True)
 class TrainedOn:
-    """What an embedder has learned from: these classes are no test of it."""
+    """What an embedder has learned from: these classes are no test of it.
+
+    Args:
+        dataset: The data.
+        class_names: The classes.
+        epoch: Of the run that trained it; None if that is not known.
+        chosen_by: The score on validation classes that chose this epoch; None for the last epoch.
+    """
 
     dataset: str
     class_names: tuple[str, ...] = field(repr=False)
+    epoch: int | None = None
+    chosen_by: str | None = None
+
+    @property
+    def moment(self) -> str:
+        """Which epoch of its run these weights are, in words; empty if that is not known."""
+        if self.epoch is None:
+            return ""
+        return (
+            f"epoch {self.epoch}, {'the last' if self.chosen_by is None else f'chosen by validation {self.chosen_by}'}"
+        )
 
 
 class Embedder(nn.Module):
@@ -231,9 +249,8 @@ def load_embedder(folder: str | Path) -> Embedder:
     try:
         config = EmbedderConfig(**description["embedder"])
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
-        learned = description["trained_on"]
-        trained_on = None if learned is None else TrainedOn(learned["dataset"], tuple(learned["class_names"]))
-    except (KeyError, TypeError) as error:
+        trained_on = _trained_on(description["trained_on"])
+    except (KeyError, TypeError, AttributeError) as error:
         raise DamagedFileError(f"{place / 'model.json'} must describe an embedder, got {error!r}") from None
     except ValueError as error:
         raise DamagedFileError(f"{place / 'model.json'} must describe a usable embedder: {error}") from None
@@ -241,6 +258,22 @@ def load_embedder(folder: str | Path) -> Embedder:
     load_into(embedder, tensors, place)
     embedder.config, embedder.preprocessing, embedder.trained_on = config, preprocessing, trained_on
     return embedder.eval()
+
+
+def learned_by(folder: str | Path) -> TrainedOn | None:
+    """What the model of `folder` has learned from, by its model.json alone; None if that does not say it."""
+    path = _model_folder(Path(folder)) / "model.json"
+    try:
+        return _trained_on(read_manifest(path)["trained_on"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DamagedFileError(f"{path} must describe an embedder, got {error!r}") from None
+
+
+def _trained_on(learned: dict[str, Any] | None) -> TrainedOn | None:
+    if learned is None:
+        return None
+    moment = learned.get("epoch"), learned.get("chosen_by")
+    return TrainedOn(learned["dataset"], tuple(learned["class_names"]), *moment)
 
 
 def _model_folder(folder: Path) -> Path:

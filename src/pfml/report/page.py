@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from pfml.files import write_atomically
+from pfml.files import readable, write_atomically
 from pfml.report.theme import DARK, LIGHT, PIXEL_DENSITY, Theme
 
 __all__ = ["Figure", "Gallery", "Listing", "Page", "Section", "Table", "render", "write_page"]
@@ -122,7 +122,7 @@ class Page:
 
 def write_page(path: Path, page: Page) -> None:
     """Write the page so that a reader finds the old file or the new one, never half of one."""
-    write_atomically(path, render(page).encode())
+    write_atomically(path, readable(render(page)).encode())
 
 
 def render(page: Page) -> str:

@@ -16,6 +16,7 @@ from pfml.data.image_set import ImageSet
 from pfml.evaluation import embed
 from pfml.models import Embedder, load_embedder
 from pfml.report.run_measures import Search, search_unseen
+from pfml.training.comparison import Untrained
 from pfml.training.config_files import read_config
 from pfml.training.environment import precision, resolve_device
 from pfml.training.run import RunConfig, prepare_data
@@ -36,11 +37,12 @@ class Facts:
         folder, config, data: Of the run.
         results: As in results.json; None if the run has not ended.
         search: Every image of the unseen classes, searched by the embedder that is reported.
-        is_validated: Whether that embedder is the one that validation chose, not the last epoch's.
+        moment: Which epoch that embedder is of, in words.
+        loss_epoch: Which epoch the loss is of, in words.
         loss: The trained loss; None if the folder does not hold it.
         loss_remark: Why it is missing, in a sentence; empty if it is there.
         train_images: Some of the training images, if there is a loss to look at them with.
-        train_points: (n, D): where the last epoch's embedder puts them.
+        train_points: (n, D): where the embedder of the same epoch as the loss puts them.
         wrong_labels: Rows of noise.csv: image, true class, given class.
     """
 
@@ -49,7 +51,8 @@ class Facts:
     data: RetrievalData
     results: dict[str, Any] | None
     search: Search
-    is_validated: bool
+    moment: str
+    loss_epoch: str
     loss: nn.Module | None
     loss_remark: str
     train_images: ImageSet
@@ -57,10 +60,10 @@ class Facts:
     wrong_labels: tuple[dict[str, str], ...]
 
     @property
-    def untrained(self) -> dict[str, float] | None:
-        """The scores of the network before training, if the run has measured them."""
+    def untrained(self) -> Untrained | None:
+        """What the network found before training, if the run has measured it."""
         entries = self.folder.entries("untrained")
-        return entries[-1]["test"] if entries else None
+        return Untrained(entries[-1]["test"], entries[-1].get("image_size")) if entries else None
 
 
 def read_facts(run: Path, *, device: str = "auto", track: Track | None = None) -> Facts:
@@ -82,8 +85,9 @@ def read_facts(run: Path, *, device: str = "auto", track: Track | None = None) -
     config = read_config(folder.config)
     data, _ = prepare_data(config.data, track)
     place = resolve_device(device)
-    is_validated = (folder.validation_model / "model.json").is_file()
-    chosen = load_embedder(folder.validation_model if is_validated else folder.model).to(place)
+    model, last = folder.chosen_and_last()
+    chosen = load_embedder(model).to(place)
+    moment = "" if chosen.trained_on is None else chosen.trained_on.moment
 
     def points_of(embedder: Embedder, images: ImageSet) -> Tensor:
         return embed(embedder, images, autocast=precision(config.autocast), track=track).cpu()
@@ -96,9 +100,22 @@ def read_facts(run: Path, *, device: str = "auto", track: Track | None = None) -
     if loss is not None:
         step = -(-len(data.train) // MOST_TRAINING_IMAGES)
         some = data.train.subset(torch.arange(0, len(data.train), step))
-        points = points_of(load_embedder(folder.model).to(place), some)
+        points = points_of(chosen if model == folder.model else load_embedder(folder.model).to(place), some)
+    moment = moment or ("the last epoch" if model == last else "the epoch that validation chose")
+    loss_epoch = moment.partition(",")[0] if model == folder.model else "the last epoch"
     return Facts(
-        folder, config, data, _results(folder), search, is_validated, loss, remark, some, points, _wrong(folder.noise)
+        folder=folder,
+        config=config,
+        data=data,
+        results=_results(folder),
+        search=search,
+        moment=moment,
+        loss_epoch=loss_epoch,
+        loss=loss,
+        loss_remark=remark,
+        train_images=some,
+        train_points=points,
+        wrong_labels=_wrong(folder.noise),
     )
 
 
@@ -110,12 +127,7 @@ def _trained_loss(run: Path) -> tuple[nn.Module | None, str]:
 
 
 def _results(folder: RunFolder) -> dict[str, Any] | None:
-    import json
-
-    if not folder.results.is_file():
-        return None
-    results: dict[str, Any] = json.loads(folder.results.read_text(encoding="utf-8"))
-    return results
+    return folder.read_results() if folder.results.is_file() else None
 
 
 def _wrong(noise: Path) -> tuple[dict[str, str], ...]:

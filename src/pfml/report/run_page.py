@@ -49,13 +49,13 @@ def write_run_report(run: Path, out: Path | None = None, *, device: str = "auto"
 
 def run_page(facts: Facts) -> Page:
     """Numbers and pictures of one run."""
-    data, which = facts.data, "validation-selected" if facts.is_validated else "last epoch's"
+    data = facts.data
     recall = _recall_at_1(facts)
     validation = "" if data.validation is None else f", {data.validation.num_classes:,} to choose on"
     lead = (
         f"{facts.config.loss.name} with {facts.config.model.backbone}: {recall:.1%} of {len(data.test):,} images of "
-        f"{data.test.num_classes:,} unseen classes have an image of their own class nearest to them, by the {which} "
-        f"model. {data.train.num_classes:,} classes to train on{validation}."
+        f"{data.test.num_classes:,} unseen classes have an image of their own class nearest to them, by the run's "
+        f"model ({facts.moment}). {data.train.num_classes:,} classes to train on{validation}."
     )
     sections = (
         _results(facts),
@@ -86,10 +86,14 @@ def _results(facts: Facts) -> Section:
         "last": "last epoch",
         "best_on_test": "best on test, chosen on what it reports",
     }
-    rows = {names[key]: entry for key in names if (entry := facts.results.get(key)) is not None}
-    scores = {f"{name} (epoch {entry['epoch']})": entry["test"] for name, entry in rows.items()}
+    model = facts.results.get("model")
+    scores = {
+        f"{name} (epoch {entry['epoch']}{', the model' if key == model else ''})": entry["test"]
+        for key, name in names.items()
+        if (entry := facts.results.get(key)) is not None
+    }
     if facts.untrained is not None:
-        scores = {"the network before training": facts.untrained, **scores}
+        scores = {"the network before training": facts.untrained.scores, **scores}
     keys = [key for key in facts.results["last"]["test"] if key.startswith("recall_at_") or key == "map_at_r"]
     columns = ("", *(key.replace("recall_at_", "R@").replace("map_at_r", "MAP@R") for key in keys))
     cells = tuple((name, *(f"{100 * one[key]:.1f}" for key in keys)) for name, one in scores.items())
@@ -99,7 +103,7 @@ def _results(facts: Facts) -> Section:
     )
     blocks: tuple[Block, ...] = (Table(columns, cells, caption),)
     if facts.untrained is not None:
-        sentence = comparison(facts.untrained, facts.results)
+        sentence = comparison(facts.untrained, facts.results, facts.config)
         blocks = (sentence[0].upper() + sentence[1:] + ".", *blocks)
     return Section("Results", blocks)
 
@@ -126,7 +130,7 @@ def _classes(facts: Facts) -> Section:
 
 
 def _diagnostics(facts: Facts) -> Section:
-    title = "The field after the last epoch"
+    title = f"The field of {facts.loss_epoch}"
     if facts.loss is None:
         return Section(title, (facts.loss_remark,))
     if not isinstance(facts.loss, PotentialFieldLoss):

@@ -50,7 +50,7 @@ def curves_section(facts: Facts) -> Section:
 
 def _curve(facts: Facts, entries: list[dict[str, Any]], role: str, metric: str) -> Curve:
     """A metric at each evaluation; of the test classes also before training, if that was measured."""
-    start = [] if facts.untrained is None or role != "test" else [(0.0, facts.untrained[metric])]
+    start = [] if facts.untrained is None or role != "test" else [(0.0, facts.untrained.scores[metric])]
     points = [*start, *((float(entry["epoch"]), entry[role][metric]) for entry in entries)]
     return Curve(ROLES[role], tuple(x for x, _ in points), tuple(y for _, y in points))
 
@@ -124,7 +124,7 @@ def proxies_section(facts: Facts, *, seed: int = 0) -> Section:
         light, dark = in_both_themes(draw)
         caption = (
             f"t-SNE of {len(chosen):,} training images of {len(classes)} classes (dots) and their {len(stars)} proxies "
-            f"(stars), after the last epoch."
+            f"(stars), at {facts.loss_epoch}."
         )
         blocks.append(Figure(light, caption, alt="t-SNE map of training images with proxies as stars", dark=dark))
     if isinstance(facts.loss, PotentialFieldLoss) and facts.data.train.num_classes >= 2:

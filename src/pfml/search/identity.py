@@ -49,7 +49,10 @@ class ModelIdentity:
             digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
             digest.update(values.flatten().numpy().data)
         trained_on = "untrained" if embedder.trained_on is None else f"trained on {embedder.trained_on.dataset}"
-        return cls(digest.hexdigest(), f"{embedder.config.backbone}, {trained_on}")
+        moment = (
+            "" if embedder.trained_on is None or not embedder.trained_on.moment else f", {embedder.trained_on.moment}"
+        )
+        return cls(digest.hexdigest(), f"{embedder.config.backbone}, {trained_on}{moment}")
 
     def require(self, other: ModelIdentity, what: str) -> None:
         """Raise OtherModelError unless `other` is this model; `what` belongs to this one."""

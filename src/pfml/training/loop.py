@@ -16,9 +16,10 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,7 +36,8 @@ from pfml.models import Embedder
 from pfml.models.batch_norm import set_trainable, start_training_mode
 from pfml.models.head_start import require_layer, start_head, uniform_head
 from pfml.training.averaging import WeightAverage, largest_share
-from pfml.training.checkpoint import CheckpointWriter
+from pfml.training.checkpoint import CheckpointWriter, part
+from pfml.training.chosen import is_kept, keep_chosen, kept_tensors
 from pfml.training.config import TrainConfig
 from pfml.training.environment import compiled, compiles, precision, reading_lag, reproducible, resolve_device
 from pfml.training.interrupts import Interrupted, StopWish, stop_wish
@@ -46,12 +48,13 @@ from pfml.training.parallel import (
     create_rank_loss,
     create_scaler,
     has_proxies,
+    loss_state,
     prepare_network,
     require_same_task,
     whole_loss,
 )
 from pfml.training.preparation import create_batches, learned, on_device, require_matches
-from pfml.training.results import summarize
+from pfml.training.results import of_model, summarize
 from pfml.training.resume import go_on, progress, tensors_of
 from pfml.training.run_card import write_run_cards
 from pfml.training.run_folder import RunFolder
@@ -61,6 +64,7 @@ from pfml.training.watch import Batch, Outcome, Watch
 
 __all__ = ["NonFiniteLossError", "Training", "create_batches", "on_device"]
 
+T = TypeVar("T")
 #: A signal that comes again within this time was passed on twice, by torchrun and by a terminal.
 ECHO_SECONDS = 3.0
 
@@ -125,6 +129,7 @@ class Training:
         self.mean_terms: dict[str, float] = {}  # of the last whole epoch
         self.history: list[dict[str, Any]] = []
         self.pace = Pace()
+        self.wish = StopWish()
 
     @property
     def step(self) -> int:
@@ -134,7 +139,7 @@ class Training:
     def run(self) -> dict[str, Any]:
         """Train to the end; the results, also written to the run's folder."""
         echo = ECHO_SECONDS if self.world.size > 1 else 0.0
-        with stop_wish(echo_seconds=echo) as wish, reproducible(self.config.deterministic):
+        with stop_wish(echo_seconds=echo) as self.wish, reproducible(self.config.deterministic):
             if self.step == 0:
                 self.place_head()
                 self.place_proxies()
@@ -142,12 +147,12 @@ class Training:
             try:
                 with self.writer:
                     while self.epoch < self.config.epochs:
-                        self.train_epoch(wish)
+                        self.train_epoch()
             finally:
                 self.monitor.stop()
             return self.finish()
 
-    def train_epoch(self, wish: StopWish) -> None:
+    def train_epoch(self) -> None:
         """The rest of the current epoch, an evaluation if one is due, a checkpoint."""
         config = self.config
         start_training_mode(self.embedder, batch_norm=config.batch_norm)
@@ -166,20 +171,40 @@ class Training:
             self.position += 1
             self.account(outcomes)
             due = config.checkpoint_every and self.step % config.checkpoint_every == 0
-            stop = self.world.largest(wish.number)  # once, since it may be asked for between two looks
+            stop = self.world.largest(self.wish.number)  # once, since it may be asked for between two looks
             if due or stop:
                 self.save()
             if stop:
-                raise Interrupted(f"stopped at step {self.step}, state saved", stop)
+                raise self.interrupted(stop)
         self.catch_up()
-        steps = len(self.batches)
-        mean_loss = self.loss_sum / steps
-        self.mean_terms = {name: value / steps for name, value in self.term_sums.items()}
-        self.epoch, self.position, self.loss_sum, self.term_sums = self.epoch + 1, 0, 0.0, {}
-        if self.epoch % config.evaluate_every == 0 or self.epoch == config.epochs:
-            with self.weight_average.applied():
-                self.evaluate(mean_loss, self.pace.images_per_second())
+        self.mean_terms = {name: value / len(self.batches) for name, value in self.term_sums.items()}
+        done = self.epoch + 1
+        if done % config.evaluate_every == 0 or done == config.epochs:
+            try:
+                with self.weight_average.applied():
+                    self.evaluate(done, self.loss_sum / len(self.batches))
+            except Interrupted:
+                self.save()  # before the evaluation, which a resumed run begins with
+                raise
+        self.epoch, self.position, self.loss_sum, self.term_sums = done, 0, 0.0, {}
         self.save()
+        self.stop_if_asked()
+
+    def interrupted(self, number: int) -> Interrupted:
+        """What a run that was asked to stop ends with, once its state is saved."""
+        return Interrupted(f"stopped at step {self.step}, state saved", number)
+
+    def stop_if_asked(self) -> None:
+        """End the run if any rank was asked to stop; all ranks call this, and the state has been saved."""
+        if stop := self.world.largest(self.wish.number):
+            raise self.interrupted(stop)
+
+    def stoppable(self, items: Iterable[T], description: str, total: int) -> Iterator[T]:
+        """The same items, as long as nobody asks to stop. For one process: of several ranks, all must go on."""
+        for item in items:
+            yield item
+            if self.wish.asked:
+                raise self.interrupted(self.wish.number)
 
     def plan(self, batches: list[Tensor]) -> Iterator[Windows]:
         """Where each image of each batch is cropped, of those that are this rank's."""
@@ -300,23 +325,43 @@ class Training:
         generator = generator_for(self.config.seed, "proxies", 0)
         self.loss.initialize_proxies(embeddings.to(self.device), self.labels, generator=generator)
 
-    def evaluate(self, mean_loss: float, images_per_second: float) -> None:
-        """Add an evaluation on the unseen classes to the history."""
+    def evaluate(self, epoch: int, mean_loss: float) -> None:
+        """Add an evaluation on the unseen classes, after so many epochs, to the history."""
         entry: dict[str, Any] = {
-            "epoch": self.epoch,
+            "epoch": epoch,
             "loss": mean_loss,
             **({"terms": self.mean_terms} if self.mean_terms else {}),
-            "images_per_second": images_per_second,
+            "images_per_second": self.images_per_second(),
             "test": self.scores("test"),
         }
         if "validation" in self.sources:
             entry["validation"] = self.scores("validation")
+        before = self.chosen_epoch()
         self.history.append(entry)
+        if self.world.largest(self.chosen_epoch() == epoch):
+            self.keep(epoch, [] if before is None else [before])
         self.folder.append("evaluation", self.step, **entry)
         self.monitor.evaluated(entry)
+
+    def images_per_second(self) -> float:
+        """Of this epoch; where it was trained before the run was resumed, what the log says."""
+        steps = [] if self.pace.images else self.folder.entries("step")
+        return float(steps[-1]["images_per_second"]) if steps else self.pace.images_per_second()
+
+    def chosen_epoch(self) -> int | None:
+        """The epoch that validation has chosen so far; None without validation."""
+        if not self.history:
+            return None
         chosen = summarize(self.history, select_by=self.config.select_by)["validation_selected"]
-        if chosen is entry and self.world.is_first:
-            self.embedder.save(self.folder.validation_model)
+        return None if chosen is None else int(chosen["epoch"])
+
+    def keep(self, epoch: int, also: Sequence[int]) -> None:
+        """Keep the network as it was evaluated and the loss: validation has chosen this epoch; all ranks call this."""
+        tensors = {f"embedder/{name}": value for name, value in self.embedder.state_dict().items()}
+        tensors |= {f"loss/{name}": value for name, value in loss_state(self.loss).items()}
+        self.world.by_first(self.folder.require_there)
+        self.writer.wait()  # what only an older checkpoint goes by may be removed then
+        self.world.by_first(lambda: keep_chosen(self.folder.checkpoints, epoch, tensors, also=also))
 
     def scores(self, role: str) -> dict[str, float]:
         """Retrieval on the test or validation classes."""
@@ -329,6 +374,7 @@ class Training:
             test_source=self.sources[role],
             gallery_source=self.sources.get("gallery") if role == "test" else None,
             autocast=precision(self.config.autocast),
+            track=self.stoppable if self.world.size == 1 else None,
             world=self.world,
         )
         return metrics.as_dict()
@@ -336,38 +382,77 @@ class Training:
     def embeddings(self, role: str, *, features: bool = False) -> Tensor:
         """Embeddings (or features) of all images of a part of the data, as evaluation sees them."""
         mixed = precision(self.config.autocast)
-        return embed(self.embedder, self.sources[role], autocast=mixed, world=self.world, features=features)
+        track = self.stoppable if self.world.size == 1 else None
+        world = self.world
+        return embed(self.embedder, self.sources[role], autocast=mixed, track=track, world=world, features=features)
 
     def finish(self) -> dict[str, Any]:
         """Save embedder and loss, measure how well proxies fit their data, write the results.
 
-        The caller's embedder is left with the weights that are saved: their mean, if there is one.
+        The caller's embedder is left with the weights of the model: those of the epoch that validation chose, else of
+        the last; their mean, if there is one.
         """
         self.weight_average.adopt()
         self.embedder.eval()
         loss = whole_loss(self.loss, self.config.loss, self.data.train.num_classes, self.embedder.embedding_dim)
+        results = summarize(self.history, select_by=self.config.select_by)
+        self.become_model(loss, results)
         points = self.embeddings("train") if has_proxies(self.loss) else None
-        results: dict[str, Any] = self.world.by_first(lambda: self.written(loss, points))
+        self.stop_if_asked()
+        results = self.world.by_first(lambda: self.written(loss, points, results))
+        if stop := self.world.largest(self.wish.number):  # who goes on with another run would not hear of it
+            raise Interrupted("stopped when the run had ended, its results are written", stop)
         return results
 
-    def written(self, loss: Any, embeddings: Tensor | None) -> dict[str, Any]:
+    def become_model(self, loss: Any, results: dict[str, Any]) -> None:
+        """Give the embedder, and `loss` on the first rank, the state of the epoch that is the run's model.
+
+        Where validation chose another epoch than the last, the last one is saved beside it. Where the state of the
+        chosen epoch is not there, as in runs that an earlier version began, `results` say that the last is the model.
+        """
+        learned, last = self.embedder.trained_on, results["last"]["epoch"]
+        assert learned is not None
+        chosen, kept = of_model(results)["epoch"], self.folder.checkpoints
+        if chosen != last and not self.world.by_first(lambda: is_kept(kept, chosen)):
+            self.monitor.remark(
+                f"{kept} does not hold the state of epoch {chosen}, which validation chose: "
+                f"the model is that of the last epoch, {last}"
+            )
+            results["model"], chosen = "last", last
+        if chosen != last:
+            of_last = replace(learned, epoch=last)
+            self.world.by_first(lambda: self.embedder.save(self.folder.last_model, trained_on=of_last))
+            self.world.by_first(lambda: self.load_chosen(loss, chosen))
+            self.world.copy_first(list(self.embedder.state_dict().values()))
+        by = None if results["model"] == "last" else results["selected_by"]
+        self.embedder.trained_on = replace(learned, epoch=chosen, chosen_by=by)
+
+    def load_chosen(self, loss: Any, epoch: int) -> None:
+        """Give the embedder and `loss` the state that was kept of an epoch."""
+        tensors = kept_tensors(self.folder.checkpoints, epoch)
+        self.embedder.load_state_dict(part(tensors, "embedder/"))
+        loss.load_state_dict(part(tensors, "loss/"))
+
+    def written(self, loss: Any, embeddings: Tensor | None, results: dict[str, Any]) -> dict[str, Any]:
         """The results, after writing all that a run ends with; `embeddings` are None for a loss without proxies."""
+        self.folder.require_there()
         self.embedder.save(self.folder.model)
         names, dim = self.data.train.class_names, self.embedder.embedding_dim
         save_loss(self.folder.loss, loss, self.config.loss, names, dim)
-        results = summarize(self.history, select_by=self.config.select_by)
         if embeddings is not None:
             alignment = proxy_alignment(loss.proxy_points(), embeddings, self.data.train.labels)
             results["alignment"] = {"paper": alignment.paper, "wasserstein2": alignment.wasserstein2}
         self.folder.write_results(results)
         write_run_cards(self.folder, self.data, self.config, results)
         self.folder.close()
+        self.folder.require_there()
         return results
 
     def save(self) -> None:
         """Write a checkpoint, after all steps under way."""
         self.catch_up()
         tensors = tensors_of(self)
+        self.world.by_first(self.folder.require_there)
         self.world.by_first(lambda: self.writer.save(tensors, progress(self)))
 
     def restore(self) -> None:

@@ -68,20 +68,20 @@ class ProgressMonitor(Monitor):
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.4g}  {task.fields[speed]:,.0f} images/s{task.fields[recall]}  left"),
+            TextColumn("loss {task.fields[loss]}  {task.fields[speed]:,.0f} images/s{task.fields[recall]}  left"),
             TimeRemainingColumn(),
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,
         )
-        fields: dict[str, Any] = {"loss": float("nan"), "speed": 0.0, "recall": ""}
+        fields: dict[str, Any] = {"loss": "-", "speed": 0.0, "recall": ""}
         self._bar = self._progress.add_task("starting", total=epochs * steps_per_epoch, completed=steps_done, **fields)
         self._progress.start()
 
     def step(self, epoch: int, loss: float, images_per_second: float) -> None:
         assert self._progress is not None
         description = f"epoch {epoch + 1}/{self._epochs}"
-        fields: dict[str, Any] = {"loss": loss, "speed": images_per_second, "recall": self._recall}
+        fields: dict[str, Any] = {"loss": f"{loss:.4g}", "speed": images_per_second, "recall": self._recall}
         self._progress.update(self._bar, advance=1, description=description, **fields)
 
     def evaluated(self, entry: dict[str, Any]) -> None:

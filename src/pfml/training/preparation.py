@@ -115,4 +115,4 @@ def _opened(
 def _cache_folder(cache: Path, images: ImageSet) -> Path:
     """A folder of its own for each list of files, so that splits of one data set do not replace each other."""
     names = "\n".join(map(images.name_of, range(len(images))))
-    return cache / hashlib.sha256(names.encode()).hexdigest()[:16]
+    return cache / hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()[:16]

@@ -12,6 +12,7 @@ from pfml.models import EmbedderConfig
 from pfml.training.checkpoint import load_checkpoint, part
 from pfml.training.config import TrainConfig
 from pfml.training.config_files import plain
+from pfml.training.image_states import refuse_other_pixels
 from pfml.training.parallel import load_loss_state, load_optimizer_state, loss_state, optimizer_state
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def go_on(training: Training) -> None:
             f"the run in {folder.path} was started on other images or labels of these classes: "
             f"resume with the data it was started on"
         )
+    training.world.by_first(lambda: refuse_other_pixels(folder, data))
     _refuse_other_config(_completed(state["config"], TrainConfig()), _plain_config(training.config))
     network = _completed(state["network"], EmbedderConfig())
     _refuse_other_config({"network": network}, {"network": plain(training.embedder.config)})

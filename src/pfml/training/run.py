@@ -27,6 +27,7 @@ from pfml.training.checkpoint import has_checkpoint
 from pfml.training.config import TrainConfig
 from pfml.training.config_files import plain, read_config, write_config
 from pfml.training.environment import resolve_device, seeded
+from pfml.training.image_states import refuse_other_pixels, write_image_states
 from pfml.training.loop import Training
 from pfml.training.methods import METHODS
 from pfml.training.methods.untrained import evaluate_untrained, without_layer
@@ -248,17 +249,20 @@ def _train(
         if resume and has_checkpoint(folder.checkpoints):
             training.restore()
         elif resume:
+            world.by_first(lambda: refuse_other_pixels(folder, data))
             monitor.remark(f"{folder.path} has no checkpoint yet: training begins at its first step")
             folder.forget_after(0, 0)
         if world.is_first:
             _describe(folder, config, corruption, resume)
+        if not resume:
+            world.by_first(lambda: write_image_states(folder, data, max(storage.workers, 1)))
         return training.run()
 
 
 def _describe(folder: RunFolder, config: TrainConfig, corruption: Corruption | None, resume: bool) -> None:
     """Write down what the run is, unless that is done."""
     if not resume:
-        write_config(folder.config, _with_own_corrections(config, folder))
+        write_config(folder.config, _with_own_corrections(config, folder), sealed=True)
     if corruption is not None and not has_checkpoint(folder.checkpoints):
         corruption.write(folder.noise)
 

@@ -36,8 +36,8 @@ CLASSES_SHOWN = 20
 
 
 def write_run_cards(folder: RunFolder, data: RetrievalData, config: TrainConfig, results: dict[str, Any]) -> None:
-    """Write README.md beside the model of a run, and beside the one that validation chose if there is one."""
-    for place, choice in ((folder.model, "last"), (folder.validation_model, "validation_selected")):
+    """Write README.md beside the model of a run, and beside that of the last epoch if it is another one."""
+    for place, choice in ((folder.model, results["model"]), (folder.last_model, "last")):
         if (place / "model.json").is_file() and results[choice] is not None:
             wrong = _wrong_labels(folder.noise)
             description = read_manifest(place / "model.json")

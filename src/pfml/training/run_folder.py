@@ -5,9 +5,10 @@ log.jsonl      one JSON object per line: steps, evaluations, remarks
 noise.csv      which training labels were changed, if any were
 corrections.csv  which were put right, if any were: a copy of the list, which others may change
 checkpoints/   where training can go on
-model/         the embedder of the last epoch; model-validation/ the one that validation chose
-loss/          the loss of the last epoch: proxies, hyper-parameters, class names
-results.json   last epoch, best on test, validation-selected
+model/         the embedder: of the epoch that validation chose, or of the last epoch without validation
+model-last/    the embedder of the last epoch, where validation chose another one
+loss/          the loss of the same epoch as model/: proxies, hyper-parameters, class names
+results.json   last epoch, best on test, validation-selected, and which of them model/ is
 tensorboard/   the same curves, if TensorBoard is installed
 """
 
@@ -18,9 +19,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from pfml.files import remove_partials, write_atomically
+from pfml.bundles import digest_of
+from pfml.files import DamagedFileError, named_errors, remove_partials, write_atomically, writing
+from pfml.training.curves import CurveWriter
 
 __all__ = ["ReadOnlyRunFolder", "RunFolder"]
+
+#: Name of the checksum in results.json and in a line of the log, which has so many digits of it.
+SEAL, DIGITS = "sha256", 16
 
 
 class RunFolder:
@@ -34,11 +40,21 @@ class RunFolder:
         self.corrections = self.path / "corrections.csv"
         self.checkpoints = self.path / "checkpoints"
         self.model = self.path / "model"
-        self.validation_model = self.path / "model-validation"
+        self.last_model = self.path / "model-last"
         self.loss = self.path / "loss"
         self.results = self.path / "results.json"
         self.failed_batch = self.path / "failed_batch.json"
         self._tensorboard: Any = None
+
+    def chosen_and_last(self) -> tuple[Path, Path]:
+        """Where the models of the epoch that validation chose and of the last epoch lie; they may be one."""
+        older = (
+            self.path / "model-validation"
+        )  # where runs of version 0.1 kept the chosen one, beside the last in model/
+        if (older / "model.json").is_file():
+            return older, self.model
+        is_apart = (self.last_model / "model.json").is_file()
+        return self.model, self.last_model if is_apart else self.model
 
     def start(self) -> None:
         """Make the folder; one that already holds a run is refused, so that nothing is overwritten."""
@@ -50,14 +66,22 @@ class RunFolder:
         if self.config.exists() or self.checkpoints.exists():
             raise FileExistsError(f"{self.path} already holds a run: resume it, or choose another folder")
 
+    def require_there(self) -> None:
+        """Raise FileNotFoundError if the folder of a run under way was removed: what it writes would be half a run."""
+        if not self.config.is_file():
+            raise FileNotFoundError(
+                f"{self.path} was removed while the run was under way, with its checkpoints: begin a new run"
+            )
+
     def append(self, kind: str, step: int, **values: Any) -> None:
         """Add a line to the log, and its numbers to TensorBoard if there is one."""
-        with open(self.log, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        if not self.path.is_dir():
+            self.require_there()
+        with writing(self.log), open(self.log, "a", encoding="utf-8") as file:
+            file.write(_sealed({"kind": kind, "step": step, **values}))
         writer = self._writer()
         if writer is not None:
-            for name, value in _numbers(kind, values):
-                writer.add_scalar(name, value, step)
+            writer.add(_numbers(kind, values), step)
 
     def forget_after(self, step: int, evaluations: int) -> None:
         """Drop what a resumed run will write again: lines later than `step`, and all but so many evaluations."""
@@ -67,7 +91,7 @@ class RunFolder:
         kept = [entry for entry in self._lines() if entry["step"] <= step]
         early = [entry for entry in kept if entry["kind"] == "evaluation"][:evaluations]
         kept = [entry for entry in kept if entry["kind"] != "evaluation" or entry in early]
-        write_atomically(self.log, "".join(json.dumps(entry) + "\n" for entry in kept).encode())
+        write_atomically(self.log, "".join(map(_sealed, kept)).encode())
 
     def entries(self, kind: str) -> list[dict[str, Any]]:
         """The lines of one kind, oldest first."""
@@ -80,10 +104,30 @@ class RunFolder:
         for number, (line, entry) in enumerate(zip(lines[:-1], entries, strict=False), start=1):
             if line.strip() and entry is None:
                 warnings.warn(f"{self.log}, line {number} is no entry of a log and was ignored", stacklevel=3)
+        if lines and entries[-1] is None and f'"{SEAL}"'.encode() in lines[-1]:  # more than a kill leaves
+            warnings.warn(f"{self.log}, line {len(lines)} is no entry of a log and was ignored", stacklevel=3)
         return [entry for entry in entries if entry is not None]
 
     def write_results(self, results: dict[str, Any]) -> None:
-        write_atomically(self.results, (json.dumps(results, indent=2) + "\n").encode())
+        """Write results.json, with a checksum of itself."""
+        sealed = {**results, SEAL: digest_of(results)}
+        write_atomically(self.results, (json.dumps(sealed, indent=2) + "\n").encode())
+
+    def read_results(self) -> dict[str, Any]:
+        """What results.json says, after comparing its checksum; runs of version 0.1 have none.
+
+        Raises:
+            DamagedFileError: If it is not what was written.
+        """
+        with named_errors(self.results, "the results of a run, as JSON", ValueError, RecursionError):
+            results = json.loads(self.results.read_bytes())
+        if not isinstance(results, dict) or not {"last", "best_on_test", "validation_selected"} <= results.keys():
+            raise DamagedFileError(f"{self.results} must be the results of a run, got other values")
+        if SEAL in results and results.pop(SEAL) != digest_of(results):
+            raise DamagedFileError(
+                f"{self.results} does not match its own checksum: it was damaged or changed after it was written"
+            )
+        return results
 
     def close(self) -> None:
         if self._tensorboard:
@@ -94,9 +138,7 @@ class RunFolder:
         """TensorBoard's writer; None without TensorBoard, whose curves only repeat the log."""
         if self._tensorboard is None:
             try:
-                from torch.utils.tensorboard import SummaryWriter
-
-                self._tensorboard = SummaryWriter(str(self.path / "tensorboard"))
+                self._tensorboard = CurveWriter(self.path / "tensorboard")
             except ImportError:
                 self._tensorboard = False
         return self._tensorboard or None
@@ -104,6 +146,8 @@ class RunFolder:
 
 class ReadOnlyRunFolder(RunFolder):
     """The folder as all ranks but the first have it, who leave the writing to that one."""
+
+    def require_there(self) -> None: ...
 
     def start(self) -> None: ...
 
@@ -114,14 +158,24 @@ class ReadOnlyRunFolder(RunFolder):
     def write_results(self, results: dict[str, Any]) -> None: ...
 
 
+def _sealed(entry: dict[str, Any]) -> str:
+    """An entry as a line of the log, with a checksum of the rest of it."""
+    return json.dumps({**entry, SEAL: digest_of(entry)[:DIGITS]}) + "\n"
+
+
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """A line of the log; None for what is none, such as the half line that a kill may leave."""
+    """A line of the log without its checksum; None for what is none, or is not what was written.
+
+    A kill may leave half a line. Lines of version 0.1 have no checksum.
+    """
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
     is_entry = isinstance(entry, dict) and isinstance(entry.get("kind"), str) and isinstance(entry.get("step"), int)
-    return entry if is_entry else None
+    if not is_entry or (SEAL in entry and entry.pop(SEAL) != digest_of(entry)[:DIGITS]):
+        return None
+    return entry
 
 
 def _numbers(prefix: str, values: dict[str, Any]) -> list[tuple[str, float]]:

@@ -10,6 +10,7 @@ import torch
 
 from pfml.data.image_set import ImageSet, RetrievalData
 from pfml.data.splits import class_order, zero_shot
+from pfml.files import readable
 
 __all__ = ["IMAGE_SUFFIXES", "image_files", "image_paths", "read_folder"]
 
@@ -65,7 +66,7 @@ def _image_set(folder: Path) -> tuple[ImageSet, tuple[str, ...]]:
     below = {name: _images_below(folder / name) for name in class_order(p.name for p in _class_folders(folder))}
     empty = [name for name, (found, _) in below.items() if not found]
     others = [str(path.relative_to(folder)) for _, left_out in below.values() for path in left_out]
-    files = {name: found for name, (found, _) in below.items() if found}
+    files = {readable(name): found for name, (found, _) in below.items() if found}
     labels = torch.arange(len(files)).repeat_interleave(torch.tensor([len(found) for found in files.values()]).long())
     images = ImageSet(tuple(path for found in files.values() for path in found), labels, tuple(files))
     loose = [path.name for path in _visible(folder) if not path.is_dir()]
@@ -93,7 +94,7 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _left_out(names: Sequence[str], folder: Path, reason: str) -> tuple[str, ...]:
-    return (f"{_listed(names)} in {folder} left out: {reason}",) if names else ()
+    return (readable(f"{_listed(names)} in {folder} left out: {reason}"),) if names else ()
 
 
 def _listed(names: Sequence[str]) -> str:

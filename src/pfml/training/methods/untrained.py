@@ -64,7 +64,7 @@ def without_layer(config: RunConfig) -> RunConfig:
 def _written(
     config: RunConfig, data: RetrievalData, folder: RunFolder, embedder: Embedder, entry: dict[str, Any]
 ) -> dict[str, Any]:
-    write_config(folder.config, config)
+    write_config(folder.config, config, sealed=True)
     folder.forget_after(0, 0)  # the same lines, if a run was cut short here
     folder.append("evaluation", 0, **entry)
     embedder.save(folder.model)
