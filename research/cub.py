@@ -43,7 +43,6 @@ from pfml.training import Monitor
 from pfml.training.averaging import WeightAverage
 from pfml.training.config_files import plain
 from pfml.training.environment import compiled, resolve_device, seeded
-from pfml.training.interrupts import StopWish
 from pfml.training.loop import Training, on_device
 from pfml.training.run import DataConfig, RunConfig, open_sources, prepare_data
 from pfml.training.run_folder import RunFolder
@@ -109,22 +108,22 @@ class Quick(Training):
         if "teacher" in self.extras:
             self.teacher = unit(self.embeddings("train").to(self.device))
 
-    def energy(self, embeddings: Tensor, batch: Batch) -> Tensor:
+    def energy(self, embeddings: Tensor, targets: Tensor, batch: Batch) -> Tensor:
         """Of images that are two at once, the mean by share; with what candidates add to the loss."""
         if self.mixup is None:
-            return self.with_extras(embeddings, batch)
+            return self.with_extras(embeddings, targets, batch)
         share, other = self.mixup
-        second = replace(batch, indices=batch.indices[other])
-        return share * super().energy(embeddings, batch) + (1 - share) * super().energy(embeddings, second)
+        second = super().energy(embeddings, targets[other.to(targets.device)], batch)
+        return share * super().energy(embeddings, targets, batch) + (1 - share) * second
 
-    def with_extras(self, embeddings: Tensor, batch: Batch) -> Tensor:
+    def with_extras(self, embeddings: Tensor, labels: Tensor, batch: Batch) -> Tensor:
         """The loss and what a candidate adds to it: "trust", "anchor", "teacher", "instances"."""
-        extras, labels = self.extras, self.labels[batch.indices.to(self.device)]
+        extras = self.extras
         if "trust" in extras:
             keep = self.fits(embeddings, labels, extras["trust"])
             total = self.loss(embeddings[keep], labels[keep])
         else:
-            total = super().energy(embeddings, batch)
+            total = super().energy(embeddings, labels, batch)
         if self.anchor is not None:
             keep = self.loss.trusted(embeddings, labels)
             total = beside(total, self.anchor(embeddings[keep], labels[keep]), embeddings, extras["anchor"])
@@ -143,9 +142,9 @@ class Quick(Training):
         samples = Charges(unit(embeddings.float()), labels)
         return trusted(fit(samples, Charges(proxies.flatten(0, 1), owners), len(proxies), FIT_LAW), trust)
 
-    def evaluate(self, mean_loss: float, images_per_second: float) -> None:
+    def evaluate(self, epoch: int, mean_loss: float) -> None:
         """Also what the field does, where it can tell."""
-        super().evaluate(mean_loss, images_per_second)
+        super().evaluate(epoch, mean_loss)
         if isinstance(self.loss, PotentialFieldLoss):
             self.history[-1]["field"] = self.state_of_the_field()
 
@@ -258,10 +257,9 @@ class QuickCompiled(Quick):
 
     prepared: Callable[[Tensor], Tensor]
 
-    def train_epoch(self, wish: StopWish) -> None:
-        warming_up = self.epoch < self.config.warm_up_epochs
-        self.network = self.embedder if warming_up else self.prepared
-        super().train_epoch(wish)
+    def train_epoch(self) -> None:
+        self.network = self.embedder if self.config.is_warm_up(self.epoch) else self.prepared
+        super().train_epoch()
 
 
 def run(

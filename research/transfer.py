@@ -37,13 +37,12 @@ from pfml.models.head_start import start_head
 from pfml.training import Monitor
 from pfml.training.config_files import plain, shipped_config
 from pfml.training.environment import precision, resolve_device, seeded
-from pfml.training.interrupts import StopWish
 from pfml.training.loop import Training
 from pfml.training.methods import LossConfig
 from pfml.training.run import RunConfig, open_sources
 from pfml.training.run_folder import RunFolder
 from pfml.training.teachers import Teachers
-from pfml.training.watch import Batch, Outcome
+from pfml.training.watch import Batch
 
 #: kind of teacher -> its configuration on CUB, by the names of candidates.py, and on glyphs
 KINDS: dict[str, tuple[str, LossConfig]] = {
@@ -214,12 +213,12 @@ class TeacherRun(Training):
         """Nothing: a run takes seconds."""
         self.catch_up()
 
-    def train_epoch(self, wish: StopWish) -> None:
+    def train_epoch(self) -> None:
         """Of a network in eager mode, then of a compiled one."""
         if self.compiled_network is not None:
-            warming_up = self.epoch < self.config.warm_up_epochs
+            warming_up = self.config.is_warm_up(self.epoch)
             self.network = self.embedder if warming_up else self.compiled_network
-        super().train_epoch(wish)
+        super().train_epoch()
 
 
 class StudentRun(TeacherRun):
@@ -227,7 +226,6 @@ class StudentRun(TeacherRun):
 
     spec: Student
     bench: Bench
-    taught: Tensor
     kl = RelationalKLLoss()
 
     def place_head(self) -> None:
@@ -237,16 +235,15 @@ class StudentRun(TeacherRun):
         else:
             super().place_head()
 
-    def update(self, indices: Tensor, pixels: Tensor) -> list[Outcome]:
-        """Ask the teachers first."""
-        self.taught = self.bench.taught(self, indices, pixels)
-        return super().update(indices, pixels)
+    def targets(self, batch: Batch, pixels: Tensor) -> Tensor:
+        """What the teachers say, now or earlier."""
+        return self.bench.taught(self, batch.indices, pixels)
 
-    def energy(self, embeddings: Tensor, batch: Batch) -> Tensor:
-        """Without labels."""
-        loss = self.loss(embeddings, self.taught)
+    def energy(self, embeddings: Tensor, targets: Tensor, batch: Batch) -> Tensor:
+        """With a second loss, for those who ask for it."""
+        loss = super().energy(embeddings, targets, batch)
         if self.spec.beside:
-            second = self.kl(embeddings, self.taught)
+            second = self.kl(embeddings, targets)
             sizes = [
                 torch.autograd.grad(one, embeddings, retain_graph=True)[0].float().norm() for one in (loss, second)
             ]

@@ -82,7 +82,9 @@ def photos(tmp_path):
 def test_index_and_search_print_hostile_names_as_text(photos, tmp_path, capsys):
     torch.manual_seed(0)
     create_embedder("convnet", embedding_dim=8).save(tmp_path / "run")
-    main(["index", str(tmp_path / "run"), str(photos)])
+    with pytest.raises(SystemExit) as ended:
+        main(["index", str(tmp_path / "run"), str(photos)])
+    assert ended.value.code == 3, "a file was left out"
     assert_harmless(capsys.readouterr().out)
     main(["search", str(tmp_path / "run"), str(photos / HOSTILE / "0.png"), "--k", "3"])
     assert_harmless(capsys.readouterr().out)
@@ -90,6 +92,12 @@ def test_index_and_search_print_hostile_names_as_text(photos, tmp_path, capsys):
 
 def test_broken_files_of_hostile_names_are_listed_as_text(photos, capsys):
     with pytest.raises(SystemExit) as caught:
-        main(["train", "--data", str(photos)])
+        main(["train", "--data", str(photos), "--data.unreadable", "refuse"])
     assert "1 of 13 images cannot be read" in str(caught.value.code)
     assert_harmless(str(caught.value.code) + "".join(capsys.readouterr()))
+
+
+def test_captions_of_pictures_have_hostile_names_as_text():
+    from pfml.report.run_pictures import short
+
+    assert_harmless(short(HOSTILE, length=200))

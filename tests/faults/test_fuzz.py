@@ -14,7 +14,7 @@ from file_kinds import FILE_KINDS, KINDS, comparable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pfml.bundles import _digest
+from pfml.bundles import digest_of
 from pfml.files import DamagedFileError
 
 #: Examples per kind: few in the usual run, more with PFML_FUZZ_EXAMPLES=1000.
@@ -151,7 +151,7 @@ def test_a_tampered_manifest_with_a_right_checksum_is_refused_in_words_or_read(k
     @given(place=st.sampled_from(choices), value=st.one_of(strange, st.just("remove")))
     def check(place, value):
         tampered = changed(manifest, place, value)
-        path.write_text(json.dumps({**tampered, "manifest_sha256": _digest(tampered)}))
+        path.write_text(json.dumps({**tampered, "manifest_sha256": digest_of(tampered)}))
         try:
             kind.read(path)
         except DamagedFileError as error:

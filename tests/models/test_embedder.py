@@ -401,7 +401,7 @@ def test_every_flipped_byte_of_the_manifest_is_noticed(saved: Path) -> None:
 
 
 def test_nan_weights_are_neither_saved_nor_loaded(embedder: Embedder, saved: Path, tmp_path: Path) -> None:
-    from pfml.bundles import _digest
+    from pfml.bundles import digest_of
 
     with torch.no_grad():
         embedder.head.linear.bias[3] = float("nan")
@@ -413,7 +413,7 @@ def test_nan_weights_are_neither_saved_nor_loaded(embedder: Embedder, saved: Pat
     path = weights_of(saved)
     manifest["tensors"]["sha256"] = save_tensors(path, embedder.state_dict())
     manifest["tensors"]["bytes"] = path.stat().st_size
-    (saved / "model.json").write_text(json.dumps({**manifest, "manifest_sha256": _digest(manifest)}))
+    (saved / "model.json").write_text(json.dumps({**manifest, "manifest_sha256": digest_of(manifest)}))
     with pytest.raises(DamagedFileError, match=r"1 NaN or Inf of 16 numbers in 'head.linear.bias' of .*safetensors"):
         load_embedder(saved)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pfml import PotentialFieldLoss
-from pfml.bundles import _digest
+from pfml.bundles import digest_of
 from pfml.files import DamagedFileError
 from pfml.training import LossConfig
 from pfml.training.checkpoint import load_checkpoint, save_checkpoint
@@ -72,7 +72,7 @@ def resealed_nan(folder, tensors):
     bad = {"weight": torch.full((1000,), torch.nan)}
     sha256 = save_tensors(tensors, bad)
     manifest["tensors"] = {"file": tensors.name, "sha256": sha256, "bytes": tensors.stat().st_size}
-    (folder / "last.json").write_text(json.dumps({**manifest, "manifest_sha256": _digest(manifest)}))
+    (folder / "last.json").write_text(json.dumps({**manifest, "manifest_sha256": digest_of(manifest)}))
 
 
 DAMAGES = {

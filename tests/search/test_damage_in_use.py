@@ -139,7 +139,7 @@ def test_more_segments_than_a_process_may_open_are_opened(tmp_path):
 def test_where_nothing_is_found_everything_is_unknown():
     from pfml.cli.search import _answer
 
-    assert _answer(Path("x.png"), [], threshold(0.5)) == {"query": "x.png", "unknown": True, "hits": []}
+    assert _answer("x.png", [], threshold(0.5)) == {"query": "x.png", "unknown": True, "hits": []}
     assert _answer(Path("x.png"), [], None)["unknown"] is None
 
 

@@ -25,6 +25,7 @@ LATER: dict[str, Any] = {
     "average": 0.0,
     "warm_up_after": 0,
     "teachers": [],
+    "data.unreadable": "auto",
     "batch.per_epoch": None,
     "schedule.milestones": [],
     "model.resize": None,

@@ -244,7 +244,7 @@ def load_embedder(folder: str | Path) -> Embedder:
 
     Nothing is downloaded and no code is run. A damaged file is refused by name.
     """
-    place = _model_folder(Path(folder))
+    place = model_folder(Path(folder))
     description, tensors = read_bundle(place, "model")
     try:
         config = EmbedderConfig(**description["embedder"])
@@ -262,7 +262,7 @@ def load_embedder(folder: str | Path) -> Embedder:
 
 def learned_by(folder: str | Path) -> TrainedOn | None:
     """What the model of `folder` has learned from, by its model.json alone; None if that does not say it."""
-    path = _model_folder(Path(folder)) / "model.json"
+    path = model_folder(Path(folder)) / "model.json"
     try:
         return _trained_on(read_manifest(path)["trained_on"])
     except (KeyError, TypeError, AttributeError) as error:
@@ -276,7 +276,7 @@ def _trained_on(learned: dict[str, Any] | None) -> TrainedOn | None:
     return TrainedOn(learned["dataset"], tuple(learned["class_names"]), *moment)
 
 
-def _model_folder(folder: Path) -> Path:
+def model_folder(folder: Path) -> Path:
     """`folder` itself, or the model of a run in it."""
     for candidate in (folder, folder / "model"):
         if (candidate / "model.json").is_file():

@@ -19,6 +19,7 @@ from pfml.report.run_facts import Facts
 from pfml.report.run_measures import HardPair, best_queries, hard_pairs
 from pfml.report.theme import in_both_themes
 from pfml.report.tiles import image_sheet, thumbnails
+from pfml.terminal import visible
 
 __all__ = ["curves_section", "map_section", "pairs_section", "proxies_section", "retrieval_section"]
 
@@ -189,5 +190,6 @@ def _proxies(facts: Facts) -> Tensor | None:
 
 
 def short(class_name: str, length: int = 32) -> str:
-    """A class name that fits into a caption."""
+    """A class name that fits into a caption, with characters that no font has written out."""
+    class_name = visible(class_name)
     return class_name if len(class_name) <= length else class_name[: length - 3] + "..."

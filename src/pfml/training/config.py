@@ -217,7 +217,6 @@ class TrainConfig:
         if self.head_start not in HEAD_STARTS:
             hint = did_you_mean(self.head_start, HEAD_STARTS)
             raise ValueError(f"head_start must be one of {', '.join(HEAD_STARTS)}, got {self.head_start!r}{hint}")
-        object.__setattr__(self, "teachers", tuple(map(str, self.teachers)))
         self._check_teachers()
         if not isinstance(self.compile, bool) and self.compile != "auto":
             raise ValueError(f"compile must be true, false or auto, got {self.compile!r}")

@@ -60,6 +60,7 @@ from pfml.training.run_card import write_run_cards
 from pfml.training.run_folder import RunFolder
 from pfml.training.saved_loss import save_loss
 from pfml.training.schedules import learning_rate_factor
+from pfml.training.teachers import load_teachers
 from pfml.training.watch import Batch, Outcome, Watch
 
 __all__ = ["NonFiniteLossError", "Training", "create_batches", "on_device"]
@@ -120,6 +121,7 @@ class Training:
         averaged_steps = (config.epochs - config.settled_from) * len(self.batches)
         self.weight_average = WeightAverage(self.embedder, min(config.average, largest_share(averaged_steps)))
         self.labels = data.train.labels.to(self.device)
+        self.teachers = load_teachers(config, data, self.embedder, self.device, config.epochs * len(self.batches))
         self.writer = CheckpointWriter(folder.checkpoints, in_background=self.device.type == "cuda")
         self.data, self.sources, self.config, self.folder, self.monitor = data, sources, config, folder, monitor
         self.epoch = 0
@@ -221,12 +223,13 @@ class Training:
         factor = learning_rate_factor(config.schedule, self.step, len(self.batches), config.epochs)
         set_learning_rates(self.optimizer, factor)
         self.optimizer.zero_grad(set_to_none=True)
+        targets = self.targets(batch, pixels)
         mixed = torch.autocast(self.device.type, precision(config.autocast), enabled=config.autocast != "none")
         with self.world.own_draws(config.seed, batch.step), mixed:
             embeddings = self.network(pixels)
         checking: AbstractContextManager[list[DeferredCheck]] = deferred_checks() if self.watch.lag else nullcontext([])
         with checking as checks:
-            loss = self.energy(embeddings, batch)
+            loss = self.energy(embeddings, targets, batch)
         self.scaler.scale(loss).backward()
         agree_on_gradients(self.embedder, self.loss, self.world)
         self.scaler.unscale_(self.optimizer)
@@ -240,11 +243,17 @@ class Training:
             self.weight_average.update()
         return outcomes
 
-    def energy(self, embeddings: Tensor, batch: Batch) -> Tensor:
-        """The loss of a batch, all ranks' parts; embeddings that are not finite end the run with the batch's name."""
+    def targets(self, batch: Batch, pixels: Tensor) -> Tensor:
+        """What the loss compares this rank's part of a batch with: its labels, or what teachers say of its crops."""
+        if self.teachers is not None:
+            return self.teachers(pixels)
         mine = batch.indices[self.world.part(len(batch.indices))]
+        return send(self.data.train.labels[mine], self.device)
+
+    def energy(self, embeddings: Tensor, targets: Tensor, batch: Batch) -> Tensor:
+        """The loss of a batch, all ranks' parts; embeddings that are not finite end the run with the batch's name."""
         try:
-            return self.loss(embeddings, send(self.data.train.labels[mine], self.device))
+            return self.loss(embeddings, targets)
         except ValueError as error:
             self.blame(error, embeddings, batch)
 

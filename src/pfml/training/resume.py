@@ -14,6 +14,7 @@ from pfml.training.config import TrainConfig
 from pfml.training.config_files import plain
 from pfml.training.image_states import refuse_other_pixels
 from pfml.training.parallel import load_loss_state, load_optimizer_state, loss_state, optimizer_state
+from pfml.training.teachers import teacher_digests
 
 if TYPE_CHECKING:
     from pfml.training.loop import Training
@@ -49,6 +50,7 @@ def progress(training: Training) -> dict[str, Any]:
         "embedding_dim": training.embedder.embedding_dim,
         "network": plain(training.embedder.config),
         "images": training.data.train.fingerprint(),
+        "teachers": teacher_digests(training.config),
     }
 
 
@@ -66,6 +68,8 @@ def go_on(training: Training) -> None:
             f"the run in {folder.path} was started on other images or labels of these classes: "
             f"resume with the data it was started on"
         )
+    if state.get("teachers", []) != teacher_digests(training.config):
+        raise ValueError(f"the teachers of the run in {folder.path} are no longer the ones that it began with")
     training.world.by_first(lambda: refuse_other_pixels(folder, data))
     _refuse_other_config(_completed(state["config"], TrainConfig()), _plain_config(training.config))
     network = _completed(state["network"], EmbedderConfig())

@@ -118,7 +118,7 @@ def run(
     """
     world = world or World()
     monitor = (monitor or Monitor()) if world.is_first else Monitor()
-    config = replace(config, data=_absolute(config.data))
+    config = _absolute(config)
     data, corruption = prepare_data(config.data, monitor.track)
     if not METHODS[config.loss.name].trains:
         resume = resume and is_begun(config, Path(out))
@@ -139,22 +139,25 @@ def is_begun(config: RunConfig, out: Path) -> bool:
         return False
     stored = read_config(folder.config)
     # a run keeps a copy of its list of corrections
-    given = replace(config, data=replace(_absolute(config.data), corrections=stored.data.corrections))
+    given = _absolute(config)
+    given = replace(given, data=replace(given.data, corrections=stored.data.corrections))
     if plain(stored) != plain(given if METHODS[config.loss.name].trains else without_layer(given)):
         raise ValueError(f"{out} holds a run of another configuration: choose another folder")
     return True
 
 
-def _absolute(data: DataConfig) -> DataConfig:
+def _absolute(config: RunConfig) -> RunConfig:
     """Paths that mean the same from another working directory, where the run may be resumed."""
-    name = data.name
+    data, name = config.data, config.data.name
     if name not in DATASETS and Path(name).expanduser().exists():
         name = str(Path(name).expanduser().absolute())
     root, corrections, noise_file = (
         None if path is None else path.expanduser().absolute()
         for path in (data.root, data.corrections, data.noise.file)
     )
-    return replace(data, name=name, root=root, corrections=corrections, noise=replace(data.noise, file=noise_file))
+    data = replace(data, name=name, root=root, corrections=corrections, noise=replace(data.noise, file=noise_file))
+    teachers = tuple(str(Path(each).expanduser().absolute()) for each in config.teachers)
+    return replace(config, data=data, teachers=teachers)
 
 
 def prepare_data(config: DataConfig, track: Track | None = None) -> tuple[RetrievalData, Corruption | None]:

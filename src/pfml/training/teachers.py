@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +15,15 @@ from torch.nn import functional as F
 from pfml.data import RetrievalData
 from pfml.data.image_set import refuse_seen_classes
 from pfml.losses.distillation import combined
-from pfml.models import Embedder, EmbedderConfig
+from pfml.models import Embedder, EmbedderConfig, load_embedder
+from pfml.models.embedder import model_folder
 from pfml.models.folding import folded
+from pfml.training.config import TrainConfig
 
-__all__ = ["Teachers", "require_unseen"]
+__all__ = ["Teachers", "load_teachers", "require_unseen", "teacher_digests"]
+
+#: Steps from which compiling teachers pays.
+COMPILED_FROM = 2_000
 
 #: A forward pass: the weights of a network, and images.
 Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
@@ -100,6 +107,34 @@ class Teachers:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may go on with their work
             result = self.embeddings(given)
         return graph, given, result
+
+
+def load_teachers(
+    config: TrainConfig, data: RetrievalData, student: Embedder, device: torch.device, steps: int
+) -> Teachers | None:
+    """The teachers of a run of so many steps, None without any; what they have learned from is noted at the student.
+
+    Raises:
+        SeenClassError: A teacher has learned from a class that the student is evaluated on.
+    """
+    if not config.teachers:
+        return None
+    embedders = [load_embedder(folder) for folder in config.teachers]
+    require_unseen(embedders, data)
+    for teacher in embedders:
+        if teacher.trained_on is not None and student.trained_on is not None:
+            names = dict.fromkeys((*student.trained_on.class_names, *teacher.trained_on.class_names))
+            student.trained_on = replace(student.trained_on, class_names=tuple(names))
+    compiling = config.compile if isinstance(config.compile, bool) else steps >= COMPILED_FROM
+    is_gpu = device.type == "cuda"
+    return Teachers(embedders, device, compiling=compiling and is_gpu and not config.deterministic)
+
+
+def teacher_digests(config: TrainConfig) -> list[str]:
+    """A checksum of each teacher of a run: of its model.json, which has those of the weights."""
+    return [
+        hashlib.sha256((model_folder(Path(each)) / "model.json").read_bytes()).hexdigest() for each in config.teachers
+    ]
 
 
 def require_unseen(teachers: Sequence[Embedder], data: RetrievalData) -> None:
