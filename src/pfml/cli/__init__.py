@@ -11,6 +11,7 @@ from pfml.cli.commands import COMMANDS
 from pfml.cli.last_words import end
 from pfml.cli.parser import create_parser, with_config_first, with_run_config, without_code
 from pfml.cli.recipe import with_recipe
+from pfml.cli.students import with_teachers
 from pfml.cli.suggestions import refuse_nothing, with_long_data, with_suggestions
 
 __all__ = ["main"]
@@ -34,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
             allocator.keep_freed_memory()
         if name in COMMANDS and COMMANDS[name].run_config:
             refuse_nothing(arguments)
-            arguments = with_config_first(with_recipe(without_code(with_long_data(arguments))))
+            arguments = with_config_first(with_recipe(without_code(with_teachers(with_long_data(arguments)))))
             arguments = with_suggestions(parser, arguments)
         parsed = parser.parse_args(arguments)
         command = COMMANDS[parsed.command]

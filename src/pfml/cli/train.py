@@ -9,9 +9,10 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from pfml.cli.console import create_console, print_line, print_results
+from pfml.cli.console import create_console, print_line, print_results, print_scores
 from pfml.cli.last_words import end
 from pfml.cli.recipe import add_recipe_argument, described_recipe
+from pfml.cli.students import add_student_arguments
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,27 +21,43 @@ if TYPE_CHECKING:
     from pfml.distributed import World
     from pfml.distributed.launch import Launch
     from pfml.training.comparison import Untrained
+    from pfml.training.ensemble import Ensemble
     from pfml.training.monitor import Monitor
     from pfml.training.run import RunConfig
 
 
-def train(config: RunConfig, out: Path | None = None, resume: Path | None = None, recipe: str | None = None) -> None:
+def train(
+    config: RunConfig,
+    out: Path | None = None,
+    resume: Path | None = None,
+    recipe: str | None = None,
+    ensemble: int | None = None,
+    student_epochs: int | None = None,
+) -> None:
     """Train an embedder and evaluate it on unseen classes: log, checkpoints, model and results in a run folder."""
-    from pfml.distributed.launch import FailedElsewhereError, Launch, open_world
+    from pfml.distributed.launch import FailedElsewhereError, open_world
     from pfml.models.embedder import learned_by
     from pfml.report.run_page import write_run_report
     from pfml.training.comparison import comparison
     from pfml.training.config_files import read_config
+    from pfml.training.ensemble import Ensemble, is_ensemble, read_ensemble
     from pfml.training.environment import resolve_device
     from pfml.training.interrupts import Interrupted
     from pfml.training.run import RunConfig
     from pfml.training.run_folder import RunFolder
 
+    shape = None if ensemble is None else Ensemble(ensemble, student_epochs)
+    if student_epochs is not None and shape is None:
+        raise ValueError("--student_epochs is about the student of --ensemble N, which must be given")
     if resume is not None:
-        if config != RunConfig() or out is not None:
+        if config != RunConfig() or out is not None or shape is not None:
             raise ValueError("a resumed run goes on as it began: give --resume alone, without other options")
-        config, out = read_config(resume / "config.yaml"), resume
-    elif is_restarted(config, out, Launch.of_process()):
+        if is_ensemble(resume):
+            config, shape = read_ensemble(resume)
+        else:
+            config = read_config(resume / "config.yaml")
+        out = resume
+    elif _is_restarted(config, out, shape):
         resume = out
     console = create_console()
     for line in described_recipe(recipe, config):
@@ -48,11 +65,11 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
     try:
         with open_world(resolve_device(config.device)) as world:
             console.quiet = not world.is_first
-            name = f"{Path(config.data.name).stem}-{config.loss.name}"
+            name = f"{Path(config.data.name).stem}-{config.loss.name if shape is None else 'student'}"
             out = Path(world.by_first(lambda: str(out or free_folder(Path("runs"), name))))
             if resume is None:
                 world.by_first(RunFolder(out).refuse_run)  # before anything is said or computed
-            results, untrained = _trained(config, out, resume is not None, console, world)
+            results, untrained = _trained(config, out, resume is not None, console, world, shape)
     except Interrupted as interrupt:
         with suppress(OSError):  # the terminal may be gone, whose end is SIGHUP
             print_line(console, f"{interrupt}; go on with: pfml train --resume {quote(str(out))}")
@@ -80,10 +97,11 @@ def train(config: RunConfig, out: Path | None = None, resume: Path | None = None
 
 
 def _trained(
-    config: RunConfig, out: Path, resume: bool, console: Console, world: World
+    config: RunConfig, out: Path, resume: bool, console: Console, world: World, shape: Ensemble | None
 ) -> tuple[dict[str, Any], Untrained | None]:
     """The results of the run, and what the untrained network finds, if that is asked."""
     from pfml.training.comparison import Untrained
+    from pfml.training.ensemble import run_ensemble
     from pfml.training.monitor import ProgressMonitor
     from pfml.training.run import run
     from pfml.training.run_folder import RunFolder
@@ -94,7 +112,21 @@ def _trained(
     # a run that was interrupted before its end has not noted what the untrained network finds
     noted = [Untrained(e["test"], e.get("image_size")) for e in RunFolder(out).entries("untrained")] if resume else []
     untrained = noted[-1] if noted else _untrained(config, monitor, world)
-    return run(config, out, resume=resume, monitor=monitor, world=world), untrained
+    if shape is None:
+        return run(config, out, resume=resume, monitor=monitor, world=world), untrained
+    scores = run_ensemble(config, out, shape, resume=resume, monitor=monitor, world=world)
+    print_scores(console, "unseen classes: teachers and their student", scores)
+    return RunFolder(out).read_results(), untrained
+
+
+def _is_restarted(config: RunConfig, out: Path | None, shape: Ensemble | None) -> bool:
+    """Whether torchrun has started all ranks anew, and `out` holds what they have begun."""
+    from pfml.distributed.launch import Launch
+    from pfml.training.ensemble import is_ensemble
+
+    if shape is None:
+        return is_restarted(config, out, Launch.of_process())
+    return out is not None and Launch.of_process().restarts > 0 and is_ensemble(out)
 
 
 def is_restarted(config: RunConfig, out: Path | None, launch: Launch) -> bool:
@@ -194,6 +226,7 @@ def add_train_arguments(parser: Parser) -> None:
     parser.add_argument("--out", type=Path, help="Folder of the run; by default a new one in runs.")
     parser.add_argument("--resume", type=Path, help="Go on with the run in this folder.")
     add_recipe_argument(parser)
+    add_student_arguments(parser)
 
 
 def add_tune_arguments(parser: Parser) -> None:

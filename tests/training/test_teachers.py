@@ -1,0 +1,146 @@
+"""Students of teachers: a run whose loss compares with other runs' embeddings in place of labels."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from pfml.data import RetrievalData, draw_glyphs
+from pfml.data.image_set import SeenClassError
+from pfml.losses.distillation import combined
+from pfml.models import TrainedOn, create_embedder, load_embedder
+from pfml.training import BatchConfig, LossConfig, train
+from pfml.training.interrupts import Interrupted
+from pfml.training.teachers import Teachers, load_teachers
+from small_data import InterruptAt, letters, small_config, small_embedder
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory):
+    """Two trained teachers, of other widths."""
+    folders = []
+    for number, dim in enumerate((8, 12)):
+        torch.manual_seed(number)
+        folder = tmp_path_factory.mktemp("teachers") / f"{number}"
+        embedder = create_embedder("convnet", embedding_dim=dim, pooling="avg+max")
+        train(embedder, letters(), small_config(seed=number), out=folder)
+        folders.append(str(folder))
+    return tuple(folders)
+
+
+def student_config(teachers, **changes):
+    return small_config(**{"loss": LossConfig("relaxed-contrastive"), "teachers": teachers, **changes})
+
+
+def weights_of(folder):
+    return load_embedder(folder).state_dict()
+
+
+def assert_same_weights(one, other):
+    one, other = weights_of(one), weights_of(other)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("compiling", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_teachers_say_what_their_embedders_would_side_by_side(taught, compiling):
+    embedders = [load_embedder(folder) for folder in taught]
+    teachers = Teachers(embedders, torch.device("cpu"), compiling=compiling)
+    crops = torch.rand(5, 3, 32, 32)
+    with torch.no_grad():
+        wanted = combined([each(crops) for each in embedders])
+    torch.testing.assert_close(teachers(crops), wanted, atol=1e-5, rtol=1e-4)
+    assert len(teachers) == 2
+    assert not teachers(crops).requires_grad
+
+
+def test_a_teacher_of_another_resolution_sees_the_crops_resized():
+    small = small_embedder().eval()
+    large = create_embedder("efficientnet_lite0", weights="none", embedding_dim=4, image_size=48).eval()
+    teachers = Teachers([small, large], torch.device("cpu"))
+    crops = torch.rand(3, 3, 32, 32)
+    resized = torch.nn.functional.interpolate(crops, (48, 48), mode="bilinear", antialias=True)
+    with torch.no_grad():
+        torch.testing.assert_close(teachers(crops)[:, 8:] * 2**0.5, large(resized), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["relaxed-contrastive", "relational-kl", "soft-field", "equilibrium-field"])
+def test_a_student_learns_from_its_teachers_and_never_asks_for_a_label(taught, tmp_path, name):
+    torch.manual_seed(5)
+    embedder = small_embedder()
+    first = {key: value.clone() for key, value in embedder.state_dict().items()}
+    config = student_config(taught, loss=LossConfig(name), batch=BatchConfig(size=32, samples_per_class=0))
+    results = train(embedder, letters(), config, out=tmp_path / "student")
+    assert any(not torch.equal(first[key], value) for key, value in embedder.state_dict().items())
+    assert results["last"]["test"]["recall_at_1"] >= 0
+
+    torch.manual_seed(5)
+    labels = letters().train.labels.roll(7)
+    assert not torch.equal(labels, letters().train.labels)
+    mislabeled = replace(letters(), train=replace(letters().train, labels=labels))
+    train(small_embedder(), mislabeled, config, out=tmp_path / "again")
+    assert_same_weights(tmp_path / "student", tmp_path / "again")
+
+
+def test_a_student_that_was_interrupted_resumes_to_the_bit(taught, tmp_path):
+    def run(out, **more):
+        torch.manual_seed(1)
+        return train(small_embedder(), letters(), student_config(taught), out=tmp_path / out, **more)
+
+    run("whole")
+    with pytest.raises(Interrupted):
+        run("parts", monitor=InterruptAt(3))
+    run("parts", resume=True)
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_student_does_not_resume_with_a_teacher_that_has_changed(taught, tmp_path):
+    teacher = tmp_path / "teacher"
+    load_embedder(taught[0]).save(teacher)
+    with pytest.raises(Interrupted):
+        train(small_embedder(), letters(), student_config((str(teacher),)), out=tmp_path / "s", monitor=InterruptAt(3))
+    small_embedder().save(teacher)
+    with pytest.raises(ValueError, match="no longer the ones that it began with"):
+        train(small_embedder(), letters(), student_config((str(teacher),)), out=tmp_path / "s", resume=True)
+
+
+def test_a_teacher_that_has_seen_the_test_classes_is_refused(tmp_path):
+    cheat = small_embedder()
+    cheat.save(tmp_path / "cheat", trained_on=TrainedOn("letters", letters().test.class_names))
+    with pytest.raises(SeenClassError, match="test classes must be unseen"):
+        train(small_embedder(), letters(), student_config((str(tmp_path / "cheat"),)), out=tmp_path / "student")
+
+
+def test_what_teachers_have_learned_from_no_test_of_the_student_may_show(tmp_path):
+    teacher = small_embedder()
+    teacher.save(tmp_path / "teacher", trained_on=TrainedOn("elsewhere", ("a gull",)))
+    student = small_embedder()
+    train(student, letters(), student_config((str(tmp_path / "teacher"),), epochs=1), out=tmp_path / "student")
+    assert student.trained_on is not None
+    assert set(student.trained_on.class_names) == {*letters().train.class_names, "a gull"}
+
+
+def test_a_loss_on_labels_takes_no_teachers_and_a_student_needs_some(taught):
+    with pytest.raises(ValueError, match=r"follows teachers: give the runs that teach, --teachers RUN RUN"):
+        small_config(loss=LossConfig("relaxed-contrastive"))
+    with pytest.raises(ValueError, match="a student of teachers needs loss.name relaxed-contrastive or"):
+        small_config(teachers=taught)
+    with pytest.raises(FileNotFoundError, match="must be a saved model or a run"):
+        load_teachers(student_config(("nowhere",)), letters(), small_embedder(), torch.device("cpu"), 1)
+    with pytest.raises(ValueError, match="at least one teacher"):
+        Teachers([], torch.device("cpu"))
+
+
+def test_good_teachers_make_a_student_that_finds_more_than_before(tmp_path):
+    """Not by chance: a teacher that knows the letters by heart, and a student of pixels that it has never seen."""
+    train_set = draw_glyphs("ABCDEFGHIJ", copies=2)
+    data = RetrievalData("letters", train_set, draw_glyphs("KLMNOP", copies=2))
+    config = small_config(epochs=12, loss=LossConfig("proxy-anchor"))
+    torch.manual_seed(0)
+    teacher, student = small_embedder(), small_embedder()
+    taught = train(teacher, data, config, out=tmp_path / "teacher")["last"]["test"]
+    config = student_config((str(tmp_path / "teacher"),), epochs=12, evaluate_every=12)
+    before = train(small_embedder(), data, replace(config, epochs=1, evaluate_every=1), out=tmp_path / "short")
+    after = train(student, data, config, out=tmp_path / "student")["last"]["test"]
+    assert after["map_at_r"] > before["last"]["test"]["map_at_r"]
+    assert after["map_at_r"] > 0.6 * taught["map_at_r"]
