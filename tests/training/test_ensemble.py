@@ -91,16 +91,17 @@ def test_an_ensemble_of_nothing_is_refused(values):
         Ensemble(**values)
 
 
-FOLLOWS = "--loss.name=relaxed-contrastive"
+FOLLOWS = ("--loss.name=relaxed-contrastive", "--loss.options={}")
 
 
 @pytest.mark.parametrize(
     ("typed", "understood"),
     [
-        (["--teachers", "a", "b"], [FOLLOWS, '--teachers=["a", "b"]']),
-        (["--teachers", "a", "--epochs", "3"], [FOLLOWS, "--epochs", "3", '--teachers=["a"]']),
+        (["--teachers", "a", "b"], [*FOLLOWS, '--teachers=["a", "b"]']),
+        (["--teachers", "a", "--epochs", "3"], [*FOLLOWS, "--epochs", "3", '--teachers=["a"]']),
         (["--teachers=a", "--loss.name", "relational-kl"], ["--loss.name", "relational-kl", '--teachers=["a"]']),
         (['--teachers=["a"]'], ['--teachers=["a"]']),
+        (["--config", "glyphs", "--teachers", "a"], [*FOLLOWS, "--config", "glyphs", '--teachers=["a"]']),
         (["--epochs", "3"], ["--epochs", "3"]),
     ],
 )

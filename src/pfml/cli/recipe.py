@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pfml.cli.parser import Parser
     from pfml.training.run import RunConfig
 
-__all__ = ["add_recipe_argument", "described_recipe", "with_recipe"]
+__all__ = ["add_recipe_argument", "config_content", "described_recipe", "given_value", "with_recipe"]
 
 #: What of a configuration a recipe decides; the model's backbone and weights, the data and the device are the user's.
 DECIDED = (
@@ -42,14 +42,14 @@ def with_recipe(arguments: list[str]) -> list[str]:
     from pfml.training.methods.recipes import recipe_config
     from pfml.training.run import DataConfig, RunConfig
 
-    name = _given(arguments, "--recipe")
+    name = given_value(arguments, "--recipe")
     if name is None:
         return arguments
-    if _given(arguments, "--loss.name") not in (None, name):
+    if given_value(arguments, "--loss.name") not in (None, name):
         raise ValueError(f"--recipe {name} trains {name}: leave out --loss.name")
-    file = _content(_given(arguments, "--config"))
-    dataset = _given(arguments, "--data.name") or file.get("data", {}).get("name") or "cub"
-    backbone = _given(arguments, "--model.backbone") or file.get("model", {}).get("backbone") or "resnet50"
+    file = config_content(given_value(arguments, "--config"))
+    dataset = given_value(arguments, "--data.name") or file.get("data", {}).get("name") or "cub"
+    backbone = given_value(arguments, "--model.backbone") or file.get("model", {}).get("backbone") or "resnet50"
     base = RunConfig(data=DataConfig(dataset), model=EmbedderConfig(backbone))
     values = plain(recipe_config(name, base, published=True))
     options = [f"--data.name={dataset}", f"--model.backbone={backbone}"]
@@ -68,7 +68,7 @@ def described_recipe(name: str | None, config: RunConfig) -> list[str]:
     return recipe_lines(name, published_recipe(name, config.data.name, config.model.backbone))
 
 
-def _given(arguments: list[str], wanted: str) -> str | None:
+def given_value(arguments: list[str], wanted: str) -> str | None:
     """The last value of an option, as --option VALUE or --option=VALUE; None if it is not there."""
     found = None
     for place, argument in enumerate(arguments):
@@ -78,7 +78,7 @@ def _given(arguments: list[str], wanted: str) -> str | None:
     return found
 
 
-def _content(config: str | None) -> dict[str, Any]:
+def config_content(config: str | None) -> dict[str, Any]:
     """What a configuration file says; nothing if it cannot be read, which the parser will say."""
     import yaml
 

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from pfml.cli.last_words import end
+from pfml.cli.recipe import config_content, given_value
 
 if TYPE_CHECKING:
     from pfml.cli.parser import Parser
@@ -38,9 +39,21 @@ def with_teachers(arguments: list[str]) -> list[str]:
         teachers += given
     if not teachers:
         return found
-    is_named = any(each.partition("=")[0] in ("--loss", "--loss.name", "--config") for each in found)
-    loss = [] if is_named else [f"--loss.name={DEFAULT_LOSS}"]
+    loss = [] if _is_named(found) else [f"--loss.name={DEFAULT_LOSS}", "--loss.options={}"]
     return [found[0], *loss, *found[1:], f"--teachers={json.dumps(teachers)}"]
+
+
+def _is_named(arguments: list[str]) -> bool:
+    """Whether a loss is given, or that of the configuration file is a student's."""
+    if any(each.partition("=")[0] in ("--loss", "--loss.name") for each in arguments):
+        return True
+    file = given_value(arguments, "--config")
+    if file is None:
+        return False
+    from pfml.training.methods import METHODS
+
+    name = config_content(file).get("loss", {}).get("name")
+    return name in METHODS and METHODS[name].from_teachers
 
 
 def add_student_arguments(parser: Parser) -> None:
