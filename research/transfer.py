@@ -559,6 +559,26 @@ def summary(found: dict[str, Any]) -> str:
     return f"{start} {said} {found.get('seconds', 0):.0f} s"
 
 
+def table(path: Path) -> str:
+    """Last epochs of all that a file of results holds, as Markdown: means over seeds, R@1 (MAP@R)."""
+    found: dict[tuple[str, str, float], list[dict[str, float]]] = {}
+    for text in path.read_text(encoding="utf-8").splitlines():
+        line = json.loads(text)
+        if line["kind"] == "ensemble":
+            scores = {f"{line['candidate']}, {kind}": each for kind, each in line["scores"].items()}
+        else:
+            scores = {line["candidate"]: line["history"][-1]["test"]}
+        for name, score in scores.items():
+            found.setdefault((line["kind"], name, line["noise"]), []).append(score)
+    rows = ["| | label noise | runs | R@1 | MAP@R |", "|---|---|---|---|---|"]
+    for (kind, name, noise), scores in found.items():
+        recall, precision_at_r = (
+            100 * sum(each[key] for each in scores) / len(scores) for key in ("recall_at_1", "map_at_r")
+        )
+        rows.append(f"| {kind} {name} | {100 * noise:g} % | {len(scores)} | {recall:.1f} | {precision_at_r:.1f} |")
+    return "\n".join(rows)
+
+
 def work(queue: Any, options: argparse.Namespace) -> None:
     """The tasks of one process."""
     global _bench
@@ -584,7 +604,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", choices=("validation", "test"), default="validation")
     parser.add_argument("--data", choices=("cub", "glyphs"), default="cub")
-    parser.add_argument("--round", required=True)
+    parser.add_argument("--round")
+    parser.add_argument("--table", type=Path, help="print this file of results and do nothing else")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--evaluate-every", type=int, default=10)
     parser.add_argument("--root", type=Path)
@@ -598,9 +619,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--minutes", type=float, default=60.0, help="nothing is begun after these")
-    parser.add_argument("--out", required=True)
+    parser.add_argument("--out", default="results/transfer.jsonl")
     parser.add_argument("--commit", default="unknown")
     options = parser.parse_args()
+    if options.table:
+        print(table(options.table))
+        return
     options.deadline = time.time() + 60 * options.minutes
     Path(options.out).parent.mkdir(parents=True, exist_ok=True)
     Path(options.models).mkdir(parents=True, exist_ok=True)
