@@ -18,7 +18,7 @@ def research():
     """The scripts as modules; `trial` adds a method to the table, which is taken off again."""
     before = dict(METHODS)
     sys.path.insert(0, str(ROOT / "research"))
-    names = ("trial", "candidates", "tables", "plots", "choose")
+    names = ("trial", "candidates", "tables", "plots", "choose", "cub", "transfer")
     try:
         yield {name: importlib.import_module(name) for name in names}
     finally:
@@ -90,3 +90,25 @@ def test_the_pictures_are_drawn(research, monkeypatch, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {
         "cub-test.png", "cub-eq6.png", "cub-paper.png", "cub-ablation.png",
     }  # fmt: skip
+
+
+def test_every_line_of_students_is_one_of_the_tried_and_the_documentation_has_its_numbers(research):
+    transfer = research["transfer"]
+    path = ROOT / "results" / "transfer-validation.jsonl"
+    for text in path.read_text().splitlines():
+        line = json.loads(text)
+        assert line["commit"] != "unknown"
+        known = {"student": transfer.STUDENTS, "ensemble": transfer.ENSEMBLES}.get(line["kind"])
+        assert known is None or line["candidate"] in known
+    for spec in transfer.STUDENTS.values():
+        config = transfer.student_config(spec, "cub")
+        create_loss(config.loss, 5, 8)
+        assert set(config.teachers) == set(spec.teachers)
+    table = transfer.table(path)
+    assert "| student 1 rc | 0 % | 2 | 81.8 | 45.0 |" in table
+    documentation = (ROOT / "docs" / "STUDENTS.md").read_text(encoding="utf-8")
+    assert "| **student of these four, 30 epochs** | 2 | **81.8** | **45.0** |" in documentation
+    assert (
+        "| **student of two recipes and two Proxy Anchors with filtering** | 1 | **81.6** | **44.7** |" in documentation
+    )
+    assert "| student 1 rc, robust | 20 % | 1 | 81.6 | 44.7 |" in table
