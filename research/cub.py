@@ -41,7 +41,7 @@ from pfml.sphere import unit
 from pfml.superposition import Charges
 from pfml.training import Monitor
 from pfml.training.averaging import WeightAverage
-from pfml.training.config_files import plain
+from pfml.training.config_files import plain, write_config
 from pfml.training.environment import compiled, resolve_device, seeded
 from pfml.training.loop import Training, on_device
 from pfml.training.run import DataConfig, RunConfig, open_sources, prepare_data
@@ -273,6 +273,7 @@ def run(
     """Every evaluation of a candidate, and what it took."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, seeded(config.seed):
+        write_config(RunFolder(Path(folder)).config, config)
         embedder = bench.embedder(config.model)
         kind = QuickCompiled if bench.compiling else Quick
         training = kind(embedder, data, sources, replace(config, compile=False), RunFolder(Path(folder)), Monitor())

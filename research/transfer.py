@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.multiprocessing as multiprocessing
@@ -35,7 +36,7 @@ from pfml.losses.distillation import RelationalKLLoss, combined
 from pfml.models import Embedder, load_embedder
 from pfml.models.head_start import start_head
 from pfml.training import Monitor
-from pfml.training.config_files import plain, shipped_config
+from pfml.training.config_files import plain, shipped_config, write_config
 from pfml.training.environment import precision, resolve_device, seeded
 from pfml.training.loop import Training
 from pfml.training.methods import LossConfig
@@ -65,6 +66,8 @@ def _named(kinds: str, seeds: str) -> tuple[str, ...]:
 
 
 FOUR = _named("pa recipe", "01")
+#: On the test classes the student of seed s has the teachers whose seeds begin at s times this.
+PER_DRAW = 4
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,29 @@ STUDENTS: dict[str, Student] = {
     "1 equilibrium, robust": other("equilibrium-field", {}, teachers=_named("par recipe", "01")),
 }
 
+LONG = {"epochs": 60}
+
+
+def _second(name: str, seeds: str = "0123") -> tuple[str, ...]:
+    """Students of these seeds as teachers."""
+    return tuple(f"s:{name}-{seed}" for seed in seeds)
+
+
+STUDENTS |= {
+    "2 rc, 4 pa": rc(_named("pa", "0123"), **LONG),
+    "2 rc, 4 pa.288": rc(_named("pa.288", "0123"), **LONG),
+    "2 rc, 2 pa.288, 2 recipe.288": rc(_named("pa.288 recipe.288", "01"), **LONG),
+    "2 rc, 4 pa, 2 pa.eff": rc((*_named("pa", "0123"), *_named("pa.eff", "01")), **LONG),
+    "2 rc, 4 pa.288, 2 pa.eff": rc((*_named("pa.288", "0123"), *_named("pa.eff", "01")), **LONG),
+    "2 rc, second generation": rc(_second("2 rc, 4 pa"), **LONG),
+    "2 rc, second generation of .288": rc(_second("2 rc, 4 pa.288"), **LONG),
+    "2 rc, sigma .8": rc(_named("pa", "0123"), sigma=0.8, **LONG),
+    "2 rc, sigma 1.3": rc(_named("pa", "0123"), sigma=1.3, **LONG),
+    "2 rc, 4 par": rc(_named("par", "0123"), **LONG),
+    "2 rc, 2 par.288, 2 recipe.288": rc(_named("par.288 recipe.288", "01"), **LONG),
+    "2 rc, 64 dimensions": rc(_named("pa", "0123"), changes={"model.embedding_dim": 64}, **LONG),
+}
+
 #: Groups of teachers whose concatenation and whose soup are measured.
 ENSEMBLES: dict[str, tuple[str, ...]] = {
     "pa recipe, seed 0": _named("pa recipe", "0"),
@@ -181,6 +207,26 @@ def rounds() -> dict[str, list[Task]]:
             Task("students", ("1 rc, crops .2",), 0, 0.0),
             Task("students", ("1 rc, random batches",), 0, 0.0),
         ],
+        "2": [
+            *(Task("teacher", (name,), int(name[-1]), 0.0) for name in _named("pa.288", "0123")),
+            *(Task("teacher", (name,), int(name[-1]), 0.0) for name in _named("pa", "0123")),
+            *(Task("teacher", (name,), int(name[-1]), 0.0) for name in _named("pa.eff recipe.288", "01")),
+            Task("answers", ("2 rc, 4 pa", *_named("pa", "0123")), 0, 0.0),
+            Task("answers", ("2 rc, 4 pa", *_named("pa.288", "01")), 0, 0.0),
+            Task("answers", ("2 rc, 4 pa", *_named("pa.288", "23")), 0, 0.0),
+            Task("answers", ("2 rc, 4 pa", *_named("pa.eff recipe.288", "01")), 0, 0.0),
+            Task("students", ("2 rc, 4 pa", "2 rc, sigma .8", "2 rc, sigma 1.3", "2 rc, 64 dimensions"), 0, 0.0),
+            Task("students", ("2 rc, 4 pa.288", "2 rc, 2 pa.288, 2 recipe.288"), 0, 0.0),
+            Task("students", ("2 rc, 4 pa, 2 pa.eff", "2 rc, 4 pa.288, 2 pa.eff"), 0, 0.0),
+            *(Task("students", ("2 rc, 4 pa.288",), seed, 0.0) for seed in (1, 2, 3)),
+            Task("students", ("2 rc, second generation of .288",), 0, 0.0),
+        ],
+        "2 noisy": [
+            *(Task("teacher", (name,), int(name[-1]), 0.2) for name in _named("par", "0123")),
+            *(Task("teacher", (name,), int(name[-1]), 0.2) for name in _named("par.288 recipe.288", "01")),
+            Task("students", ("2 rc, 4 par",), 0, 0.2),
+            Task("students", ("2 rc, 2 par.288, 2 recipe.288",), 0, 0.2),
+        ],
         "smoke 2": [
             *(Task("teacher", (name,), 0, 0.0) for name in _named("pa recipe", "0")),
             Task("answers", ("1 rc, 2 teachers", *_named("pa recipe", "0")), 0, 0.0),
@@ -202,6 +248,11 @@ class Task:
     names: tuple[str, ...]
     seed: int
     noise: float
+
+    @property
+    def draw(self) -> int:
+        """Which draw of wrong labels: one for all that is chosen, one for each seed of what is tested."""
+        return self.seed // PER_DRAW if self.kind == "teacher" else self.seed
 
 
 class TeacherRun(Training):
@@ -276,29 +327,32 @@ class Bench:
         self._asked: dict[tuple[str, int], Teachers] = {}
         self._answers: dict[tuple[Any, ...], Tensor] = {}
 
-    def config(self, base: RunConfig, seed: int, noise: float) -> RunConfig:
+    def config(self, base: RunConfig, seed: int, noise: float, draw: int) -> RunConfig:
         """`base` here and now."""
         options = self.options
+        draw = draw if options.stage == "test" else 0
         base = replace(
             base,
             seed=seed,
             evaluate_every=options.evaluate_every,
             device=options.device,
             compile=False,
-            data=replace(base.data, root=options.root, noise=replace(base.data.noise, rate=noise, seed=0)),
+            data=replace(base.data, root=options.root, noise=replace(base.data.noise, rate=noise, seed=draw)),
             storage=replace(base.storage, workers=options.workers, cache=options.cache),
         )
         return base if options.root is None else replace(base, model=with_weights(base.model, options.weights))
 
     def begin(self, base: RunConfig, task: Task, kind: type[Training] = Training) -> Any:
         """A run that is ready to start."""
-        config = self.config(base, task.seed, task.noise)
+        config = self.config(base, task.seed, task.noise, task.draw)
         data = data_of(config.data, self.options.stage)
         if not self.sources:
             self.sources = open_sources(data, self.device, config.storage, Monitor())
         embedder = self.networks.embedder(config.model)
         folder = RunFolder(Path(tempfile.mkdtemp()))
-        return kind(embedder, data, self.sources, config, folder, Monitor())
+        write_config(folder.config, config)
+        with patch("pfml.training.loop.load_teachers", return_value=None):  # they are asked here, and once for all
+            return kind(embedder, data, self.sources, config, folder, Monitor())
 
     def place(self, name: str, noise: float) -> Path:
         """Where a teacher is kept."""
@@ -307,7 +361,10 @@ class Bench:
 
     def full(self, spec: Student) -> tuple[str, ...]:
         """The teachers of a student by name; s:NAME-SEED are students themselves."""
-        return spec.teachers
+        if self.options.stage == "validation":
+            return spec.teachers
+        parts = (name.rsplit("-", 1) for name in spec.teachers)
+        return tuple(f"{kind}-{int(seed) + PER_DRAW * self.seed}" for kind, seed in parts)
 
     def teacher(self, name: str) -> Embedder:
         """Read from its file, as soon as it is there."""
