@@ -19,6 +19,7 @@ from pfml.models import load_embedder
 from pfml.search import ModelIdentity
 from pfml.training import BatchConfig, LossConfig, OptimizerConfig, load_loss
 from pfml.training.run_folder import RunFolder
+from small_data import small_embedder
 
 
 def assert_same_run(folder, expected, *, error=1e-4):
@@ -74,6 +75,18 @@ def test_the_steps_are_those_of_one_process(world, tmp_path, case, size):
     assert answers[0].keys() == expected.keys()
     if "alignment" in expected:
         assert answers[0]["alignment"] == pytest.approx(expected["alignment"], rel=1e-3)
+
+
+def test_the_steps_of_a_student_are_those_of_one_process(world, tmp_path):
+    teachers = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        small_embedder().save(tmp_path / f"teacher {seed}")
+        teachers.append(str(tmp_path / f"teacher {seed}"))
+    student = {"loss": LossConfig("relaxed-contrastive"), "teachers": tuple(teachers)}
+    training(None, tmp_path / "one", student)
+    world.run(training, 3, tmp_path / "three", student)
+    assert_same_run(tmp_path / "three", tmp_path / "one")
 
 
 @pytest.mark.parametrize("case", ["pfml", pytest.param("trust", marks=pytest.mark.slow)])
