@@ -83,7 +83,7 @@ def test_the_steps_of_a_student_are_those_of_one_process(world, tmp_path):
         torch.manual_seed(seed)
         small_embedder().save(tmp_path / f"teacher {seed}")
         teachers.append(str(tmp_path / f"teacher {seed}"))
-    student = {"loss": LossConfig("relaxed-contrastive"), "teachers": tuple(teachers)}
+    student = {"loss": LossConfig("relaxed-contrastive"), "teachers": tuple(teachers), "epochs": 1}
     training(None, tmp_path / "one", student)
     world.run(training, 3, tmp_path / "three", student)
     assert_same_run(tmp_path / "three", tmp_path / "one")
