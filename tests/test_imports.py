@@ -13,6 +13,7 @@ SOURCE = Path(pfml.__file__).parent
 
 #: Every layer may import from those before it, and from nothing after it.
 LAYERS = [
+    "lazy",
     "words",
     "terminal",
     "allocator",

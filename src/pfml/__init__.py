@@ -13,30 +13,72 @@ From images to an embedder:
     load_embedder("runs/cub").encode(["bird.jpg"])
 """
 
-from pfml.data import ImageSet, LabelNoise, RetrievalData, SeenClassError, load_data, with_validation
-from pfml.energy import class_potential, class_potentials, forces, potential_energy
-from pfml.evaluation import RetrievalMetrics, embed, evaluate, nearest, proxy_alignment, retrieval_metrics
-from pfml.export import Bundle, load_bundle
-from pfml.field import ContrastiveLaw, DecayLaw, LogarithmicLaw, PowerLaw
-from pfml.labels import LabelMap
-from pfml.losses import (
-    CollapseWarning,
-    FieldDiagnostics,
-    GradientOverflowWarning,
-    PotentialFieldLoss,
-    ProxyAnchorLoss,
-)
-from pfml.models import Embedder, create_embedder, load_embedder
-from pfml.training import (
-    BatchConfig,
-    LossConfig,
-    OptimizerConfig,
-    ProgressMonitor,
-    ScheduleConfig,
-    StorageConfig,
-    TrainConfig,
-    train,
-)
+from typing import TYPE_CHECKING
+
+from pfml.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from pfml.data import ImageSet, LabelNoise, RetrievalData, SeenClassError, load_data, with_validation
+    from pfml.energy import class_potential, class_potentials, forces, potential_energy
+    from pfml.evaluation import RetrievalMetrics, embed, evaluate, nearest, proxy_alignment, retrieval_metrics
+    from pfml.export import Bundle, load_bundle
+    from pfml.field import ContrastiveLaw, DecayLaw, LogarithmicLaw, PowerLaw
+    from pfml.labels import LabelMap
+    from pfml.losses import (
+        CollapseWarning,
+        FieldDiagnostics,
+        GradientOverflowWarning,
+        PotentialFieldLoss,
+        ProxyAnchorLoss,
+    )
+    from pfml.models import Embedder, create_embedder, load_embedder
+    from pfml.training import (
+        BatchConfig,
+        LossConfig,
+        OptimizerConfig,
+        ProgressMonitor,
+        ScheduleConfig,
+        StorageConfig,
+        TrainConfig,
+        train,
+    )
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "pfml.data": ("ImageSet", "LabelNoise", "RetrievalData", "SeenClassError", "load_data", "with_validation"),
+            "pfml.energy": ("class_potential", "class_potentials", "forces", "potential_energy"),
+            "pfml.evaluation": (
+                "RetrievalMetrics",
+                "embed",
+                "evaluate",
+                "nearest",
+                "proxy_alignment",
+                "retrieval_metrics",
+            ),
+            "pfml.export": ("Bundle", "load_bundle"),
+            "pfml.field": ("ContrastiveLaw", "DecayLaw", "LogarithmicLaw", "PowerLaw"),
+            "pfml.labels": ("LabelMap",),
+            "pfml.losses": (
+                "CollapseWarning",
+                "FieldDiagnostics",
+                "GradientOverflowWarning",
+                "PotentialFieldLoss",
+                "ProxyAnchorLoss",
+            ),
+            "pfml.models": ("Embedder", "create_embedder", "load_embedder"),
+            "pfml.training": (
+                "BatchConfig",
+                "LossConfig",
+                "OptimizerConfig",
+                "ProgressMonitor",
+                "ScheduleConfig",
+                "StorageConfig",
+                "TrainConfig",
+                "train",
+            ),
+        },
+    )
 
 __version__ = "0.1.0"
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -18,12 +16,12 @@ from torch.distributed.rendezvous import rendezvous
 
 from pfml.distributed.peers import LostPeerError
 from pfml.distributed.pulse import ARRIVAL, Pulse
+from pfml.distributed.torchrun import Launch
 from pfml.distributed.world import Ranks, World
 from pfml.losses.checks import CollapseWarning
 
 __all__ = ["FailedElsewhereError", "Launch", "first_words", "meeting_place", "open_world"]
 
-VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 #: Longer than a rank may work on its own while the others wait for it; one that is gone is noticed by `Pulse`.
 LONGEST_WAIT = timedelta(minutes=60)
 MEETING = timedelta(seconds=ARRIVAL)
@@ -31,54 +29,6 @@ MEETING = timedelta(seconds=ARRIVAL)
 
 class FailedElsewhereError(ConnectionError):
     """The work cannot go on because of another rank: it is gone, or it failed, and said why."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What torchrun tells a process about itself.
-
-    Attributes:
-        rank, size: Among all processes.
-        local_rank: Among those of this machine.
-        restarts: How often torchrun has started all processes anew.
-        may_restart: Whether it would do so again.
-        by_agent: Whether torchrun itself keeps the store, and not rank 0.
-    """
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    restarts: int = 0
-    may_restart: bool = False
-    by_agent: bool = False
-
-    @classmethod
-    def of_process(cls) -> Launch:
-        """That of this process, by its environment; one by itself if nobody has launched it."""
-        if any(name not in os.environ for name in VARIABLES):
-            return cls()
-        numbers = {name: _number(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", *_ELASTIC)}
-        launch = cls(
-            rank=numbers["RANK"],
-            size=numbers["WORLD_SIZE"],
-            local_rank=numbers["LOCAL_RANK"],
-            restarts=numbers["TORCHELASTIC_RESTART_COUNT"],
-            may_restart=numbers["TORCHELASTIC_MAX_RESTARTS"] > 0,
-            by_agent=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        )
-        if not 0 <= launch.rank < launch.size:
-            raise ValueError(f"RANK must lie in [0, WORLD_SIZE), got {launch.rank} and {launch.size}")
-        return launch
-
-
-_ELASTIC = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
-
-
-def _number(name: str) -> int:
-    text = os.environ.get(name, "0")
-    if not text.isdecimal():
-        raise ValueError(f"the environment variable {name} must be a number, got {text!r}: start with torchrun")
-    return int(text)
 
 
 @contextmanager
