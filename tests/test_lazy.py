@@ -48,9 +48,12 @@ def test_every_public_name_is_the_object_of_its_module(name):
 @pytest.mark.parametrize("name", LAZY)
 def test_every_public_name_is_listed_before_it_is_loaded(name):
     code = f"import {name} as package\nprint(sorted(set(package.__all__) - set(dir(package))))\nsys.exit()"
-    assert subprocess.run(
-        [sys.executable, "-c", f"import sys\n{code}"], capture_output=True, text=True, check=True
-    ).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", f"import sys\n{code}"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def test_a_star_import_gives_every_public_name():

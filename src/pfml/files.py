@@ -27,7 +27,6 @@ __all__ = [
     "load_tensors",
     "named_errors",
     "open_regular",
-    "readable",
     "refuse_non_finite",
     "refuse_zip_bomb",
     "remove_partials",
@@ -210,11 +209,6 @@ def named_errors(path: Path, what: str, *errors: type[Exception]) -> Iterator[No
     except caught as error:
         said = str(error).split("\n")[0][:200] or type(error).__name__
         raise DamagedFileError(f"{path} must be {what}, got one that cannot be read: {said}") from None
-
-
-def readable(text: str) -> str:
-    """Text with names of files in it as every page and terminal can show it: bytes that are no UTF-8 are escaped."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 @contextmanager

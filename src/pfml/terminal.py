@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["plain_console", "visible"]
+__all__ = ["plain_console", "readable", "visible"]
 
 #: Characters that move the cursor, colour, rename or turn what follows, and bytes of a name that are no UTF-8; a line
 #: break and a tab do no harm.
@@ -23,6 +23,11 @@ def visible(text: str) -> str:
         'finch\\x1b[2J'
     """
     return COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def readable(text: str) -> str:
+    """Text with names of files in it as every page and terminal can show it: bytes that are no UTF-8 are escaped."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def plain_console(width: int | None = None, *, stderr: bool = False) -> Console:

@@ -7,7 +7,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Literal
 
 from pfml.cli.console import create_console, print_line, print_model
-from pfml.files import readable
+from pfml.terminal import readable
 
 if TYPE_CHECKING:
     from rich.console import Console

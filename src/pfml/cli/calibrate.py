@@ -52,7 +52,7 @@ def add_calibrate_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("run", type=Path, help="Folder of a run, or of a saved embedder.")
     add(
-        *("--false_accept_rate", "--false-accept-rate"),
+        "--false-accept-rate",
         type=float,
         default=0.01,
         help="Of images whose class is not in the index, the share that may be accepted.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pfml.files import readable
+from pfml.terminal import readable
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -61,11 +61,11 @@ def add_embed_arguments(parser: Parser) -> None:
     )
     add("--dtype", help="With a folder: float32 or float16; by default what the folder has, float32 if it is new.")
     add(
-        *("--part_images", "--part-images"),
+        "--part-images",
         type=int,
         help="With a folder: images that are written together; by default what the folder has, 4096 if it is new.",
     )
-    add("--batch_size", "--batch-size", type=int, default=128, help="Images in the network at a time.")
+    add("--batch-size", type=int, default=128, help="Images in the network at a time.")
     add("--workers", type=int, default=2, help="Threads that read files.")
 
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pfml.cli.console import create_console, print_line, print_model, print_scores
 
+if TYPE_CHECKING:
+    from pfml.cli.parser import Parser
+
 
 def evaluate(run: Path, data: str | None = None, root: Path | None = None, nmi: bool = False) -> None:
-    """Evaluate a trained embedder on classes that it has not seen: print the metrics.
-
-    Args:
-        run: Folder of a run, or of a saved embedder.
-        data: A data set by name, or the path of a folder of class folders or of a CSV; by default that of the run. All
-            classes of a folder or CSV are searched if the model knows none of them.
-        root: Folder of a data set given by name.
-        nmi: Whether to cluster, too.
-    """
+    """Evaluate a trained embedder on classes that it has not seen: print the metrics."""
     from pfml.data import load_data
     from pfml.data.own_images import own_images
     from pfml.data.splits import wholly_unseen
@@ -52,3 +48,16 @@ def evaluate(run: Path, data: str | None = None, root: Path | None = None, nmi: 
     print_model(console, run)
     title = f"{images.name}: {len(images.test):,} images of {images.test.num_classes:,} unseen classes"
     print_scores(console, title, {str(run): metrics.as_dict()})
+
+
+def add_evaluate_arguments(parser: Parser) -> None:
+    """Add the arguments of `evaluate`."""
+    add = parser.add_argument
+    add("run", type=Path, help="Folder of a run, or of a saved embedder.")
+    add(
+        "--data",
+        help="A data set by name, or the path of a folder of class folders or of a CSV; by default that of the run. "
+        "All classes of a folder or CSV are searched if the model knows none of them.",
+    )
+    add("--root", type=Path, help="Folder of a data set given by name.")
+    add("--nmi", type=bool, default=False, help="Whether to cluster, too.")

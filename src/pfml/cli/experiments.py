@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from pfml.cli.parser import Parser
     from pfml.experiments.theory import TheoryConfig
 
+#: Dimensions that `pfml theory` checks.
+DIMS = (2, 3, 4, 8, 32, 128, 512)
+
 
 def experiment(
     name: str | None = None,
@@ -125,13 +128,7 @@ def methods(
 
 
 def demo(out: Path = Path("out/demo"), epochs: int = 6, seed: int = 0) -> None:
-    """Train on the embedded glyphs by several methods, search among unseen letters, write a report as one HTML page.
-
-    Args:
-        out: Folder for the report and the runs; what an earlier demo left there is replaced.
-        epochs: Passes over the training letters, for each method.
-        seed: Of everything that is random.
-    """
+    """Train on the embedded glyphs by several methods, search among unseen letters, write a report as one HTML page."""
     from pfml.experiments.demo import run_demo
     from pfml.training.interrupts import interruptible
 
@@ -144,23 +141,13 @@ def demo(out: Path = Path("out/demo"), epochs: int = 6, seed: int = 0) -> None:
 def theory(
     out: Path = Path("out"),
     seed: int = 0,
-    dims: tuple[int, ...] = (2, 3, 4, 8, 32, 128, 512),
+    dims: tuple[int, ...] = DIMS,
     points: int = 64,
     proxies: int = 4,
     alpha: float = 3.0,
     trials: int = 10,
 ) -> None:
-    """Check Proposition 1 and Corollary 1 on random points: print a table, write field.png and theory.png.
-
-    Args:
-        out: Folder for the pictures; made if it does not exist.
-        seed: Of all random draws.
-        dims: Dimensions to check, as in --dims=[2,512].
-        points: Data of the class.
-        proxies: Proxies of the class.
-        alpha: Rate of decay of the PFML field.
-        trials: Random point sets per dimension.
-    """
+    """Check Proposition 1 and Corollary 1 on random points: print a table, write field.png and theory.png."""
     from pfml.experiments.figures import draw_field, draw_theory
     from pfml.experiments.theory import TheoryConfig
 
@@ -187,7 +174,7 @@ def add_experiment_arguments(parser: Parser) -> None:
     add("--weights", action="append", help="resnet50=FILE: weights of a backbone; or PFML_RESNET50.")
     add("--out", type=Path, default=Path("out/experiments"), help="Folder of results and runs.")
     add("--budget", type=float, help="Minutes: no run is started that is not expected to end within them.")
-    add("--dry-run", "--dry_run", action="store_true", help="Print the plan and an estimate of its time.")
+    add("--dry-run", action="store_true", help="Print the plan and an estimate of its time.")
     add("--jobs", type=int, default=1, help="Processes at once, on each GPU if --gpus are given.")
     add("--gpus", help="Numbers of GPUs between commas.")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N, without --gpus.")
@@ -201,7 +188,7 @@ def add_experiment_arguments(parser: Parser) -> None:
         action="append",
         help="Folder of a study of `pfml tune`: its best values, for the same method, data set and backbone.",
     )
-    add("--keep-checkpoints", "--keep_checkpoints", action="store_true", help="Keep those of runs that are done.")
+    add("--keep-checkpoints", action="store_true", help="Keep those of runs that are done.")
 
 
 def add_methods_arguments(parser: Parser) -> None:
@@ -211,6 +198,27 @@ def add_methods_arguments(parser: Parser) -> None:
     parser.add_argument("--recipe", help="NAME: how it was published, as a file for `pfml train --config`.")
     parser.add_argument("--dataset", default="cub", help="What the recipe is for: cub, cars, sop, in-shop or another.")
     parser.add_argument("--backbone", default="resnet50", help="The backbone that it is for.")
+
+
+def add_demo_arguments(parser: Parser) -> None:
+    """Add the arguments of `demo`."""
+    add = parser.add_argument
+    left = "what an earlier demo left there is replaced"
+    add("--out", type=Path, default=Path("out/demo"), help=f"Folder for the report and the runs; {left}.")
+    add("--epochs", type=int, default=6, help="Passes over the training letters, for each method.")
+    add("--seed", type=int, default=0, help="Of everything that is random.")
+
+
+def add_theory_arguments(parser: Parser) -> None:
+    """Add the arguments of `theory`."""
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("out"), help="Folder for the pictures; made if it does not exist.")
+    add("--seed", type=int, default=0, help="Of all random draws.")
+    add("--dims", type=tuple[int, ...], default=DIMS, help="Dimensions to check, as in --dims=[2,512].")
+    add("--points", type=int, default=64, help="Data of the class.")
+    add("--proxies", type=int, default=4, help="Proxies of the class.")
+    add("--alpha", type=float, default=3.0, help="Rate of decay of the PFML field.")
+    add("--trials", type=int, default=10, help="Random point sets per dimension.")
 
 
 def _print_theory(config: TheoryConfig, console: Console) -> None:

@@ -62,7 +62,7 @@ def add_export_arguments(parser: Parser) -> None:
     add("--to", choices=tuple(TARGETS), required=True, help="What to make of it.")
     add("--out", type=Path, help="File (.onnx, or .zip for a bundle) or folder; by default in the run.")
     add("--images", type=Path, nargs="+", help="Images to check an ONNX file on; by default a few of the run's data.")
-    add("--with_onnx", "--with-onnx", action="store_true", help="Put an ONNX file into the bundle, too.")
+    add("--with-onnx", action="store_true", help="Put an ONNX file into the bundle, too.")
     add("--url", help="Address of a Qdrant server; its key, if any, is the environment variable QDRANT_API_KEY.")
     add("--path", type=Path, help="Folder for Qdrant's local mode; by default `qdrant` in the run.")
     add("--collection", help="Name of the Qdrant collection; by default that of the run.")

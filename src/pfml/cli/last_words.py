@@ -5,12 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
+from pfml.distributed.torchrun import Launch
 from pfml.terminal import visible
-
-if TYPE_CHECKING:
-    from pfml.distributed.launch import Launch
 
 __all__ = ["end", "say_once"]
 
@@ -84,8 +82,6 @@ def _line(name: str, error: object, hint: str) -> str:
 
 
 def _launch() -> Launch:
-    from pfml.distributed.launch import Launch
-
     try:
         return Launch.of_process()
     except ValueError:  # what it was told about itself is the error that it ends with

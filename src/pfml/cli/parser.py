@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from jsonargparse import ArgumentParser
 
-from pfml import __version__
+from pfml.cli.help_format import PlainHelpFormatter
 from pfml.cli.last_words import end
 from pfml.cli.mistaken import about_stray_argument
 from pfml.words import did_you_mean
@@ -19,30 +19,25 @@ if TYPE_CHECKING:
 
     from pfml.cli.commands import Command
 
-__all__ = ["Parser", "create_parser", "with_config_first", "with_run_config", "without_code"]
+__all__ = ["Parser", "create_parser", "options_of", "with_config_first", "with_run_config", "without_code"]
 
 #: What may follow --data.
 DATA_TAKES = "a folder with a folder per class in it, a CSV with the columns path and label, or the name of a data set"
-DESCRIPTION = "Potential field based deep metric learning (CVPR 2025)."
 
 
 class Parser(ArgumentParser):
     """A parser whose errors are one sentence, and suggest the option that was meant."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
+        super().__init__(allow_abbrev=False, formatter_class=PlainHelpFormatter, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        unknown = re.search(r"unrecognized arguments: --([\w.]+)|does not accept option '([\w.]+)'", message)
+        unknown = re.search(r"unrecognized arguments: --([\w.-]+)|does not accept option '([\w.-]+)'", message)
         if unknown:
             known = {action.dest for parser in self._with_subparsers() for action in parser._actions}
-            message += did_you_mean(unknown[1] or unknown[2], known)
-        wrong_command = re.search(r"argument command: invalid choice: '([^']*)'", message)
-        if wrong_command and self._subcommands_action is not None:
-            message += did_you_mean(wrong_command[1], self._subcommands_action.choices)
-        name = self.prog.replace(" [options]", "")
-        message += about_stray_argument(name.removeprefix("pfml "), message)
-        end(name, message, status=2, hint=f"For all options: {name} --help")
+            message += did_you_mean((unknown[1] or unknown[2]).replace("-", "_"), known)
+        message += about_stray_argument(self.prog.removeprefix("pfml "), message)
+        end(self.prog, message, status=2, hint=f"For all options: {self.prog} --help")
 
     def _with_subparsers(self) -> list[ArgumentParser]:
         action = self._subcommands_action
@@ -50,19 +45,26 @@ class Parser(ArgumentParser):
 
 
 def create_parser(commands: Mapping[str, Command]) -> Parser:
-    """The parser of `pfml`, one subcommand for each of `commands`."""
-    parser = Parser(prog="pfml", description=DESCRIPTION, version=__version__)
+    """The parser of `pfml`, one subcommand for each of `commands`: that of one command alone is made at once."""
+    parser = Parser(prog="pfml")
     subcommands = parser.add_subcommands(dest="command")
     for name, command in commands.items():
-        subparser = Parser(description=command.summary)
+        # of some sixty options, a usage with all of them would hide what is needed
+        usage = f"pfml {name} (--data DATA | --config CONFIG) [options]" if command.run_config else None
+        subparser = Parser(description=command.summary, usage=usage)
         if command.run_config:
             _add_run_config(subparser)
-        if command.add_arguments is not None:
-            command.add_arguments(subparser)
-        else:
-            subparser.add_function_arguments(command.function, as_positional=True)
+        command.add_arguments(subparser)
         subcommands.add_subcommand(name, subparser, help=command.summary)
+        subparser.prog = f"pfml {name}"
     return parser
+
+
+def options_of(parser: Parser, name: str) -> list[str]:
+    """The options of the command `name`, as they are declared."""
+    action = parser._subcommands_action
+    assert action is not None
+    return list(action.choices[name]._option_string_actions)
 
 
 def _add_run_config(parser: Parser) -> None:

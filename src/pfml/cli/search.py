@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pfml.cli.console import create_console, print_line, print_model
 from pfml.cli.left_out import end_with_left_out, print_left_out, refuse_nothing_readable
 from pfml.cli.mistaken import refuse_images_first
-from pfml.files import readable
-from pfml.terminal import visible
+from pfml.terminal import readable, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,10 +101,10 @@ def add_index_arguments(parser: Parser) -> None:
         help="Folder that pfml embed wrote: images that are in it, and have not changed since, are not embedded again.",
     )
     add("--remove", type=Path, nargs="+", help="Images to remove, or folders whose images are all removed.")
-    add("--remove_class", "--remove-class", nargs="+", help="Classes to remove.")
+    add("--remove-class", nargs="+", help="Classes to remove.")
     add("--compact", action="store_true", help="Write the index anew, without what was removed, in few files.")
-    add("--segment_images", "--segment-images", type=int, default=4096, help="Images that are written together.")
-    add("--batch_size", "--batch-size", type=int, default=64, help="Images in the network at a time.")
+    add("--segment-images", type=int, default=4096, help="Images that are written together.")
+    add("--batch-size", type=int, default=64, help="Images in the network at a time.")
     add("--workers", type=int, default=2, help="Threads that read files.")
 
 
@@ -163,14 +162,14 @@ def add_search_arguments(parser: Parser) -> None:
     add("run", type=Path, help="Folder of a run, or of a saved embedder, with an index in it.")
     add("images", type=Path, nargs="+", help="Image files, or folders with images in them.")
     add("--k", type=int, default=10, help="How many images to find.")
-    add("--class_name", "--class", nargs="+", help="Search these classes only.")
+    add("--class", dest="class_name", nargs="+", help="Search these classes only.")
     add("--index", type=Path, help="Folder of the index; by default `index` in the run.")
     add(
         "--backend",
         default="exact",
         help="exact, faiss, or auto: faiss from a million images on, if it is installed and memory has ample room.",
     )
-    add("--json_", "--json", action="store_true", help="Print JSON instead of tables.")
+    add("--json", dest="json_", action="store_true", help="Print JSON instead of tables.")
 
 
 def _remove(console: Console, index: ImageIndex, places: list[Path], class_names: list[str]) -> None:

@@ -60,12 +60,12 @@ def add_serve_arguments(parser: Parser) -> None:
     add("--port", type=int, default=8000, help="0 for any free one.")
     add("--token", help="What requests must carry, at least 16 characters; the page asks for it once.")
     add("--name", nargs="+", help="Further names of this server that a browser may use.")
-    add("--map_", "--map", choices=("tsne", "pca"), default="tsne", help="How the map is made.")
-    add("--map_points", "--map-points", type=int, default=5000, help="Images on the map; of more, a sample.")
-    add("--upload_megabytes", "--upload-megabytes", type=float, default=10.0, help="Limit of an uploaded file, in MiB.")
-    add("--upload_megapixels", "--upload-megapixels", type=float, default=40.0, help="Limit of an uploaded image.")
+    add("--map", dest="map_", choices=("tsne", "pca"), default="tsne", help="How the map is made.")
+    add("--map-points", type=int, default=5000, help="Images on the map; of more, a sample.")
+    add("--upload-megabytes", type=float, default=10.0, help="Limit of an uploaded file, in MiB.")
+    add("--upload-megapixels", type=float, default=40.0, help="Limit of an uploaded image.")
     add(
-        *("--decoded_megapixels", "--decoded-megapixels"),
+        "--decoded-megapixels",
         type=float,
         default=16.0,
         help="Pixels that are decoded of an upload: a larger JPEG is decoded at a fraction, any other is refused.",

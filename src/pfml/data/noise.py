@@ -38,7 +38,7 @@ class LabelNoise:
             of the path and the suffix. A label is a class name or a number that counts the classes from 0 or from 1:
             whichever gives more images their true class, since most labels in such a list are true. A number that is
             no class, of which the published CUB list has some, leaves the image its true label, as does an image
-            that is not listed; `Corruption.remarks` says how many.
+            that is not listed; a remark says how many.
     """
 
     rate: float = 0.0

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from pfml.files import readable, write_atomically
+from pfml.files import write_atomically
 from pfml.report.theme import DARK, LIGHT, PIXEL_DENSITY, Theme
+from pfml.terminal import readable
 
 __all__ = ["Figure", "Gallery", "Listing", "Page", "Section", "Table", "render", "write_page"]
 

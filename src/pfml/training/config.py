@@ -155,13 +155,12 @@ class TrainConfig:
         warm_up_after: Epochs of the whole network before the warm-up; ProxyGML's code warms up in its second epoch.
         head_start: Where the embedding layer starts: "random" (He's normal distribution, as in Proxy Anchor's code);
             "uniform" (torch's own of a linear layer); or from the features of the training images, "principal" or
-            "whitened" (see `pfml.models.head_start`), for a trunk with pretrained weights.
+            "whitened", for a trunk with pretrained weights.
         batch_norm: "train"; "freeze-statistics" (the affine part trains); "freeze" (Proxy Anchor's sense: statistics
             frozen, the affine part trained once a warm-up has ended); "freeze-all" (the affine part too, throughout).
         average: Share of the old mean in the running mean of the network's weights after each step, which is what is
             evaluated and saved; 0.99 averages about the last hundred steps, 0 keeps no mean. It starts when the warm-up
-            ends, and reaches over half of the steps at most; what the loss learns is not averaged (see
-            `pfml.training.averaging`).
+            ends, and reaches over half of the steps at most; what the loss learns is not averaged.
         teachers: Folders of runs whose embedders teach a student by its crops, in place of labels; for the losses that
             compare with teachers (`pfml methods`: relaxed-contrastive, ...) and no others.
         evaluate_every: Epochs between evaluations on the unseen classes; the last epoch is always evaluated.

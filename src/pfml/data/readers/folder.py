@@ -10,7 +10,7 @@ import torch
 
 from pfml.data.image_set import ImageSet, RetrievalData
 from pfml.data.splits import class_order, zero_shot
-from pfml.files import readable
+from pfml.terminal import readable
 
 __all__ = ["IMAGE_SUFFIXES", "image_files", "image_paths", "read_folder"]
 

@@ -18,7 +18,7 @@ class LossConfig:
     """Which loss.
 
     Args:
-        name: A key of `METHODS`; `pfml methods` lists them: pfml, pfml-log, cpml, proxy-anchor, soft-triple, ...
+        name: The method; `pfml methods` lists them: pfml, pfml-log, cpml, proxy-anchor, soft-triple, ...
         options: Keyword arguments of the loss that differ from what the name stands for.
     """
 
