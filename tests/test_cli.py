@@ -180,7 +180,7 @@ def test_images_are_embedded_to_an_archive(trained, tmp_path):
         (["evaluate", "nowhere"], 1, "no such folder"),
         (["embed", "nowhere", "nothing.png"], 1, "nothing.png"),
         (["embed", "nowhere", "nothing.png", "--out=x.csv"], 1, "must end in .npz"),
-        (["trian"], 2, "'experiment'); did you mean 'train'?"),
+        (["trian"], 2, "there is no command 'trian'; did you mean 'train'?"),
         (["train", "--data"], 2, "--data must be followed by a folder with a folder per class in it, a CSV"),
         (["train", "--data="], 2, "--data must be followed by"),
         (["tune", "--data", ""], 2, "pfml tune: error: --data must be followed by"),

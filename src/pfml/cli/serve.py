@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["add_serve_arguments", "serve"]
 
+#: Environment variable of the token.
+TOKEN = "PFML_TOKEN"
 PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart"}
 
 
@@ -22,6 +25,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     token: str | None = None,
+    token_file: Path | None = None,
     name: list[str] | None = None,
     map_: Literal["tsne", "pca"] = "tsne",
     map_points: int = 5000,
@@ -40,7 +44,7 @@ def serve(
         raise ValueError(f"--map-points must be at least 1, got {map_points}")
     if not 0 <= port <= 65535:
         raise ValueError(f"--port must lie in [0, 65535], got {port}")
-    access = Access(host, token, tuple(name or ()))  # before the model is loaded: refused at once
+    access = Access(host, given_token(token, token_file), tuple(name or ()))  # before the model is loaded: refused at once
     limits = Limits(
         upload_bytes=round(upload_megabytes * 2**20),
         upload_pixels=round(upload_megapixels * 1e6),
@@ -51,14 +55,39 @@ def serve(
     answer_requests(Service(gallery, limits=limits, map_method=map_, map_points=map_points), access, port)
 
 
+def given_token(token: str | None, file: Path | None) -> str | None:
+    """The token of --token, of --token-file or of the environment variable PFML_TOKEN; None if none is given.
+
+    The variable is removed, so that processes which decode uploads do not inherit it.
+    """
+    variable = os.environ.pop(TOKEN, None)
+    if token is not None and file is not None:
+        raise ValueError("the server has one token: give --token or --token-file, not both")
+    if file is None:
+        return variable if token is None else token
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"--token-file must be text in UTF-8, got {file}") from None
+    if len(lines) > 1:
+        raise ValueError(f"--token-file must hold the token alone, in one line, got {len(lines)} lines in {file}")
+    return "".join(lines).strip()
+
+
 def add_serve_arguments(parser: Parser) -> None:
     """Add the arguments of `serve`."""
     add = parser.add_argument
     add("run", type=Path, help="Folder of a run, or of a saved embedder, with an index in it.")
     add("--index", type=Path, help="Folder of the index; by default `index` in the run.")
-    add("--host", default="127.0.0.1", help="Address to bind to; any but this machine's own needs --token.")
+    add("--host", default="127.0.0.1", help="Address to bind to; any but this machine's own needs a token.")
     add("--port", type=int, default=8000, help="0 for any free one.")
-    add("--token", help="What requests must carry, at least 16 characters; the page asks for it once.")
+    add(
+        "--token-file",
+        type=Path,
+        help="File with what requests must carry, at least 16 characters; the page asks for it once. Without this "
+        "option, the environment variable PFML_TOKEN.",
+    )
+    add("--token", help="The token itself, which other users of this machine can see (ps).")
     add("--name", nargs="+", help="Further names of this server that a browser may use.")
     add("--map", dest="map_", choices=("tsne", "pca"), default="tsne", help="How the map is made.")
     add("--map-points", type=int, default=5000, help="Images on the map; of more, a sample.")

@@ -75,7 +75,7 @@ class Access:
         if self.token is None and not is_loopback(self.host):
             raise ValueError(
                 f"without a token the server must be bound to this machine (127.0.0.1), got --host {self.host}: "
-                f"give --token, of at least 16 characters"
+                f"give --token-file FILE or the environment variable PFML_TOKEN, of at least 16 characters"
             )
 
     def allows_host(self, host: str) -> bool:
