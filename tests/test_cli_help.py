@@ -15,7 +15,7 @@ from pfml.cli.parser import create_parser
 from pfml.cli.spelling import with_declared_spelling
 
 #: Words of a programmer, which say nothing to who types a command.
-INTERNAL = r"<class|Callable|Literal\[|Union\[|[Tt]uple\[|dict\[|list\[|\bNone\b|`METHODS`|`pfml\.|default: null|remarks`"
+INTERNAL = r"<class|Callable|\b(?:Literal|Union|[Tt]uple|dict|list)\[|\bNone\b|`METHODS`|`pfml\.|default: null|remarks`"
 #: The options of these are the fields of `RunConfig`, whose checks need torch.
 WITH_TORCH = [name for name, command in COMMANDS.items() if command.run_config]
 #: Modules that `pfml --help` loads: Python's own, the commands, and the parser's.

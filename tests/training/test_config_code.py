@@ -124,6 +124,8 @@ def test_a_configuration_of_the_package_is_checked_like_any_other(marker, capsys
         (["--model", "evilmod.Evil"], "model"),
         (["--model=evilmod.Evil"], "model"),
         (["--data.noise", "evilmod.Evil"], "data.noise"),
+        (["--data.class-path=evilmod.Evil"], "data.class_path"),
+        (["--data.noise.class-path", "evilmod.Evil"], "data.noise.class_path"),
         (["--data.noise", '{"class_path": "evilmod.Evil"}'], "data.noise.class_path"),
         (["--data", "hostile.yaml"], "data.class_path"),
         (["--model", "hostile.yaml"], "model.class_path"),

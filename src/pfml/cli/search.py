@@ -162,7 +162,7 @@ def add_search_arguments(parser: Parser) -> None:
     add("run", type=Path, help="Folder of a run, or of a saved embedder, with an index in it.")
     add("images", type=Path, nargs="+", help="Image files, or folders with images in them.")
     add("--k", type=int, default=10, help="How many images to find.")
-    add("--class", dest="class_name", nargs="+", help="Search these classes only.")
+    add("--class", dest="class_name", metavar="CLASS", nargs="+", help="Search these classes only.")
     add("--index", type=Path, help="Folder of the index; by default `index` in the run.")
     add(
         "--backend",

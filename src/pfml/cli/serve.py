@@ -44,7 +44,8 @@ def serve(
         raise ValueError(f"--map-points must be at least 1, got {map_points}")
     if not 0 <= port <= 65535:
         raise ValueError(f"--port must lie in [0, 65535], got {port}")
-    access = Access(host, given_token(token, token_file), tuple(name or ()))  # before the model is loaded: refused at once
+    # before the model is loaded: refused at once
+    access = Access(host, given_token(token, token_file), tuple(name or ()))
     limits = Limits(
         upload_bytes=round(upload_megabytes * 2**20),
         upload_pixels=round(upload_megapixels * 1e6),
