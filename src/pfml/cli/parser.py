@@ -51,6 +51,7 @@ class Parser(ArgumentParser):
 
 def create_parser(commands: Mapping[str, Command]) -> Parser:
     """The parser of `pfml`, one subcommand for each of `commands`."""
+    _take_any_text()
     parser = Parser(prog="pfml", description=DESCRIPTION, version=__version__)
     subcommands = parser.add_subcommands(dest="command")
     for name, command in commands.items():
@@ -63,6 +64,14 @@ def create_parser(commands: Mapping[str, Command]) -> Parser:
             subparser.add_function_arguments(command.function, as_positional=True)
         subcommands.add_subcommand(name, subparser, help=command.summary)
     return parser
+
+
+def _take_any_text() -> None:
+    """Let a path that is not UTF-8 be an argument: jsonargparse asks YAML for its value first, which fails on it."""
+    import yaml
+    from jsonargparse import get_loader, set_loader
+
+    set_loader("yaml", get_loader("yaml"), exceptions=(yaml.YAMLError, UnicodeEncodeError))
 
 
 def _add_run_config(parser: Parser) -> None:
