@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from pfml import allocator
 from pfml.cli.commands import COMMANDS
+from pfml.cli.console import remarks_printed
 from pfml.cli.last_words import end
 from pfml.cli.parser import create_parser, with_config_first, with_run_config, without_code
 from pfml.cli.recipe import with_recipe
@@ -29,6 +30,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = create_parser(COMMANDS)
     arguments = sys.argv[1:] if arguments is None else arguments
     name = arguments[0] if arguments else ""
+    remarks_printed.set(())
     try:
         refuse_ranks(name)
         if name in COMMANDS and COMMANDS[name].keeps_memory:

@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pfml.cli.console import create_console, print_line, print_results, print_scores
+from pfml.cli.console import create_console, print_line, print_results, print_scores, remarks_printed
 from pfml.cli.last_words import end
 from pfml.cli.recipe import add_recipe_argument, described_recipe
 from pfml.cli.students import add_student_arguments
@@ -108,7 +108,7 @@ def _trained(
 
     ranks = f" on {world.size} ranks" if world.size > 1 else ""
     print_line(console, f"{config.loss.name} on {config.data.name}, {config.model.backbone}, in {out}{ranks}")
-    monitor = ProgressMonitor(console)
+    monitor = ProgressMonitor(console, said=remarks_printed.get())
     # a run that was interrupted before its end has not noted what the untrained network finds
     noted = [Untrained(e["test"], e.get("image_size")) for e in RunFolder(out).entries("untrained")] if resume else []
     untrained = noted[-1] if noted else _untrained(config, monitor, world)
