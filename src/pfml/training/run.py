@@ -36,7 +36,16 @@ from pfml.training.preparation import open_sources
 from pfml.training.run_folder import ReadOnlyRunFolder, RunFolder
 from pfml.training.saved_loss import load_loss
 
-__all__ = ["DataConfig", "RunConfig", "StorageConfig", "load_loss", "prepare_data", "run", "train", "with_absolute_paths"]
+__all__ = [
+    "DataConfig",
+    "RunConfig",
+    "StorageConfig",
+    "load_loss",
+    "prepare_data",
+    "run",
+    "train",
+    "with_absolute_paths",
+]
 
 
 @dataclass(frozen=True)
