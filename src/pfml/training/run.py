@@ -158,7 +158,7 @@ def is_begun(config: RunConfig, out: Path) -> bool:
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Paths that mean the same from another working directory, where the run may be resumed."""
     data, name = config.data, config.data.name
-    if name not in DATASETS and Path(name).expanduser().exists():
+    if name and name not in DATASETS and Path(name).expanduser().exists():
         name = str(Path(name).expanduser().absolute())
     root, corrections, noise_file = (
         None if path is None else path.expanduser().absolute()
