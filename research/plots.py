@@ -27,10 +27,10 @@ NAMES = {
     "g pa, trust .3": "Proxy Anchor, trust",
     "g soft-triple": "SoftTriple",
     "g no proxy pairs": "Eq. 6 without proxy pairs",
-    "g multi-similarity": "Multi-Similarity",
+    "g multi-similarity": "Multi-Similarity, no miner",
     "g proxy-nca": "ProxyNCA",
     "g triplet": "Triplet",
-    "g hist": "HIST",
+    "g hist": "HIST, not its authors' rates",
     "g literal": "Eq. 6 to the letter",
 }
 #: Three for each method; of three methods there are more runs.

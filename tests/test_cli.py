@@ -245,3 +245,21 @@ def test_a_command_that_ranks_cannot_share_is_refused(monkeypatch, capsys):
         main(["tune", "--data.name", "glyphs"])
     said = "pfml tune: error: rank 1: 2 processes cannot share its work: start it without torch"
     assert capsys.readouterr().err.startswith(said)
+
+
+def test_paths_that_are_not_utf_8_are_taken_as_arguments(trained, tmp_path, capsys):
+    folder = tmp_path / "caf\udce9"
+    folder.mkdir()
+    for number in range(3):
+        Image.new("L", (32, 32), 80 * number).save(folder / f"\udcff{number}.png")
+    index = tmp_path / "index\udce9"
+    main(["index", str(trained), str(folder), f"--out={index}"])
+    main(["search", str(trained), str(folder / "\udcff0.png"), f"--index={index}", "--k=1"])
+    main(["embed", str(trained), str(folder), f"--out={tmp_path / 'out.npz'}"])
+    main(["index", str(trained), f"--out={index}", "--remove", str(folder / "\udcff1.png")])
+    printed = capsys.readouterr().out
+    assert "3 added" in printed
+    assert r"caf\xe9/\xff0.png" in printed
+    assert "1 removed" in printed
+    with numpy.load(tmp_path / "out.npz", allow_pickle=False) as archive:
+        assert len(archive["embeddings"]) == 3

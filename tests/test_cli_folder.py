@@ -14,10 +14,12 @@ from PIL import Image
 
 from pfml.cli import main
 from pfml.cli.suggestions import with_long_data
+from pfml.data import load_data, with_validation
 from pfml.data.decoding import UnreadableImagesError
 from pfml.models import EmbedderConfig
 from pfml.training import DataConfig, LossConfig, RunConfig, run
 from pfml.training.config_files import read_config, write_config
+from pfml.training.preparation import create_batches
 from small_data import small_embedder
 
 #: What makes a run a matter of seconds; the suggestions fill in the rest.
@@ -180,6 +182,7 @@ def test_broken_images_are_left_out_counted_and_named_before_anything_is_suggest
     printed = capsys.readouterr().out
     assert printed.startswith("3 of 12 images cannot be read and are left out: ")
     assert printed.index("class 03/image 2.png") < printed.index("suggested for these images")
+    assert printed.count("images cannot be read") == 1, "what was said is not said again"
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["last"]["test"]["num_queries"] == 5
     assert "3 of 12 images cannot be read" in (tmp_path / "run" / "model" / "README.md").read_text()
@@ -322,6 +325,21 @@ def test_the_configuration_that_is_printed_is_the_one_that_would_run(tmp_path, c
     with pytest.raises(SystemExit, match="9"):
         main(["train", f"--config={tmp_path / 'printed.yaml'}", f"--out={tmp_path / 'again'}"])
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [(["--data.validation=half"], 4), (["--batch.samples_per_class", "3"], 12), (["--batch.size=7"], 7)],
+)
+def test_suggestions_fit_the_options_that_are_given(tmp_path, monkeypatch, capsys, given, size):
+    draw_classes(tmp_path / "photos", 8)
+    runs = []
+    monkeypatch.setattr("pfml.cli.train._trained", lambda config, *_: runs.append(config) or sys.exit(9))
+    with pytest.raises(SystemExit, match="9"):
+        main(["train", "--data", str(tmp_path / "photos"), *FAST, *given, f"--out={tmp_path / 'run'}"])
+    assert runs[0].batch.size == size
+    data = with_validation(load_data(str(tmp_path / "photos")), runs[0].data.validation)
+    create_batches(data.train, runs[0])
 
 
 def test_tuning_on_a_folder_suggests_what_fits_the_classes_that_trials_train_on(tmp_path, capsys):

@@ -191,3 +191,13 @@ def test_a_writer_that_waits_in_vain_says_so(tmp_path: Path, monkeypatch: pytest
     ):
         write_bundle(tmp_path, "map", {"x": torch.ones(1)}, {})
     write_bundle(tmp_path, "map", {"x": torch.ones(1)}, {})
+
+
+def test_tensors_are_read_from_a_folder_whose_name_is_not_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "caf\udce9" / "t.safetensors"
+    path.parent.mkdir()
+    sha256 = save_tensors(path, {"a": torch.arange(3)})
+    assert load_tensors(path, sha256)["a"].tolist() == [0, 1, 2]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DamagedFileError, match="must be a whole safetensors file"):
+        load_tensors(path)

@@ -1,5 +1,8 @@
 """A name cannot command the terminal that it is printed to."""
 
+import os
+import subprocess
+
 import pytest
 import torch
 from PIL import Image
@@ -10,7 +13,7 @@ from pfml.cli import main
 from pfml.cli.console import create_console, print_line
 from pfml.cli.last_words import end
 from pfml.models import create_embedder
-from pfml.terminal import plain_console, visible
+from pfml.terminal import plain_console, shell_words, visible
 from pfml.training.monitor import ProgressMonitor
 
 #: Clears the screen, renames the window, turns the text, rings; and the same in C1.
@@ -27,7 +30,7 @@ def assert_harmless(printed: str) -> None:
 def test_commands_are_written_out_and_all_else_stays():
     assert visible("Bücherei 鳥 [bold]\tx\ny") == "Bücherei 鳥 [bold]\tx\ny"
     assert visible("a\x1b[31mb") == "a\\x1b[31mb"
-    assert visible("\udcff.png").encode() == b"\\udcff.png"  # a byte of a file name that is no UTF-8
+    assert visible("\udcff.png").encode() == b"\\xff.png"  # a byte of a file name that is no UTF-8
     assert_harmless(visible(HOSTILE))
 
 
@@ -101,3 +104,15 @@ def test_captions_of_pictures_have_hostile_names_as_text():
     from pfml.report.run_pictures import short
 
     assert_harmless(short(HOSTILE, length=200))
+
+
+@pytest.mark.parametrize("word", ["plain", "my photos", "it's", "caf\udce9", "a\x1b[31m'\\x\udcff é", "$HOME\udc80"])
+def test_printed_words_mean_themselves_to_a_shell_and_nothing_to_a_terminal(word):
+    typed = shell_words("printf", "%s", word)
+    assert visible(typed) == typed
+    got = subprocess.run(["bash", "-c", typed], capture_output=True, check=True).stdout
+    assert got == os.fsencode(word)
+
+
+def test_bytes_that_are_no_utf_8_are_shown_as_bytes():
+    assert visible("caf\udce9") == r"caf\xe9"

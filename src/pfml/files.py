@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
 __all__ = [
@@ -160,11 +160,20 @@ def load_tensors(path: Path, sha256: str | None = None) -> dict[str, Tensor]:
             f"the file was damaged or changed after it was written; restore it from a copy"
         )
     try:
-        return load_file(path)
+        # safetensors opens a file by a name in UTF-8 only
+        return load_file(path) if _is_utf8(path) else load(path.read_bytes())
     except SafetensorError as error:
         raise DamagedFileError(
             f"{path} must be a whole safetensors file, got one that cannot be read: {error}"
         ) from None
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def refuse_non_finite(tensors: dict[str, Tensor], where: str | Path) -> None:

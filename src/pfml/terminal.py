@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["plain_console", "readable", "visible"]
+__all__ = ["plain_console", "readable", "shell_words", "visible"]
 
 #: Characters that move the cursor, colour, rename or turn what follows, and bytes of a name that are no UTF-8; a line
 #: break and a tab do no harm.
@@ -22,7 +23,34 @@ def visible(text: str) -> str:
         >>> visible("finch\x1b[2J")
         'finch\\x1b[2J'
     """
-    return COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return COMMANDS.sub(lambda found: _written_out(found[0]), text)
+
+
+def shell_words(*words: str) -> str:
+    r"""Words as a person types them into a shell, also those that hold what a terminal would obey.
+
+    Example:
+        >>> print(shell_words("pfml", "train", "--data", "my photos", "caf\udce9"))
+        pfml train --data 'my photos' $'caf\xe9'
+    """
+    return " ".join(map(_shell_word, words))
+
+
+def _shell_word(word: str) -> str:
+    if not COMMANDS.search(word):
+        return shlex.quote(word)
+
+    def byte_by_byte(found: re.Match[str]) -> str:
+        return "".join(f"\\x{byte:02x}" for byte in found[0].encode("utf-8", "surrogateescape"))
+
+    plain = word.replace("\\", r"\\").replace("'", r"\'")
+    return f"$'{COMMANDS.sub(byte_by_byte, plain)}'"
+
+
+def _written_out(character: str) -> str:
+    """A byte that is no UTF-8 as that byte, which is how file names are shown everywhere."""
+    is_byte = "\udc80" <= character <= "\udcff"
+    return f"\\x{ord(character) - 0xDC00:02x}" if is_byte else character.encode("unicode_escape").decode("ascii")
 
 
 def readable(text: str) -> str:

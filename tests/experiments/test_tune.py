@@ -1,5 +1,7 @@
 import json
+import logging
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from PIL import Image
@@ -9,6 +11,7 @@ from pfml.experiments.tune import Range, space_of, tune, tuning_data, with_value
 from pfml.models import EmbedderConfig
 from pfml.training import BatchConfig, LossConfig, OptimizerConfig
 from pfml.training.config_files import read_config
+from pfml.training.interrupts import Interrupted
 from pfml.training.run import DataConfig, RunConfig
 
 pytest.importorskip("optuna")
@@ -115,3 +118,15 @@ def test_nothing_to_tune_is_refused(config, tmp_path):
         tune(config, tmp_path, space={})
     with pytest.raises(ValueError, match="at least 1"):
         tune(config, tmp_path, trials=0)
+
+
+def test_a_stop_in_a_trial_is_no_traceback(config, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("pfml.experiments.tune.train", mock.Mock(side_effect=Interrupted("stopped", 15)))
+    printed = logging.getLogger("optuna")  # which has a handler of its own, and passes nothing on
+    printed.addHandler(caplog.handler)
+    try:
+        with pytest.raises(Interrupted):
+            tune(config, tmp_path / "study", trials=1)
+    finally:
+        printed.removeHandler(caplog.handler)
+    assert caplog.text == ""

@@ -12,6 +12,7 @@ from small_runs import letters, save_run
 
 from pfml.cli import main
 from pfml.data import RetrievalData
+from pfml.data.decoding import UnreadableImagesError
 from pfml.export import load_bundle, runs
 from pfml.models import EmbedderConfig, load_embedder
 from pfml.training.config_files import write_config
@@ -156,3 +157,14 @@ def test_the_model_of_a_run_knows_the_data_of_the_run(run, monkeypatch):
 def test_a_few_images_are_spread_over_all(images):
     chosen = runs.few_images(Path("nowhere"), [images], count=2)
     assert [path.name for path in chosen.images] == ["0.png", "2.png"]
+
+
+def test_a_broken_image_is_left_out_of_the_few_that_an_export_is_checked_on(images):
+    files = sorted(path for path in images.rglob("*") if path.is_file())
+    files[0].write_bytes(b"no image")
+    chosen = runs.few_images(Path("nowhere"), [images], count=len(files))
+    assert len(chosen) == len(files) - 1
+    for file in files:
+        file.write_bytes(b"no image")
+    with pytest.raises(UnreadableImagesError):
+        runs.few_images(Path("nowhere"), [images])

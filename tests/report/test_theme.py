@@ -1,9 +1,19 @@
 from io import BytesIO
 
 import numpy as np
+from matplotlib.figure import Figure
 from PIL import Image
 
-from pfml.report.theme import DARK, LIGHT, PIXEL_DENSITY, class_colours, in_both_themes, new_figure, png_of_image
+from pfml.report.theme import (
+    DARK,
+    LIGHT,
+    PIXEL_DENSITY,
+    class_colours,
+    in_both_themes,
+    new_figure,
+    png_of_figure,
+    png_of_image,
+)
 
 
 def test_pictures_are_drawn_in_both_themes_at_the_asked_size():
@@ -31,3 +41,10 @@ def test_classes_have_different_colours_brighter_on_dark_pages():
     light, dark = class_colours(24, LIGHT), class_colours(24, DARK)
     assert len(set(light)) == 24
     assert all(sum(on_dark) > sum(on_light) for on_light, on_dark in zip(light, dark, strict=True))
+
+
+def test_a_name_that_no_font_has_is_drawn_without_a_word(recwarn):
+    figure = Figure()
+    figure.suptitle("finch\x1b[2J 鳥")
+    assert png_of_figure(figure).startswith(b"\x89PNG")
+    assert not [str(warning.message) for warning in recwarn if "Glyph" in str(warning.message)]

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from dataclasses import replace
+from unittest import mock
 
 import httpx
 import pytest
@@ -431,6 +432,38 @@ def test_fifty_searches_at_a_time_are_all_answered_rightly(app, gallery):
     assert [answer.json()["hits"][0]["id"] for answer in answers] == chosen
 
 
+def test_bodies_that_wait_share_a_budget_of_bytes(made_run, monkeypatch):
+    content = picture_bytes()
+    service = service_of(made_run, limits=Limits(waiting_bytes=2 * len(content) + 1))
+    app, go = create_app(service), threading.Event()
+    cropped = service.cropped
+
+    def slow(sent):
+        go.wait(20)
+        return cropped(sent)
+
+    monkeypatch.setattr(service, "cropped", slow)
+
+    async def searches():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=BASE) as client:
+            sent = [asyncio.ensure_future(client.post("/api/search", files={"file": ("x", content)})) for _ in range(4)]
+            await asyncio.wait(sent, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+            go.set()
+            return [*await asyncio.gather(*sent), await client.post("/api/search", files={"file": ("x", content)})]
+
+    *answers, later = asyncio.run(searches())
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 503, 503]
+    busy = next(answer for answer in answers if answer.status_code == 503)
+    assert busy.headers["retry-after"] == "1"
+    assert "bytes of images that wait" in busy.json()["error"]
+    assert later.status_code == 200, "what is answered is given back"
+
+
+def test_an_upload_larger_than_the_budget_of_bytes_is_taken_alone(made_run):
+    app = create_app(service_of(made_run, limits=Limits(waiting_bytes=1)))
+    assert ask(app, "POST", "/api/search", files={"file": ("x", picture_bytes())}).status_code == 200
+
+
 def test_beyond_its_bound_the_server_says_busy_and_goes_on_answering(made_run, monkeypatch):
     service = service_of(made_run, limits=Limits(waiting=2))
     app, go = create_app(service), threading.Event()
@@ -481,3 +514,30 @@ def test_a_number_beyond_64_bits_is_no_image(app, path):
         answer = ask(app, "GET", path.format(number))
         assert answer.status_code == 404
         assert "has no image" in answer.json()["error"]
+
+
+def test_answers_name_no_folder_of_the_machine(small_run, monkeypatch, caplog):
+    service = service_of(small_run)
+    app = create_app(service)
+    suspects = small_run / "audit" / "suspects.csv"
+    with open(suspects, newline="") as file:
+        rows = list(csv.DictReader(file))
+    rows[0]["path"] = "/home/somebody/photos/blue/x.png"
+    with open(suspects, "w", newline="") as file:
+        table = csv.DictWriter(file, rows[0])
+        table.writeheader()
+        table.writerows(rows)
+    assert got(app, "/api/audit")["suspects"][0]["name"] == "blue/x.png"
+    monkeypatch.setattr(service.audit, "suspects", mock.Mock(side_effect=ValueError(f"{suspects} must be new")))
+    answer = ask(app, "GET", "/api/audit")
+    assert (answer.status_code, answer.json()) == (409, {"error": "audit/suspects.csv must be new"})
+    assert str(suspects) in caplog.text, "the log has the whole path"
+
+
+def test_classes_whose_names_differ_in_bytes_that_are_no_utf_8_are_told_apart(small_run):
+    service = service_of(small_run)
+    names = ("caf\udce9", "caf\udce8")
+    service.gallery.index.class_counts = lambda: dict.fromkeys(names, 1)
+    shown_names = [one["name"] for one in got(create_app(service), "/api/classes")]
+    assert {r"caf\xe8", r"caf\xe9"} <= set(shown_names)
+    assert [service.class_named(rf"caf\x{byte}") for byte in ("e9", "e8")] == list(names)

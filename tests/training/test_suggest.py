@@ -4,13 +4,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pfml.data import ImageSet, RetrievalData
+from pfml.data import ImageSet, RetrievalData, with_validation
 from pfml.data.decoding import UnreadableImagesError
 from pfml.evaluation import retrieval_metrics
 from pfml.models import EmbedderConfig, create_embedder
 from pfml.training import DataConfig, RunConfig
 from pfml.training.comparison import Untrained, comparison, untrained_scores
 from pfml.training.first_look import InitialDistances, distances_of, first_look, typical_short_side
+from pfml.training.preparation import create_batches
 from pfml.training.suggest import suggest, suggest_model
 from small_data import letters
 
@@ -225,3 +226,25 @@ def test_the_network_as_it_comes_is_judged_at_its_own_resolution(monkeypatch):
     found = untrained_scores(RunConfig(model=model, device="cpu"))
     assert seen == [32]
     assert found.image_size == 32
+
+
+@pytest.mark.parametrize(
+    ("given", "batch"),
+    [
+        ({"validation": "half"}, (12, 4)),  # 3 of the 6 classes are left
+        ({"validation": "none"}, (24, 4)),
+        ({"samples_per_class": 2}, (12, 2)),
+        ({"samples_per_class": 0}, (24, 0)),
+        ({"batch_size": 12}, (12, 4)),
+        ({"batch_size": 10}, (10, 2)),
+        ({"batch_size": 7}, (7, 0)),
+        ({"batch_size": 48}, (48, 0)),  # 12 classes would be needed, or more images of each than most have
+        ({"batch_size": 10, "samples_per_class": 5}, (10, 5)),
+    ],
+)
+def test_what_is_given_decides_what_is_suggested_beside_it(given, batch):
+    data = data_of([10] * 6)
+    config = suggest(data, looked(), CPU, **given).config
+    assert (config.batch.size, config.batch.samples_per_class) == batch
+    assert config.data.validation == given.get("validation", "none")
+    create_batches(with_validation(data, config.data.validation).train, config)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pfml import allocator
 from pfml.cli.commands import COMMANDS
+from pfml.cli.console import remarks_printed
 from pfml.cli.last_words import end
 from pfml.cli.overview import answer_without_command
 from pfml.cli.parser import create_parser, options_of, with_config_first, with_run_config, without_code
@@ -31,6 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     answer_without_command(arguments)
     name = arguments[0]
     command = COMMANDS[name]
+    remarks_printed.set(())
     try:
         refuse_ranks(name)
         if command.keeps_memory:

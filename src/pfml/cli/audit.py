@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Literal
 
 from pfml.cli.console import create_console, print_line, print_model
-from pfml.terminal import readable
+from pfml.terminal import readable, shell_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,7 +73,7 @@ def audit(
         print_line(
             console,
             f"{len(data.test):,} test images of {data.test.num_classes:,} unseen classes were not judged: "
-            f"pfml audit {quote(str(run))} --unseen",
+            f"pfml audit {shell_words(str(run))} --unseen",
         )
     if apply:
         _apply(console, run, found, data, threshold, policy, decisions, out)
@@ -140,10 +139,10 @@ def _apply(
     relabelled = len(corrections) - corrections.dropped
     print_line(console, f"{path}: {relabelled:,} images relabelled, {corrections.dropped:,} left out")
     if len(corrections):
-        config = quote(str(run / "config.yaml"))
-        print_line(console, f"train again: pfml train --config {config} --data.corrections {quote(str(path))}")
+        config = shell_words(str(run / "config.yaml"))
+        print_line(console, f"train again: pfml train --config {config} --data.corrections {shell_words(str(path))}")
     if out is not None:
-        place = quote(str(out))
+        place = shell_words(str(out))
         print_line(console, f"{out}: all images with their corrected labels, for pfml train --data.name {place}")
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING
 
 from pfml.cli.console import create_console, print_line
+from pfml.terminal import shell_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,7 +44,7 @@ def calibrate(
     )
     file = threshold.save(run)
     _print_threshold(console, threshold)
-    print_line(console, f"{file}: pfml search {quote(str(run))} IMAGE calls images beyond this distance unknown")
+    print_line(console, f"{file}: pfml search {shell_words(str(run))} IMAGE calls images beyond this distance unknown")
 
 
 def add_calibrate_arguments(parser: Parser) -> None:

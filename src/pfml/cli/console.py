@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from pfml.terminal import readable
@@ -11,7 +12,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-__all__ = ["create_console", "print_line", "print_model", "print_results", "print_scores"]
+__all__ = ["create_console", "print_line", "print_model", "print_results", "print_scores", "remarks_printed"]
+
+#: Remarks on the data that this command has printed, which the run that it starts need not repeat.
+remarks_printed: ContextVar[tuple[str, ...]] = ContextVar("remarks_printed", default=())
 
 
 def create_console(*, stderr: bool = False) -> Console:

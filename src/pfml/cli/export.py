@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING
 
 from pfml.cli.console import create_console, print_line, print_model
+from pfml.terminal import shell_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,7 +87,7 @@ def _bundle(console: Console, run: Path, out: Path, images: list[Path] | None, w
 
     parts = export_bundle(run, out, onnx_images=few_images(run, images) if with_onnx else None)
     print_line(console, f"{out}: {', '.join(parts)}; pfml.load_bundle({str(out)!r})")
-    place = quote(str(run))
+    place = shell_words(str(run))
     for part, command in (("index", f"pfml index {place} FOLDER"), ("threshold", f"pfml calibrate {place}")):
         if part not in parts:
             print_line(console, f"it has no {part}, since {run} has none: {command} makes it")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
+
+from pfml.terminal import shell_words
 
 __all__ = ["about_stray_argument", "refuse_images_first"]
 
@@ -30,13 +31,13 @@ def about_stray_argument(command: str, message: str) -> str:
     what, option = MEANT[command]
     # several arguments come as one text; a name with blanks is one only if it is there
     is_one = " " not in found[1] or Path(found[1]).exists()
-    return f"; {what} given as --{option} {shlex.quote(found[1])}" if is_one else ""
+    return f"; {what} given as --{option} {shell_words(found[1])}" if is_one else ""
 
 
 def refuse_images_first(command: str, run: Path, images: Sequence[Path]) -> None:
     """Raise ValueError if `run` is no model, but the one place of `images` is: they were typed in the other order."""
     if len(images) == 1 and not _has_model(run) and _has_model(images[0]):
-        order = shlex.join(["pfml", command, str(images[0]), str(run)])
+        order = shell_words("pfml", command, str(images[0]), str(run))
         raise ValueError(f"the run comes before the images: {order}")
 
 

@@ -46,6 +46,7 @@ class Parser(ArgumentParser):
 
 def create_parser(commands: Mapping[str, Command]) -> Parser:
     """The parser of `pfml`, one subcommand for each of `commands`: that of one command alone is made at once."""
+    _take_any_text()
     parser = Parser(prog="pfml")
     subcommands = parser.add_subcommands(dest="command")
     for name, command in commands.items():
@@ -65,6 +66,14 @@ def options_of(parser: Parser, name: str) -> list[str]:
     action = parser._subcommands_action
     assert action is not None
     return list(action.choices[name]._option_string_actions)
+
+
+def _take_any_text() -> None:
+    """Let a path that is not UTF-8 be an argument: jsonargparse asks YAML for its value first, which fails on it."""
+    import yaml
+    from jsonargparse import get_loader, set_loader
+
+    set_loader("yaml", get_loader("yaml"), exceptions=(yaml.YAMLError, UnicodeEncodeError))
 
 
 def _add_run_config(parser: Parser) -> None:

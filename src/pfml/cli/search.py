@@ -6,13 +6,12 @@ import json
 import math
 import sys
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from pfml.cli.console import create_console, print_line, print_model
 from pfml.cli.left_out import end_with_left_out, print_left_out, refuse_nothing_readable
 from pfml.cli.mistaken import refuse_images_first
-from pfml.terminal import readable, visible
+from pfml.terminal import readable, shell_words, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -198,7 +197,7 @@ def _print_index(console: Console, index: ImageIndex) -> None:
 def _about(threshold: Threshold | None, index: ImageIndex, run: Path) -> str:
     """What "unknown" rests on."""
     if threshold is None:
-        return f"no threshold: nothing is called unknown; pfml calibrate {quote(str(run))} finds one"
+        return f"no threshold: nothing is called unknown; pfml calibrate {shell_words(str(run))} finds one"
     images = threshold.measured_on[0]
     text = f"unknown: farther than {threshold.distance:.3f}, for a false accept rate of {threshold.false_accept_rate:g}"
     if len(index) > LARGER * images:

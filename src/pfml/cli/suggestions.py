@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pfml.cli.console import create_console, print_line
+from pfml.cli.console import create_console, print_line, remarks_printed
 from pfml.cli.last_words import end
 from pfml.cli.parser import DATA_TAKES, with_run_config
+from pfml.cli.recipe import given_value
 from pfml.cli.train import is_own
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ __all__ = ["refuse_nothing", "with_long_data", "with_suggestions"]
 SETTLED = {"config", "recipe", "resume", "help"}
 #: Images that are looked at before training.
 LOOKED_AT = {"cpu": 96, "cuda": 512}
+#: Argument of `suggest` -> the option that it is: what else is suggested depends on it.
+DECIDED_FIRST = {
+    "validation": ("data", "validation"),
+    "batch_size": ("batch", "size"),
+    "samples_per_class": ("batch", "samples_per_class"),
+}
 
 
 def refuse_nothing(arguments: list[str]) -> None:
@@ -75,7 +82,7 @@ def with_suggestions(parser: Parser, arguments: list[str]) -> list[str]:
     if given & SETTLED:
         return arguments
     # which would print and end before anything is suggested
-    values = _parsed(parser, [each for each in arguments if not each.startswith("--print_config")])
+    values = _parsed(parser, _consistent([each for each in arguments if not each.startswith("--print_config")]))
     user: RunConfig = values["config"]
     if not is_own(user.data.name):
         return arguments
@@ -120,6 +127,15 @@ def given_options(arguments: list[str]) -> set[str]:
     return {match[1] for argument in arguments if (match := re.match(r"--([\w.-]+)", argument))}
 
 
+def _consistent(arguments: list[str]) -> list[str]:
+    """`arguments` with the other one of size and samples of a batch, where one is given: the default may not fit it."""
+    size, each = given_value(arguments, "--batch.size"), given_value(arguments, "--batch.samples_per_class")
+    if (size is None) == (each is None):
+        return arguments
+    fitting = "--batch.samples_per_class=0" if each is None else f"--batch.size={each if each != '0' else 1}"
+    return [arguments[0], fitting, *arguments[1:]]
+
+
 def _parsed(parser: Parser, arguments: list[str]) -> dict[str, Any]:
     parsed = parser.parse_args(arguments)
     return with_run_config(vars(parser.instantiate(parsed)[parsed.command]))
@@ -144,28 +160,38 @@ def _suggestion(user: RunConfig, given: set[str], split: str | None, console: Co
     from pfml.training.environment import resolve_device
     from pfml.training.first_look import typical_short_side
     from pfml.training.monitor import ProgressMonitor
+    from pfml.training.run import with_absolute_paths
     from pfml.training.suggest import suggest, suggest_model
 
-    data = load_data(user.data.name, user.data.root)
+    config = with_absolute_paths(user).data  # as the run has it, and names files
+    data = load_data(config.name, config.root)
     device = resolve_device(user.device)
-    suggest(data, None, device)  # what cannot be trained on is said before anything is computed
+    fixed = {
+        name: getattr(getattr(user, group), field)
+        for name, (group, field) in DECIDED_FIRST.items()
+        if f"{group}.{field}" in given or group in given
+    }
+    if split is not None:
+        fixed.pop("validation", None)  # tune divides the training classes itself
+    suggest(data, None, device, **fixed)  # what cannot be trained on is said before anything is computed
     track = ProgressMonitor(console).track
     if user.data.unreadable == "refuse":
         check_data(data, track=track)  # all parts, which a run reads one by one
-    data = own_images(user.data.name, data, user.data.unreadable, track)
+    data = own_images(config.name, data, user.data.unreadable, track)
     for remark in data.remarks:  # what is left out comes first: everything below rests on the rest
         print_line(console, remark)
-    suggest(data, None, device)
+    remarks_printed.set(data.remarks)
+    suggest(data, None, device, **fixed)
     if split is not None:
         data = _divided(data, split)
-        suggest(data, None, device)
+        suggest(data, None, device, **fixed)
     short_side = typical_short_side(data.train)
     model, _ = suggest_model(short_side)
     chosen = {name.removeprefix("model."): getattr(user.model, name[6:]) for name in given if name.startswith("model.")}
     if "backbone" in chosen and "image_size" not in chosen:
         model = replace(model, image_size=None)
     distances = _distances(replace(model, **chosen), data, str(device), user.seed, console)
-    suggestion = suggest(data, distances, device, short_side=short_side)
+    suggestion = suggest(data, distances, device, short_side=short_side, **fixed)
     if "backbone" in chosen:
         suggestion.reasons.pop("model.image_size", None)
     return suggestion

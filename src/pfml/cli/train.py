@@ -6,13 +6,13 @@ import sys
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from pfml.cli.console import create_console, print_line, print_results, print_scores
+from pfml.cli.console import create_console, print_line, print_results, print_scores, remarks_printed
 from pfml.cli.last_words import end
 from pfml.cli.recipe import add_recipe_argument, described_recipe
 from pfml.cli.students import add_student_arguments
+from pfml.terminal import shell_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,7 +72,7 @@ def train(
             results, untrained = _trained(config, out, resume is not None, console, world, shape)
     except Interrupted as interrupt:
         with suppress(OSError):  # the terminal may be gone, whose end is SIGHUP
-            print_line(console, f"{interrupt}; go on with: pfml train --resume {quote(str(out))}")
+            print_line(console, f"{interrupt}; go on with: pfml train --resume {shell_words(str(out))}")
         sys.exit(128 + interrupt.signal)
     except FailedElsewhereError as error:
         is_there = out is not None and RunFolder(out).config.is_file()
@@ -93,7 +93,7 @@ def train(
     if is_own(config.data.name):
         print_line(console, f"{write_run_report(out)}: curves, what queries find, a map, the hardest classes")
     else:
-        print_line(console, f"a page about it: pfml report {quote(str(out))}")
+        print_line(console, f"a page about it: pfml report {shell_words(str(out))}")
 
 
 def _trained(
@@ -108,7 +108,7 @@ def _trained(
 
     ranks = f" on {world.size} ranks" if world.size > 1 else ""
     print_line(console, f"{config.loss.name} on {config.data.name}, {config.model.backbone}, in {out}{ranks}")
-    monitor = ProgressMonitor(console)
+    monitor = ProgressMonitor(console, said=remarks_printed.get())
     # a run that was interrupted before its end has not noted what the untrained network finds
     noted = [Untrained(e["test"], e.get("image_size")) for e in RunFolder(out).entries("untrained")] if resume else []
     untrained = noted[-1] if noted else _untrained(config, monitor, world)
@@ -218,7 +218,7 @@ def tune(
         sys.exit(128 + interrupt.signal)
     values = ", ".join(f"{name} {value:.4g}" for name, value in tuned.values.items())
     print_line(console, f"best on validation classes: {config.select_by} {100 * tuned.score:.2f} with {values}")
-    print_line(console, f"train with it: pfml train --config {quote(str(out / 'best.yaml'))}")
+    print_line(console, f"train with it: pfml train --config {shell_words(str(out / 'best.yaml'))}")
 
 
 def add_train_arguments(parser: Parser) -> None:

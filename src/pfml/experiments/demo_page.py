@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import platform
-import shlex
 from dataclasses import asdict
 from functools import partial
 
@@ -25,6 +24,7 @@ from pfml.report.page import Figure, Gallery, Listing, Page, Section
 from pfml.report.retrieval_grid import choose_queries, draw_retrievals, retrieve
 from pfml.report.theme import in_both_themes
 from pfml.report.tiles import image_sheet, thumbnails
+from pfml.terminal import shell_words
 from pfml.training.config_files import plain
 from pfml.training.environment import resolve_device
 from pfml.training.run import load_loss
@@ -229,4 +229,4 @@ def _origin(demo: Demo) -> Section:
         f"with as many threads."
     )
     listing = Listing(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), "Configuration of all runs")
-    return Section("How this page was made", (Listing(shlex.join(command)), versions, listing))
+    return Section("How this page was made", (Listing(shell_words(*command)), versions, listing))

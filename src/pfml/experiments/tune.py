@@ -185,7 +185,8 @@ def tune(
     create_batches(data.train, config)  # what no trial can do is said before any is tried
     require_matches(data)
     out.mkdir(parents=True, exist_ok=True)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    # at WARNING it prints the traceback of every trial that failed or was stopped; we say both in a line of our own
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(
         study_name=_name_of_study(config, space, split),
         storage=JournalStorage(JournalFileBackend(str(out / "study.log"))),

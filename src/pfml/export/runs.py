@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from pfml.data import ImageSet, load_data
+from pfml.data.decoding import ImageError, UnreadableImagesError, read_rgb
 from pfml.data.readers.folder import image_files
 from pfml.training.config_files import read_config
 
@@ -37,7 +39,7 @@ def few_images(run: Path, places: Sequence[Path] | None = None, *, count: int = 
     Args:
         run: Folder of a run, or of its model.
         places: Image files, or folders of them; None for the data that the run's configuration names.
-        count: At most so many.
+        count: At most so many; fewer where some of these cannot be read.
     """
     if places:
         images = ImageSet.unlabelled(image_files(places))
@@ -47,4 +49,20 @@ def few_images(run: Path, places: Sequence[Path] | None = None, *, count: int = 
             raise ValueError(f"{run} does not say its data: name images to check the export on with --images")
         data = read_config(folder / "config.yaml").data
         images = load_data(data.name, data.root).test
-    return images.subset(torch.linspace(0, len(images) - 1, min(count, len(images))).round().long())
+    return _readable(images.subset(torch.linspace(0, len(images) - 1, min(count, len(images))).round().long()))
+
+
+def _readable(images: ImageSet) -> ImageSet:
+    """`images` without files that cannot be read, which training has left out as well; an error if these are all."""
+    if isinstance(images.images, Tensor):
+        return images
+    failures, good = [], []
+    for place, path in enumerate(images.images):
+        try:
+            read_rgb(path)
+            good.append(place)
+        except ImageError as error:
+            failures.append(error)
+    if not good:
+        raise UnreadableImagesError(failures, len(failures))
+    return images.subset(torch.tensor(good))

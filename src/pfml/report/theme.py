@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
@@ -125,7 +126,10 @@ def png_of_figure(figure: Figure) -> bytes:
     from PIL import Image
 
     buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=INCH * PIXEL_DENSITY, facecolor=figure.get_facecolor())
+    with warnings.catch_warnings():
+        # names of classes may hold characters that no font has; the warning would send them to the terminal
+        warnings.filterwarnings("ignore", message=r"(?s)Glyph \d+ .* missing from", category=UserWarning)
+        figure.savefig(buffer, format="png", dpi=INCH * PIXEL_DENSITY, facecolor=figure.get_facecolor())
     return png_of_image(Image.open(buffer, formats=["PNG"]).convert("RGB"))
 
 

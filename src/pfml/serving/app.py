@@ -19,6 +19,7 @@ from pfml.files import DamagedFileError
 from pfml.serving import audit_routes, field_routes, search_routes
 from pfml.serving.answers import ReadyAnswer
 from pfml.serving.audit_queue import AuditFileError
+from pfml.serving.gallery import Gallery
 from pfml.serving.guard import COOKIE, Access, Guard
 from pfml.serving.pictures import BadUploadError
 from pfml.serving.search_routes import Shared
@@ -148,9 +149,21 @@ def _add_error_answers(app: FastAPI) -> None:
         return JSONResponse({"error": words}, 503)
 
     @app.exception_handler(ValueError)
-    async def refused_value(_: Request, error: ValueError) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, 409)
+    async def refused_value(request: Request, error: ValueError) -> JSONResponse:
+        words = str(error)
+        answer = _without_folders(words, request.app.state.service.gallery)
+        if answer != words:
+            log.warning("%s", words)  # whoever looks after the server needs the path
+        return JSONResponse({"error": answer}, 409)
 
     @app.exception_handler(Exception)
     async def failed(_: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"error": "the server failed at this request: its terminal says how"}, 500)
+
+
+def _without_folders(text: str, gallery: Gallery) -> str:
+    """`text` with files of the run and of the index named from there on: folders stay on this machine."""
+    for folder in (gallery.index.path, gallery.run):
+        for place in {str(folder), str(folder.absolute()), str(folder.resolve())} - {"."}:
+            text = text.replace(f"{place}/", "")
+    return text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from fastapi import APIRouter
 
 from pfml.serving.answers import (
@@ -88,7 +90,11 @@ def _named(service: Service, key: str) -> QueuedSuspect:
 
 def _suspect(service: Service, one: QueuedSuspect, decision: Decision | None) -> SuspectAnswer:
     image = service.indexed_as(one.path)
-    name = shown(one.path) if image is None else shown_name(service.gallery.index.entry(image))
+    name = (
+        shown(str(Path(*Path(one.path).parts[-2:])))
+        if image is None
+        else shown_name(service.gallery.index.entry(image))
+    )
     return SuspectAnswer(
         key=one.key,
         name=name,

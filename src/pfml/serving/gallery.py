@@ -15,6 +15,7 @@ from pfml.field import DecayLaw, PowerLaw
 from pfml.models import Embedder, load_embedder
 from pfml.search import Entry, Hit, ImageIndex, ModelIdentity, Threshold
 from pfml.serving.threshold_file import ThresholdFile
+from pfml.terminal import readable
 from pfml.training.environment import resolve_device
 from pfml.training.run_folder import RunFolder
 from pfml.training.saved_loss import TrainedField, load_field
@@ -205,4 +206,4 @@ def shown_name(entry: Entry | Hit) -> str:
     path, source = Path(entry.path), getattr(entry, "source", "")
     around = Path(source) if not source.endswith(".csv") else Path(source).parent
     short = path.relative_to(around) if source and around in path.parents else Path(*path.parts[-2:])
-    return str(short).encode(errors="surrogateescape").decode(errors="replace")
+    return readable(str(short))

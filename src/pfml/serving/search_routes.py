@@ -144,10 +144,11 @@ async def search_by_upload(
 ) -> SearchAnswer:
     """The images nearest to one that is sent."""
     most = service.limits.upload_bytes
-    content = await file.read(most + 1)
-    if len(content) > most:
+    size = file.size or 0  # most of it is in a temporary file yet
+    if size > most:
         raise HTTPException(413, f"an image must have at most {most:,} bytes, got more")
-    vector = await service.embedded(content)
+    with service.bodies.held(size):
+        vector = await service.embedded(await file.read())
     query = QueryAnswer(upload=service.uploads.add(vector))
     return await service.searching.run(_found, service, vector, k, class_name, query)
 

@@ -17,7 +17,8 @@ from pfml.serving.decode_queue import DecodeQueue, PixelBudget
 from pfml.serving.embedding_map import MapMaker, Method
 from pfml.serving.gallery import Gallery
 from pfml.serving.pictures import Thumbnails, Upload, opened_upload
-from pfml.serving.workers import Batches, Turnstile, Workers
+from pfml.serving.workers import Batches, ByteBudget, Turnstile, Workers
+from pfml.terminal import readable
 
 __all__ = ["Limits", "Service", "UnknownNameError", "Uploads", "shown"]
 
@@ -44,6 +45,7 @@ class Limits:
             still more than the network sees; an image of another format is refused.
         pixels_at_a_time: That all threads decode together, uploads and pictures; each takes about 20 bytes of memory.
         waiting: Searches by upload that may wait; more are answered with 503.
+        waiting_bytes: That their files may have together in memory; beyond, too.
     """
 
     upload_bytes: int = 10 * 2**20
@@ -51,6 +53,7 @@ class Limits:
     decoded_pixels: int = 16_000_000
     pixels_at_a_time: int = 24_000_000
     waiting: int = 128
+    waiting_bytes: int = 128 * 2**20
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -103,6 +106,7 @@ class Service:
         self.thumbnails = Thumbnails(budget=budget)
         self.uploads = Uploads()
         self.turnstile = Turnstile(self.limits.waiting)
+        self.bodies = ByteBudget(self.limits.waiting_bytes)
         self.decoding = DecodeQueue(budget, threads=2, most=self.limits.waiting)
         #: one network, one thread: torch itself uses the cores
         self.embedding: Batches[Tensor, Tensor] = Batches("embedding", self._embedded, BATCH)
@@ -165,5 +169,5 @@ class Service:
 
 
 def shown(text: str) -> str:
-    """The text as it can be sent: bytes of a file name that are no UTF-8 become question marks."""
-    return text.encode(errors="surrogateescape").decode(errors="replace")
+    """The text as it can be sent: bytes of a file name that are no UTF-8 are escaped, as everywhere."""
+    return readable(text)

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Generic, ParamSpec, TypeVar
 
-__all__ = ["Batches", "BusyError", "Turnstile", "Workers"]
+__all__ = ["Batches", "BusyError", "ByteBudget", "Turnstile", "Workers"]
 
 #: Seconds that a thread has to end.
 ENDING = 5.0
@@ -54,6 +54,32 @@ class Turnstile:
     def leave(self) -> None:
         with self._lock:
             self._inside -= 1
+
+
+class ByteBudget:
+    """Bytes that requests may hold while they wait, all together.
+
+    Args:
+        most: How many. A request of more is let in alone.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._lock = threading.Lock()
+        self._held = 0
+
+    @contextmanager
+    def held(self, size: int) -> Iterator[None]:
+        """So many more are held within the block; BusyError if that is too many."""
+        with self._lock:
+            if self._held and self._held + size > self.most:
+                raise BusyError(f"the server holds {self._held:,} bytes of images that wait: try again in a moment")
+            self._held += size
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held -= size
 
 
 class Batches(Generic[Item, Result]):

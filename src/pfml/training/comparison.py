@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import shlex
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pfml.distributed import World
 from pfml.evaluation import evaluate
 from pfml.models import Embedder
+from pfml.terminal import shell_words
 from pfml.training.environment import precision, resolve_device, seeded
 from pfml.training.monitor import Monitor
 from pfml.training.results import of_model
@@ -53,7 +53,7 @@ def untrained_command(config: RunConfig) -> str:
     parts = ["pfml", "train", "--data", data.name, *(() if data.root is None else ("--data.root", str(data.root)))]
     if (model.backbone, model.weights) != (BACKBONE, "default"):
         parts += ["--model.backbone", model.backbone, "--model.weights", model.weights]
-    return shlex.join([*parts, "--loss.name", "zero-shot"])
+    return shell_words(*parts, "--loss.name", "zero-shot")
 
 
 def comparison(untrained: Untrained, results: dict[str, Any], config: RunConfig) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -38,18 +38,27 @@ class Monitor:
 
 
 class ProgressMonitor(Monitor):
-    """A progress bar: epoch, loss, images/s, last R@1, time left; without a terminal, a line per evaluation."""
+    """A progress bar: epoch, loss, images/s, last R@1, time left; without a terminal, a line per evaluation.
 
-    def __init__(self, console: Console | None = None, *, lines: bool = True) -> None:
+    Args:
+        console: Where to; by default a new one.
+        lines: Whether each evaluation is a line, too.
+        said: Remarks that the user has read already.
+    """
+
+    def __init__(self, console: Console | None = None, *, lines: bool = True, said: Collection[str] = ()) -> None:
         from pfml.terminal import plain_console
 
         self.console = console or plain_console()
         self.lines = lines
+        self.said = frozenset(said)
         self._progress: Progress | None = None
         self._epochs = 0
         self._recall = ""
 
     def remark(self, text: str) -> None:
+        if text in self.said:
+            return
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def track(self, items: Iterable[T], description: str, total: int) -> Iterator[T]:

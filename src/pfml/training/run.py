@@ -36,7 +36,16 @@ from pfml.training.preparation import open_sources
 from pfml.training.run_folder import ReadOnlyRunFolder, RunFolder
 from pfml.training.saved_loss import load_loss
 
-__all__ = ["DataConfig", "RunConfig", "StorageConfig", "load_loss", "prepare_data", "run", "train"]
+__all__ = [
+    "DataConfig",
+    "RunConfig",
+    "StorageConfig",
+    "load_loss",
+    "prepare_data",
+    "run",
+    "train",
+    "with_absolute_paths",
+]
 
 
 @dataclass(frozen=True)
@@ -118,7 +127,7 @@ def run(
     """
     world = world or World()
     monitor = (monitor or Monitor()) if world.is_first else Monitor()
-    config = _absolute(config)
+    config = with_absolute_paths(config)
     data, corruption = prepare_data(config.data, monitor.track)
     if not METHODS[config.loss.name].trains:
         resume = resume and is_begun(config, Path(out))
@@ -139,17 +148,17 @@ def is_begun(config: RunConfig, out: Path) -> bool:
         return False
     stored = read_config(folder.config)
     # a run keeps a copy of its list of corrections
-    given = _absolute(config)
+    given = with_absolute_paths(config)
     given = replace(given, data=replace(given.data, corrections=stored.data.corrections))
     if plain(stored) != plain(given if METHODS[config.loss.name].trains else without_layer(given)):
         raise ValueError(f"{out} holds a run of another configuration: choose another folder")
     return True
 
 
-def _absolute(config: RunConfig) -> RunConfig:
+def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Paths that mean the same from another working directory, where the run may be resumed."""
     data, name = config.data, config.data.name
-    if name not in DATASETS and Path(name).expanduser().exists():
+    if name and name not in DATASETS and Path(name).expanduser().exists():
         name = str(Path(name).expanduser().absolute())
     root, corrections, noise_file = (
         None if path is None else path.expanduser().absolute()

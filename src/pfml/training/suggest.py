@@ -71,6 +71,9 @@ def suggest(
     device: torch.device,
     *,
     short_side: int | None = None,
+    validation: str | None = None,
+    batch_size: int | None = None,
+    samples_per_class: int | None = None,
 ) -> Suggestion:
     """How to train on `data`, with a reason for each choice.
 
@@ -79,6 +82,9 @@ def suggest(
         distances: Between some training images, as the network places them; None for a network that knows nothing yet.
         device: Where it will train.
         short_side: Typical short side of the images, in pixels.
+        validation: The split of the training classes, if it is decided already; the rest fits it.
+        batch_size: Likewise.
+        samples_per_class: Likewise.
 
     Raises:
         ValueError: If there are not two classes to train on, or nothing to be found among the unseen ones.
@@ -91,9 +97,11 @@ def suggest(
         )
     _require_matches(data)
     model, reasons = suggest_model(short_side)
-    validation, why_validation = _validation(data)
+    why_validation: dict[str, str] = {}
+    if validation is None:
+        validation, why_validation = _validation(data)
     divided = with_validation(data, validation)
-    batch, why_batch = _batch(divided, device)
+    batch, why_batch = _batch(divided, device, batch_size, samples_per_class)
     loss, why_loss = _loss(divided, distances)
     if device.type == "cuda" or distances is None:
         size, (epochs, why_time) = model.image_size, _epochs_by_steps(divided, batch, device)
@@ -160,20 +168,30 @@ def _validation(data: RetrievalData) -> tuple[str, dict[str, str]]:
     }
 
 
-def _batch(data: RetrievalData, device: torch.device) -> tuple[BatchConfig, dict[str, str]]:
-    """P classes times K images, and why."""
+def _batch(
+    data: RetrievalData, device: torch.device, size: int | None, each: int | None
+) -> tuple[BatchConfig, dict[str, str]]:
+    """P classes times K images, and why; what is given, `size` or K, `each`, stays."""
     counts = torch.bincount(data.train.labels)
     counts = counts[counts > 0]
     images, classes, typical = len(data.train), len(counts), statistics.median(counts.tolist())
-    each = 4 if typical >= 4 and images >= 8 else 2 if images >= 4 else 1
+    usual = 4 if typical >= 4 and images >= 8 else 2 if images >= 4 else 1
+    why_each = f"the typical class has {'' if usual == 4 else 'only '}{typical:g} images"
+    if size is not None and each is None:
+        fitting = [number for number in (4, 2) if number <= usual and size % number == 0 and size // number <= classes]
+        each = fitting[0] if fitting else 0
+        why_each = why_each if fitting else f"{size} images are no round number of each of {classes} classes or fewer"
+    each = usual if each is None else each
     most = 25 if device.type == "cuda" else 8
-    together = max(min(classes, most, images // each), 1)
+    together = max(min(classes, most, images // max(each, 1)), 1)
     where = f"a {'GPU' if device.type == 'cuda' else 'CPU'} takes up to {most}"
-    return BatchConfig(together * each, each), {
-        "batch.size": f"{together} classes at once: there are {classes}, and {where}",
-        "batch.samples_per_class": f"the typical class has {typical:g} images" if each == 4 else
-        f"the typical class has only {typical:g} images",
-    }  # fmt: skip
+    why_size = f"{together} classes at once: there are {classes}, and {where}"
+    if not each:
+        why_size = f"as many as {together} classes would have with {usual} images each"
+    return BatchConfig(size or together * (each or usual), each), {
+        "batch.size": why_size,
+        "batch.samples_per_class": why_each,
+    }
 
 
 def _loss(data: RetrievalData, distances: InitialDistances | None) -> tuple[LossConfig, dict[str, str]]:
