@@ -5,6 +5,7 @@ import multiprocessing
 import multiprocessing.synchronize
 import os
 import shutil
+import signal
 import time
 import warnings
 from collections.abc import Iterator
@@ -97,6 +98,20 @@ def test_workers_are_kept_and_serve_abandoned_and_simultaneous_plans(images: Ima
     first.close()  # abandoned with batches on their way
     assert all(torch.equal(a, b) for a, b in zip(source.crops(plan(source.sizes)), expected, strict=True))
     assert source._loader is loader is not None
+
+
+def test_a_worker_that_is_killed_is_a_sentence_and_the_source_serves_again(images: ImageSet) -> None:
+    source = open_images(images, storage="files", workers=1)
+    assert isinstance(source, FileImages)
+    plan = [PREPROCESSING.windows(torch.tensor([k % 12]), source.sizes) for k in range(60)]
+    crops = source.crops(plan)
+    first = next(crops)
+    assert source._loader is not None
+    (worker,) = source._loader._iterator._workers  # type: ignore[union-attr]
+    os.kill(worker.pid, signal.SIGKILL)
+    with pytest.raises(OSError, match=r"ended from outside.*lower storage.workers \(now 1\) or batch.size"):
+        list(crops)
+    assert torch.equal(next(source.crops(plan)), first)
 
 
 def test_worker_processes_leave_the_callers_random_numbers_alone(images: ImageSet) -> None:

@@ -81,10 +81,19 @@ class FileImages:
             self._under_way, self._plan.plan = False, ()
 
     def _delivered(self, loader: DataLoader[Tensor]) -> Iterator[Tensor]:
-        for crops in loader:
-            if isinstance(crops, tuple):
-                raise ImageError(*crops)
-            yield crops.to(self.device, non_blocking=True)
+        try:
+            for crops in loader:
+                if isinstance(crops, tuple):
+                    raise ImageError(*crops)
+                yield crops.to(self.device, non_blocking=True)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            self._loader = None  # what is left of it cannot be used again
+            raise OSError(
+                "a process that reads images was ended from outside, as the system does when memory runs out: lower "
+                f"storage.workers (now {self.workers}) or batch.size"
+            ) from None
 
     def _new_loader(self, plan: _PlanSampler, *, keep: bool) -> DataLoader[Tensor]:
         return DataLoader(
