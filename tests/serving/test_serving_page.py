@@ -35,9 +35,13 @@ class Server:
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         )
-        self.said = self.process.stdout.readline()
-        port = re.search(r":(\d+)/", self.said)
-        assert port, self.said + self.process.stdout.read()
+        self.said, port = "", None
+        for line in self.process.stdout:  # it may say which model it is before its address
+            self.said += line
+            port = re.search(r"http://\S+:(\d+)/", line)
+            if port:
+                break
+        assert port, self.said
         self.address = f"http://127.0.0.1:{port[1]}/"
         for _ in range(200):  # it says its address a moment before it listens
             with socket.socket() as caller:

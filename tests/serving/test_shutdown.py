@@ -217,4 +217,6 @@ def test_pfml_serve_answers_uploads_at_its_end_and_prints_nothing_of_bad_bodies(
         _, errors = process.communicate(timeout=30)
     assert process.returncode in (0, -signal.SIGTERM)
     line = r"\d{4}-\d\d-\d\d [\d:,]+ WARNING pfml\.serving\.gallery: the index stays as it was"
-    assert all(re.match(line, one) for one in errors.splitlines()), errors
+    which_model, *logged = errors.splitlines()
+    assert which_model.startswith(f"the model of {small_run}: epoch")
+    assert all(re.match(line, one) for one in logged), errors

@@ -14,7 +14,7 @@ from small_data import InterruptAt, letters, small_config, small_embedder
 @pytest.mark.parametrize("start", ["principal", "whitened"])
 def test_a_run_starts_its_head_from_the_features_of_its_training_images(tmp_path, monkeypatch, start):
     seen = []
-    monkeypatch.setattr("pfml.training.loop.Training.train_epoch", lambda self, wish: seen.append(self) or _end(self))
+    monkeypatch.setattr("pfml.training.loop.Training.train_epoch", lambda self: seen.append(self) or _end(self))
     monkeypatch.setattr("pfml.training.loop.Training.finish", lambda self: {})
     torch.manual_seed(1)
     train(small_embedder(), letters(), small_config(head_start=start), out=tmp_path / "run")
@@ -30,7 +30,7 @@ def test_a_run_starts_its_head_from_the_features_of_its_training_images(tmp_path
 
 def test_a_uniform_head_is_torch_s_own_and_a_function_of_the_seed(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("pfml.training.loop.Training.train_epoch", lambda self, wish: seen.append(self) or _end(self))
+    monkeypatch.setattr("pfml.training.loop.Training.train_epoch", lambda self: seen.append(self) or _end(self))
     monkeypatch.setattr("pfml.training.loop.Training.finish", lambda self: {})
     for number, seed in enumerate((0, 0, 1)):
         torch.manual_seed(number)
