@@ -251,7 +251,7 @@ class Task:
 
     @property
     def draw(self) -> int:
-        """Which draw of wrong labels: one for all that is chosen, one for each seed of what is tested."""
+        """Which draw of label noise: one for all that is chosen, one for each seed of what is tested."""
         return self.seed // PER_DRAW if self.kind == "teacher" else self.seed
 
 

@@ -180,9 +180,14 @@ def test_a_value_that_only_mentions_a_class_path_is_let_pass(marker, capsys):
     assert yaml.safe_load(capsys.readouterr().out)["storage"]["cache"] == "my/class_path/cache"
 
 
-def test_shipped_configurations_pass():
-    for path in shipped_configs().values():
-        refuse_code_in_text(path.read_text(), path.name)
+def test_shipped_configurations_pass_and_the_same_ones_with_code_do_not():
+    shipped = shipped_configs()
+    assert "glyphs" in shipped
+    for path in shipped.values():
+        text = path.read_text()
+        refuse_code_in_text(text, path.name)
+        with pytest.raises(ValueError, match="class_path"):
+            refuse_code_in_text(text + "\nstorage: {class_path: this.X}\n", path.name)
 
 
 def test_the_working_folder_is_not_imported_from_by_python_m(tmp_path):

@@ -79,7 +79,7 @@ def experiment(
             )
     except Interrupted as interrupt:
         with suppress(OSError):  # the terminal may be gone
-            print_line(console, f"{interrupt}; the same command goes on from there")
+            print_line(console, f"{interrupt}; the same command resumes")
         sys.exit(128 + interrupt.signal)
     if summary.failed:
         sys.exit(1)

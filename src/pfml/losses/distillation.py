@@ -17,6 +17,7 @@ Each is called as `loss(embeddings, teacher_embeddings)`.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -50,7 +51,7 @@ def pair_shares(teacher_embeddings: Tensor, *, sigma: float = 1.0) -> Tensor:
     return torch.exp(-_squared_distances(teacher_embeddings) / sigma)
 
 
-class _StudentLoss(nn.Module):
+class _StudentLoss(nn.Module, ABC):
     """Checks and precision that these losses have in common; a subclass computes `of_pairs`."""
 
     def forward(self, embeddings: Tensor, teacher_embeddings: Tensor) -> Tensor:
@@ -65,8 +66,9 @@ class _StudentLoss(nn.Module):
             wide = torch.promote_types(embeddings.dtype, torch.float32)
             return self.of_pairs(unit(embeddings.to(wide)), teacher_embeddings.detach().to(wide))
 
+    @abstractmethod
     def of_pairs(self, points: Tensor, taught: Tensor) -> Tensor:
-        raise NotImplementedError  # pragma: no cover
+        """The loss of points on the unit sphere, (n, D), and the teachers' points, both in float32 or float64."""
 
 
 class RelaxedContrastiveLoss(_StudentLoss):
