@@ -388,6 +388,21 @@ def summary(line: dict[str, Any]) -> str:
     )
 
 
+def divide(
+    tasks: Iterable[Any], worker: Callable[[Any, argparse.Namespace], None], options: argparse.Namespace
+) -> None:
+    """Let `options.jobs` processes take the tasks from one queue; None ends each."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    for task in [*tasks, *[None] * options.jobs]:
+        queue.put(task)
+    processes = [context.Process(target=worker, args=(queue, options)) for _ in range(options.jobs)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+
 def main() -> None:
     """Divide the runs that are asked for among processes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -422,15 +437,7 @@ def main() -> None:
         return
     if options.cache:
         decode(options, tasks[0][0])
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    for task in [*tasks, *[None] * options.jobs]:
-        queue.put(task)
-    processes = [context.Process(target=work_from, args=(queue, options)) for _ in range(options.jobs)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+    divide(tasks, work_from, options)
 
 
 if __name__ == "__main__":

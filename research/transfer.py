@@ -22,9 +22,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.multiprocessing as multiprocessing
 from candidates import FINAL, PROXY_ANCHOR, base_config, candidate_config
-from cub import Workbench, _anywhere, data_of, decode, with_weights
+from cub import Workbench, _anywhere, data_of, decode, divide, with_weights
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -688,18 +687,7 @@ def main() -> None:
     tasks = rounds()[options.round]
     if options.cache and options.jobs > 1:
         decode(options, "g pa")
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    for task in [*tasks, *[None] * options.jobs]:
-        queue.put(task)
-    if options.jobs == 1:
-        work(queue, options)
-        return
-    processes = [context.Process(target=work, args=(queue, options)) for _ in range(options.jobs)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+    divide(tasks, work, options)
 
 
 if __name__ == "__main__":

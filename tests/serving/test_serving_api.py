@@ -432,17 +432,22 @@ def test_fifty_searches_at_a_time_are_all_answered_rightly(app, gallery):
     assert [answer.json()["hits"][0]["id"] for answer in answers] == chosen
 
 
-def test_bodies_that_wait_share_a_budget_of_bytes(made_run, monkeypatch):
-    content = picture_bytes()
-    service = service_of(made_run, limits=Limits(waiting_bytes=2 * len(content) + 1))
-    app, go = create_app(service), threading.Event()
-    cropped = service.cropped
+def held(service, monkeypatch):
+    """An event that all crops of the service wait for."""
+    go, cropped = threading.Event(), service.cropped
 
     def slow(sent):
         go.wait(20)
         return cropped(sent)
 
     monkeypatch.setattr(service, "cropped", slow)
+    return go
+
+
+def test_bodies_that_wait_share_a_budget_of_bytes(made_run, monkeypatch):
+    content = picture_bytes()
+    service = service_of(made_run, limits=Limits(waiting_bytes=2 * len(content) + 1))
+    app, go = create_app(service), held(service, monkeypatch)
 
     async def searches():
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=BASE) as client:
@@ -466,14 +471,7 @@ def test_an_upload_larger_than_the_budget_of_bytes_is_taken_alone(made_run):
 
 def test_beyond_its_bound_the_server_says_busy_and_goes_on_answering(made_run, monkeypatch):
     service = service_of(made_run, limits=Limits(waiting=2))
-    app, go = create_app(service), threading.Event()
-    cropped = service.cropped
-
-    def slow(sent):
-        go.wait(20)
-        return cropped(sent)
-
-    monkeypatch.setattr(service, "cropped", slow)
+    app, go = create_app(service), held(service, monkeypatch)
 
     async def searches():
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=BASE) as client:
