@@ -6,6 +6,7 @@ import multiprocessing.synchronize
 import os
 import shutil
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -107,11 +108,39 @@ def test_a_worker_that_is_killed_is_a_sentence_and_the_source_serves_again(image
     crops = source.crops(plan)
     first = next(crops)
     assert source._loader is not None
-    (worker,) = source._loader._iterator._workers  # type: ignore[union-attr]
+    iterator = source._loader._iterator
+    (worker,) = iterator._workers  # type: ignore[union-attr]
+    # a worker may die with this lock, for which torch would wait forever
+    holder = threading.Thread(target=iterator._workers_done_event._cond.acquire, daemon=True)  # type: ignore[union-attr]
+    holder.start()
+    holder.join()
     os.kill(worker.pid, signal.SIGKILL)
+    del iterator
     with pytest.raises(OSError, match=r"ended from outside.*lower storage.workers \(now 1\) or batch.size"):
         list(crops)
     assert torch.equal(next(source.crops(plan)), first)
+
+
+@pytest.mark.parametrize("cut_off", [ConnectionResetError(104, "Connection reset by peer"), EOFError()])
+def test_a_worker_that_is_killed_while_it_hands_a_batch_over_is_the_same_sentence(
+    images: ImageSet, monkeypatch: pytest.MonkeyPatch, cut_off: Exception
+) -> None:
+    source = open_images(images, storage="files", workers=1)
+    assert isinstance(source, FileImages)
+
+    class CutOff:
+        _workers = ()
+
+        def __iter__(self) -> CutOff:
+            return self
+
+        def __next__(self) -> Tensor:
+            raise cut_off
+
+    monkeypatch.setattr(source, "_new_loader", lambda *_, **__: CutOff())
+    with pytest.raises(OSError, match="ended from outside"):
+        list(source.crops(plan(source.sizes)))
+    assert source._loader is None
 
 
 def test_worker_processes_leave_the_callers_random_numbers_alone(images: ImageSet) -> None:

@@ -81,15 +81,21 @@ class FileImages:
             self._under_way, self._plan.plan = False, ()
 
     def _delivered(self, loader: DataLoader[Tensor]) -> Iterator[Tensor]:
+        batches = iter(loader)
         try:
-            for crops in loader:
+            for crops in batches:
                 if isinstance(crops, tuple):
                     raise ImageError(*crops)
                 yield crops.to(self.device, non_blocking=True)
-        except RuntimeError as error:
-            if "DataLoader worker" not in str(error):
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            # ConnectionError and EOFError: the worker ended while its batch was being handed over
+            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise
             self._loader = None  # what is left of it cannot be used again
+            try:
+                _abandon(batches)
+            except RuntimeError:  # torch's signal that a worker was killed, which comes once and may come only now
+                _abandon(batches)
             raise OSError(
                 "a process that reads images was ended from outside, as the system does when memory runs out: lower "
                 f"storage.workers (now {self.workers}) or batch.size"
@@ -107,6 +113,16 @@ class FileImages:
             worker_init_fn=_start_worker,
             generator=torch.Generator(),  # else a loader would draw from the caller's random numbers
         )
+
+
+def _abandon(batches: Iterator[Tensor]) -> None:
+    """Ends the other workers without the locks that a killed one may hold forever, which torch's own way waits for."""
+    batches._shutdown = True  # type: ignore[attr-defined]
+    if hasattr(batches, "_pin_memory_thread_done_event"):
+        batches._pin_memory_thread_done_event.set()
+    for worker in batches._workers:  # type: ignore[attr-defined]
+        worker.kill()
+        worker.join()
 
 
 class _PlanSampler(Sampler[Any]):
