@@ -111,7 +111,7 @@ def test_a_worker_that_is_killed_is_a_sentence_and_the_source_serves_again(image
     iterator = source._loader._iterator
     (worker,) = iterator._workers  # type: ignore[union-attr]
     # a worker may die with this lock, for which torch would wait forever
-    holder = threading.Thread(target=iterator._workers_done_event._cond.acquire, daemon=True)  # type: ignore[union-attr]
+    holder = threading.Thread(target=iterator._workers_done_event._event._cond.acquire, daemon=True)  # type: ignore[union-attr]
     holder.start()
     holder.join()
     os.kill(worker.pid, signal.SIGKILL)
@@ -128,8 +128,12 @@ def test_a_worker_that_is_killed_while_it_hands_a_batch_over_is_the_same_sentenc
     source = open_images(images, storage="files", workers=1)
     assert isinstance(source, FileImages)
 
+    gone = multiprocessing.get_context("fork").Process(target=int)
+    gone.start()
+
     class CutOff:
-        _workers = ()
+        _workers = (gone,)
+        _workers_done_event = multiprocessing.Event()
 
         def __iter__(self) -> CutOff:
             return self

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from multiprocessing.connection import wait
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +85,7 @@ class FileImages:
 
     def _delivered(self, loader: DataLoader[Tensor]) -> Iterator[Tensor]:
         batches = iter(loader)
+        batches._workers_done_event = _DoneEvent(batches._workers_done_event)  # type: ignore[attr-defined]
         try:
             for crops in batches:
                 if isinstance(crops, tuple):
@@ -92,10 +96,10 @@ class FileImages:
             if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
                 raise
             self._loader = None  # what is left of it cannot be used again
-            try:
-                _abandon(batches)
-            except RuntimeError:  # torch's signal that a worker was killed, which comes once and may come only now
-                _abandon(batches)
+            with suppress(RuntimeError):  # torch's signal of a killed worker, which may come only now
+                wait([worker.sentinel for worker in batches._workers], timeout=5)  # type: ignore[attr-defined]
+                for worker in batches._workers:  # type: ignore[attr-defined]
+                    worker.join(0.01)
             raise OSError(
                 "a process that reads images was ended from outside, as the system does when memory runs out: lower "
                 f"storage.workers (now {self.workers}) or batch.size"
@@ -115,14 +119,25 @@ class FileImages:
         )
 
 
-def _abandon(batches: Iterator[Tensor]) -> None:
-    """Ends the other workers without the locks that a killed one may hold forever, which torch's own way waits for."""
-    batches._shutdown = True  # type: ignore[attr-defined]
-    if hasattr(batches, "_pin_memory_thread_done_event"):
-        batches._pin_memory_thread_done_event.set()
-    for worker in batches._workers:  # type: ignore[attr-defined]
-        worker.kill()
-        worker.join()
+class _DoneEvent:
+    """Tells the workers of a DataLoader to end, without waiting for a lock that a killed worker took with it.
+
+    Torch's own event, which this one sets, keeps its flag behind such a lock, and a loader would hang.
+    """
+
+    def __init__(self, event: Event | _DoneEvent) -> None:
+        self._event: Event = event._event if isinstance(event, _DoneEvent) else event
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        lock = self._event._cond  # type: ignore[attr-defined]
+        if lock.acquire(timeout=1):  # alive: nobody took it along
+            lock.release()
+            self._event.set()
 
 
 class _PlanSampler(Sampler[Any]):
