@@ -35,7 +35,7 @@ CLUSTERS = {"random": None, "trained": 100, "crowded": 5}
 STATES = tuple(CLUSTERS)
 
 #: Distances within a cluster. In 512 dimensions noise is orthogonal to noise, so two points at radii a and b from
-#: their centre are sqrt(a^2 + b^2) apart: radii that vary from point to point are what spreads the distances.
+#: their center are sqrt(a^2 + b^2) apart: radii that vary from point to point are what spreads the distances.
 NEAREST, FARTHEST = 0.08, 0.2
 
 
@@ -77,15 +77,15 @@ def share_inside(charges: ChargeSet, radius: float) -> float:
 
 
 def _positions(points: int, clusters: int | None, generator: torch.Generator) -> Tensor:
-    """Directions of Gaussian noise, or of noise around the directions of a few centres, (points, D) on the sphere."""
+    """Directions of Gaussian noise, or of noise around the directions of a few centers, (points, D) on the sphere."""
     noise = _directions(points, generator)
     if clusters is None:
         return noise
-    centres = _directions(clusters, generator)
+    centers = _directions(clusters, generator)
     cluster = torch.arange(points)[torch.randperm(points, generator=generator)] % clusters
     spread = torch.rand(points, 1, generator=generator)
     radius = (NEAREST + (FARTHEST - NEAREST) * spread) / math.sqrt(2)
-    return torch.nn.functional.normalize(centres[cluster] + radius * noise, dim=1)
+    return torch.nn.functional.normalize(centers[cluster] + radius * noise, dim=1)
 
 
 def _directions(count: int, generator: torch.Generator) -> Tensor:

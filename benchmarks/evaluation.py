@@ -6,7 +6,7 @@ python benchmarks/evaluation.py --quick    a few thousand, under a minute
 Every method computes Recall@1, R-precision and MAP@R of the same 512-dimensional embeddings, and `pfml` Recall@K up to
 K = 1,000 besides. Its numbers are compared with those of pytorch-metric-learning's AccuracyCalculator: with its default
 search (faiss) for speed, with its searches by float32 similarities for equality, since faiss rounds distances enough to
-swap neighbours. All of these compute n^2 similarities, pfml half of them, and that is the limit of its lead. A ratio is
+swap neighbors. All of these compute n^2 similarities, pfml half of them, and that is the limit of its lead. A ratio is
 to one pass of full products (all similarities, in chunks of rows, kept nowhere) timed right before and right after in
 the same process; the smaller of the two counts. Memory is measured in another process, where what is freed goes back to
 the system. Writes evaluation.csv to --out and prints one table.
@@ -55,7 +55,7 @@ def _pfml(embeddings: Tensor, labels: Tensor) -> Metrics:
 
 
 def _accuracy_calculator(search: Callable[[], Any]) -> Callable[[Tensor, Tensor], Metrics]:
-    """pytorch-metric-learning's metrics by way of one of its neighbour searches."""
+    """pytorch-metric-learning's metrics by way of one of its neighbor searches."""
 
     def metrics(embeddings: Tensor, labels: Tensor) -> Metrics:
         from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
@@ -125,12 +125,12 @@ class Row:
 
 
 def embeddings_of(points: int, classes: int, spread: float = 0.1) -> tuple[Tensor, Tensor]:
-    """Unit vectors around class centres; by default as hard to tell apart as those of a trained network on SOP."""
+    """Unit vectors around class centers; by default as hard to tell apart as those of a trained network on SOP."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randperm(points, generator=generator) % classes
-    centres = torch.nn.functional.normalize(torch.randn(classes, DIMS, generator=generator))
+    centers = torch.nn.functional.normalize(torch.randn(classes, DIMS, generator=generator))
     noise = torch.randn(points, DIMS, generator=generator).mul_(spread)
-    return torch.nn.functional.normalize(noise.add_(centres[labels])), labels
+    return torch.nn.functional.normalize(noise.add_(centers[labels])), labels
 
 
 def measure(case: Case) -> Row:

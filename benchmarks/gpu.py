@@ -39,7 +39,7 @@ from pfml.evaluation.retrieval import retrieval_metrics
 
 __all__ = ["SECTIONS", "main", "results_table", "run"]
 
-#: Spread around class centres -> how well such embeddings are trained.
+#: Spread around class centers -> how well such embeddings are trained.
 QUALITIES = {"well trained": 0.05, "medium": 0.1, "badly trained": 0.3}
 RECALL_AT = (1, 10, 100, 1000)
 #: Embeddings whose metrics are compared with a CPU's.
@@ -161,8 +161,8 @@ def results_table(rows: Sequence[Row], about: dict[str, str], rates: Rates) -> T
     for previous, row in zip([None, *rows], rows, strict=False):
         if previous is not None and previous.section != row.section:
             table.add_section()
-        colour = {"met": "[green]", "": ""}.get(row.verdict, "[red]")
-        table.add_row(row.section, row.what, *_numbers(row), f"{colour}{row.verdict}", _bounded_by(row))
+        color = {"met": "[green]", "": ""}.get(row.verdict, "[red]")
+        table.add_row(row.section, row.what, *_numbers(row), f"{color}{row.verdict}", _bounded_by(row))
     return table
 
 

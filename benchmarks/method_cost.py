@@ -3,7 +3,7 @@
 python benchmarks/method_cost.py [--steps 30] [--methods pfml,proxy-anchor]
 
 Prints seconds of one core per epoch, and their ratio to Proxy Anchor's. They are processor seconds of the first steps
-of a run with one thread (crops, network, loss, optimiser), so that others on the machine change them little; methods
+of a run with one thread (crops, network, loss, optimizer), so that others on the machine change them little; methods
 take turns, and the lower quartile of the steps counts.
 """
 
@@ -22,14 +22,14 @@ from rich.table import Table
 from torch import Tensor
 
 from pfml.data.sources import open_images
-from pfml.experiments.base_configs import base_config
+from pfml.experiments.catalog import base_config
+from pfml.methods import METHODS
 from pfml.models import Embedder
 from pfml.models.batch_norm import start_training_mode
+from pfml.runs.folder import RunFolder
 from pfml.training.loop import Training
-from pfml.training.methods import METHODS
-from pfml.training.monitor import Monitor
+from pfml.training.progress import Monitor
 from pfml.training.run import prepare_data
-from pfml.training.run_folder import RunFolder
 
 __all__ = ["main", "seconds_of_steps"]
 

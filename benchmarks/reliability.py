@@ -26,7 +26,7 @@ import torch
 
 import pfml
 from machine import environment
-from pfml.export.archive import extract_archive
+from pfml.storage.zip_archive import extract_archive
 from reliability_files import OURS, THEIRS, archives, damages, disk_full, images_of_pfml, images_of_timm, kills
 from reliability_probes import PROBES, C, D
 from reliability_subjects import Outcome, Subject

@@ -33,7 +33,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Whether the stated behaviour was seen, and what was seen."""
+    """Whether the stated behavior was seen, and what was seen."""
 
     passed: bool
     seen: str

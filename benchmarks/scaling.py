@@ -1,4 +1,4 @@
-"""What each rank of a sharded loss computes, sends and holds: measured on this machine, or modelled for any other.
+"""What each rank of a sharded loss computes, sends and holds: measured on this machine, or modeled for any other.
 
 python benchmarks/scaling.py                                            measured at 1, 2 and 4 ranks, beside the model
 python benchmarks/scaling.py --simulate --world 64 --classes 500000     the model alone, for ranks that are not there
@@ -30,11 +30,11 @@ from torch.multiprocessing.spawn import spawn
 
 from machine import peak_extra_bytes
 from pfml.distributed import ShardedPotentialFieldLoss, StepCost, step_cost
-from pfml.distributed.meetings import part_sizes
+from pfml.distributed.schedule import part_sizes
 from pfml.superposition import NORMALIZATIONS
 from scaling_time import TOLERANCE, Case, comparison, fitted, mean_work, shares, timed
 
-__all__ = ["Measured", "busiest", "main", "measure", "modelled"]
+__all__ = ["Measured", "busiest", "main", "measure", "modeled"]
 
 MIB = 2**20
 #: Classes of the large run for which the time model says where the time would go.
@@ -51,7 +51,7 @@ class Measured:
     seconds: float
 
 
-def modelled(options: argparse.Namespace, world: int, normalization: str) -> list[StepCost]:
+def modeled(options: argparse.Namespace, world: int, normalization: str) -> list[StepCost]:
     """The cost of a step on each rank, by the model."""
     problem = _case(options, world, normalization, options.classes).problem()
     return [step_cost(problem, rank) for rank in range(world)]
@@ -110,7 +110,7 @@ def _rank(rank: int, world: int, meeting: str, options: dict[str, Any], normaliz
 
 
 def _measured_table(options: argparse.Namespace) -> tuple[Table, bool]:
-    """Measured beside modelled numbers, and whether pairs, bytes and held memory agree to the last one."""
+    """Measured beside modeled numbers, and whether pairs, bytes and held memory agree to the last one."""
     columns = (
         "normalization",
         "ranks",
@@ -128,7 +128,7 @@ def _measured_table(options: argparse.Namespace) -> tuple[Table, bool]:
     for normalization in options.normalizations:
         alone = Measured(StepCost(0, 0, 0, 0), 0, math.nan, math.nan)
         for world in options.worlds:
-            found, expected = measure(options, world, normalization), busiest(modelled(options, world, normalization))
+            found, expected = measure(options, world, normalization), busiest(modeled(options, world, normalization))
             alone = found if world == 1 else alone
             exact &= found.cost == expected
             verdict = "exact" if found.cost == expected else str(tuple(expected))
@@ -146,7 +146,7 @@ def _simulated_table(options: argparse.Namespace) -> Table:
     columns = ("normalization", "ranks", "proxies", "pairs", "of one rank's", "GFLOP", "sent, MiB", "received, MiB")
     table = Table(*columns, "held, MiB", "rank by rank", "FLOP per byte sent", title=_title(options))
     for normalization in options.normalizations:
-        costs, alone = modelled(options, options.world, normalization), modelled(options, 1, normalization)[0]
+        costs, alone = modeled(options, options.world, normalization), modeled(options, 1, normalization)[0]
         most, least = busiest(costs), min(cost.pairs for cost in costs)
         held = part_sizes(options.classes * options.per_class, options.world)[0]
         table.add_row(

@@ -36,7 +36,7 @@ from torch.multiprocessing.spawn import spawn
 
 from pfml.backends.sweep import TILE_PAIRS
 from pfml.distributed import ShardedPotentialFieldLoss, ShardedProblem, step_cost
-from pfml.distributed.meetings import num_pairs, part_sizes
+from pfml.distributed.schedule import num_pairs, part_sizes
 from pfml.distributed.sharded_field import block_counts, counts_at_all
 from pfml.field import PowerLaw
 from pfml.superposition import Field

@@ -38,7 +38,7 @@ class Gallery:
         entries = list(ImageIndex.open(run / "index").entries())
         self.ids = [entry.id for entry in entries]
         self.paths = [Path(entry.path) for entry in entries]
-        points = embed(load_embedder(run), ImageSet.unlabelled(self.paths)).double()
+        points = embed(load_embedder(run), ImageSet.unlabeled(self.paths)).double()
         self.distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
 
     async def visited(self, address: str) -> list[str]:

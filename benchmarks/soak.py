@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 from machine import environment, resident_bytes
+from pfml.runs.config_files import shipped_config
 from pfml.training import Monitor, RunConfig, run
-from pfml.training.config_files import shipped_config
 from pfml.training.run import prepare_data
 
 __all__ = ["Sample", "Soak", "growth_per_step", "soak"]

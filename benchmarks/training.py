@@ -1,10 +1,10 @@
-"""Speed of training: the whole loop against its optimisation step alone, and the share of the loss in a step.
+"""Speed of training: the whole loop against its optimization step alone, and the share of the loss in a step.
 
 python benchmarks/training.py --data.root CUB_200_2011 --model.weights resnet50_he.safetensors
 python benchmarks/training.py --synthetic-images 2000    images of CUB's sizes out of thin air, random weights
 python benchmarks/training.py --quick                    a few steps of a small network, also on a CPU
 
-All in one process. `step` is network, loss and optimiser on one batch that lies on the device, without checks or log;
+All in one process. `step` is network, loss and optimizer on one batch that lies on the device, without checks or log;
 `loop` is `pfml.training`'s epochs: crops, checks, log, no evaluation; `saved` is the same with a checkpoint after each
 epoch. They take turns, and the median of the rounds counts. The target is loop / step of 85 % or more. `loss` is the
 time from before the loss to its gradients within a step of the compiled network, gaps in which the device waits
@@ -38,15 +38,15 @@ from pfml.data.decoded import DecodedImages
 from pfml.data.resampling import PixelBuffer
 from pfml.data.sources import ImageSource
 from pfml.losses.checks import deferred_checks
+from pfml.methods import create_loss
 from pfml.models import Embedder, EmbedderConfig
 from pfml.models.batch_norm import set_trainable, start_training_mode
+from pfml.runs.config_files import write_config
+from pfml.runs.folder import RunFolder
 from pfml.training import BatchConfig, LossConfig, Monitor, OptimizerConfig, TrainConfig
-from pfml.training.config_files import write_config
 from pfml.training.environment import compiled, precision, reproducible, resolve_device
 from pfml.training.loop import Training, on_device
-from pfml.training.methods import create_loss
-from pfml.training.optimisation import create_optimizer
-from pfml.training.run_folder import RunFolder
+from pfml.training.optimizer import create_optimizer
 
 __all__ = ["Row", "Setting", "benchmark", "loss_share", "main", "measure", "results_table", "synthetic_data"]
 
@@ -165,7 +165,7 @@ def measure(setting: Setting, method: str, size: tuple[int, int], *, compiled: b
 
 
 def _steps(training: Training, setting: Setting) -> Iterator[None]:
-    """Optimisation steps on one batch that is there already, and nothing else."""
+    """Optimization steps on one batch that is there already, and nothing else."""
     pixels, labels = _preloaded(setting, training.data.train.num_classes)
     while True:
         training.optimizer.zero_grad(set_to_none=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pfml.experiments.tune import with_value
-from pfml.training.config_files import read_config
-from pfml.training.methods import LossConfig
-from pfml.training.run import RunConfig
+from pfml.methods import LossConfig
+from pfml.runs.config import RunConfig
+from pfml.runs.config_files import read_config
 
 __all__ = ["CANDIDATES", "NOISY", "base_config", "candidate_config", "extras_of"]
 
@@ -45,7 +45,7 @@ def _log(alpha: float, delta: float, delta_rep: float, proxies: int = 5, **more:
 
 
 def _anchor(alpha: float, delta: float, proxies: int = 5, **more: Any) -> dict[str, Any]:
-    """The field normalised per anchor."""
+    """The field normalized per anchor."""
     options = {
         "normalization": "anchor", "alpha": alpha, "delta": delta, "proxies_per_class": proxies, "reduction": "points",
         **more,
@@ -163,7 +163,7 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "log 32, 1, 1.4, M 1": (FIELD, COSINE | _log(32, 1.0, 1.4, 1)),
     "log 32, 1, 1.4, M 15": (FIELD, COSINE | _log(32, 1.0, 1.4, 15)),
     "log 32, 1, 1.4, no samples": (FIELD, COSINE | _log(32, 1.0, 1.4, sample_sample=False)),
-    # the field normalised per anchor
+    # the field normalized per anchor
     "anchor 16, .5": (FIELD, COSINE | _anchor(16, 0.5)),
     "anchor 32, .5": (FIELD, COSINE | _anchor(32, 0.5)),
     "anchor 32, .9": (FIELD, COSINE | _anchor(32, 0.9)),

@@ -31,21 +31,22 @@ from pfml import PotentialFieldLoss
 from pfml.data import RetrievalData
 from pfml.data.sources import ImageSource
 from pfml.evaluation import proxy_alignment, retrieval_metrics
-from pfml.experiments.record import device_name, now, versions
+from pfml.experiments.run import device_name, now, versions
 from pfml.losses import ProxyAnchorLoss
 from pfml.losses.checks import CollapseWarning
 from pfml.losses.trust import FIT_LAW, fit, trusted
 from pfml.models import Embedder, EmbedderConfig
 from pfml.models.head_start import start_head
+from pfml.runs.config import DataConfig, RunConfig
+from pfml.runs.config_files import plain, write_config
+from pfml.runs.folder import RunFolder
 from pfml.sphere import unit
 from pfml.superposition import Charges
 from pfml.training import Monitor
 from pfml.training.averaging import WeightAverage
-from pfml.training.config_files import plain, write_config
 from pfml.training.environment import compiled, resolve_device, seeded
 from pfml.training.loop import Training, on_device
-from pfml.training.run import DataConfig, RunConfig, open_sources, prepare_data
-from pfml.training.run_folder import RunFolder
+from pfml.training.run import open_sources, prepare_data
 from pfml.training.watch import Batch, Outcome
 
 STAGES = ("validation", "test")
@@ -207,7 +208,7 @@ def beside(first: Tensor, second: Tensor, points: Tensor, share: float) -> Tenso
 
 
 def divergence(taught: Tensor, points: Tensor, temperature: float = 0.1) -> Tensor:
-    """How far the neighbourhoods of points are from those of the teacher: the mean KL of rows of cosines."""
+    """How far the neighborhoods of points are from those of the teacher: the mean KL of rows of cosines."""
     away = torch.full((len(points),), -1e4, device=points.device).diag()
     wanted, found = (torch.log_softmax(each @ each.T / temperature + away, dim=1) for each in (taught, points))
     return torch.nn.functional.kl_div(found, wanted, log_target=True, reduction="batchmean")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pfml.report.theme import LIGHT, Theme, add_legend, new_figure, png_of_figure, style_axes
+from pfml.plots.theme import LIGHT, Theme, add_legend, new_figure, png_of_figure, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,12 +70,12 @@ def draw_methods(lines: list[dict[str, Any]], theme: Theme) -> Figure:
     figure = new_figure(theme, width=760, height=360)
     axes = figure.subplots()
     style_axes(axes, theme)
-    for rate, label, colour in ((0.0, "clean", theme.series[2]), (0.2, "20 % wrong labels", theme.series[1])):
+    for rate, label, color in ((0.0, "clean", theme.series[2]), (0.2, "20 % wrong labels", theme.series[1])):
         for row, name in enumerate(order):
             values = found[name][rate]
-            axes.plot(values, [row] * len(values), "o", color=colour, alpha=0.45, markersize=5)
+            axes.plot(values, [row] * len(values), "o", color=color, alpha=0.45, markersize=5)
             mean = statistics.mean(values)
-            axes.plot([mean, mean], [row - 0.32, row + 0.32], color=colour, linewidth=3, label=label)
+            axes.plot([mean, mean], [row - 0.32, row + 0.32], color=color, linewidth=3, label=label)
     axes.set_yticks(range(len(order)), [NAMES[name] for name in order])
     axes.set_xlabel("R@1 on test classes, %, last epoch", fontsize=9)
     add_legend(figure, theme, columns=2)

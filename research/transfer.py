@@ -29,18 +29,19 @@ from torch import Tensor
 
 from pfml.data.sources import ImageSource
 from pfml.evaluation import embed, retrieval_metrics
-from pfml.experiments.record import device_name, now, versions
+from pfml.experiments.run import device_name, now, versions
 from pfml.experiments.tune import with_value
 from pfml.losses.distillation import RelationalKLLoss, combined
+from pfml.methods import LossConfig
 from pfml.models import Embedder, load_embedder
 from pfml.models.head_start import start_head
+from pfml.runs.config import RunConfig
+from pfml.runs.config_files import plain, shipped_config, write_config
+from pfml.runs.folder import RunFolder
 from pfml.training import Monitor
-from pfml.training.config_files import plain, shipped_config, write_config
 from pfml.training.environment import precision, resolve_device, seeded
 from pfml.training.loop import Training
-from pfml.training.methods import LossConfig
-from pfml.training.run import RunConfig, open_sources
-from pfml.training.run_folder import RunFolder
+from pfml.training.run import open_sources
 from pfml.training.teachers import Teachers
 from pfml.training.watch import Batch
 

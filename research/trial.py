@@ -14,9 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from pfml.methods.method import Method
+from pfml.methods.table import METHODS
 from pfml.sphere import unit
-from pfml.training.methods.method import Method
-from pfml.training.methods.table import METHODS
 
 __all__ = ["TrialField"]
 

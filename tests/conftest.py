@@ -51,7 +51,7 @@ def quick_interpreter():
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    """A lag of one step, a fused optimiser, channels last, checkpoints in the background, a compiled network."""
+    """A lag of one step, a fused optimizer, channels last, checkpoints in the background, a compiled network."""
     from pfml.training.checkpoint import CheckpointWriter
 
     compiled = torch.compile

@@ -47,7 +47,7 @@ def forces(points, labels, *, delta=0.2, alpha=3.0, core=0.01, delta_rep=None):
 
 
 def anchor_energies(points, labels, num_samples, normalization, *, delta, alpha, delta_rep):
-    """The two normalised energies of `pfml.superposition`, one number for each anchor."""
+    """The two normalized energies of `pfml.superposition`, one number for each anchor."""
     energies = []
     anchors = range(num_samples) if normalization == "anchor" else range(len(points))
     for a in anchors:

@@ -1,4 +1,4 @@
-"""Indexes of random vectors, images of plain colour, and writers for other processes."""
+"""Indexes of random vectors, images of plain color, and writers for other processes."""
 
 import os
 import resource

@@ -59,7 +59,7 @@ EVERYWHERE = ("dense", "tiled")
 
 @dataclass
 class State:
-    """Samples and proxies with labels; `spread` shrinks them towards one point of the sphere."""
+    """Samples and proxies with labels; `spread` shrinks them toward one point of the sphere."""
 
     num_samples: int = 24
     num_classes: int = 6
@@ -75,12 +75,12 @@ class State:
 
     def __post_init__(self):
         g = torch.Generator().manual_seed(self.seed)
-        centre = torch.randn(self.dim, generator=g, dtype=torch.float64)
-        centre = centre / centre.norm() * (1 - self.spread)
+        center = torch.randn(self.dim, generator=g, dtype=torch.float64)
+        center = center / center.norm() * (1 - self.spread)
 
         def draw(n):
             z = torch.randn(n, self.dim, generator=g, dtype=torch.float64)
-            z = centre + self.spread * z / z.norm(dim=1, keepdim=True)
+            z = center + self.spread * z / z.norm(dim=1, keepdim=True)
             return (z / z.norm(dim=1, keepdim=True).clamp_min(1e-9)).float()  # in one dimension z may be zero
 
         self.samples = draw(self.num_samples)
@@ -114,12 +114,12 @@ def tight_clusters(radius, dim, dtype=torch.float32, *, num_samples=40, num_clas
     """A state in a few far-apart clusters of that radius, each of points of all classes."""
     state = State(num_samples=num_samples, num_classes=num_classes, per_class=per_class, dim=dim)
     g = torch.Generator().manual_seed(3)
-    centres = torch.randn(clusters, dim, generator=g, dtype=torch.float64)
-    centres = torch.linspace(-2, 2, clusters).double()[:, None] if dim == 1 else centres / centres.norm(dim=1)[:, None]
+    centers = torch.randn(clusters, dim, generator=g, dtype=torch.float64)
+    centers = torch.linspace(-2, 2, clusters).double()[:, None] if dim == 1 else centers / centers.norm(dim=1)[:, None]
 
     def draw(n):
         noise = torch.randn(n, dim, generator=g, dtype=torch.float64) / dim**0.5
-        return (centres[torch.arange(n) % clusters] + radius * noise).to(dtype)
+        return (centers[torch.arange(n) % clusters] + radius * noise).to(dtype)
 
     state.samples, state.proxies = draw(len(state.samples)), draw(len(state.proxies))
     return state

@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 if sys.argv[1] == "kept":
     assert keep_freed_memory()
 embedder = create_embedder("convnet", embedding_dim=8, image_size=160)
-images = ImageSet.unlabelled(torch.zeros(96, 3, 160, 160, dtype=torch.uint8))
+images = ImageSet.unlabeled(torch.zeros(96, 3, 160, 160, dtype=torch.uint8))
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 embed(embedder, images)
 before = faults()

@@ -144,7 +144,7 @@ def test_the_force_on_a_point_is_twice_the_class_field_there():
 
 @pytest.mark.parametrize("normalization", ["log", "anchor"])
 @pytest.mark.parametrize("backend", EVERYWHERE)
-def test_normalised_energies_are_those_of_the_loops(normalization, backend):
+def test_normalized_energies_are_those_of_the_loops(normalization, backend):
     state = State(num_samples=8, num_classes=3, per_class=2, dim=4, spread=0.6)
     field = Field(PowerLaw(delta=0.6, delta_rep=1.2, alpha=3.0), normalization)
     samples, proxies = state.charges(dtype=torch.float64)

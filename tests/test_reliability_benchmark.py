@@ -1,4 +1,4 @@
-"""The table of docs/RELIABILITY.md is made of outcomes, and the list of licences of all dependencies."""
+"""The table of docs/RELIABILITY.md is made of outcomes, and the list of licenses of all dependencies."""
 
 import re
 import tomllib
@@ -41,7 +41,7 @@ def test_every_item_has_two_cells_and_a_line_in_the_document():
     assert {int(number) for number in listed} >= set(reliability.ITEMS)
 
 
-def test_every_dependency_has_a_line_in_the_list_of_licences():
+def test_every_dependency_has_a_line_in_the_list_of_licenses():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = {name: needed for name, needed in project["optional-dependencies"].items() if name not in ("all", "dev")}
     listed = (ROOT / "docs" / "LICENSES.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pfml.training.methods import METHODS, create_loss
+from pfml.methods import METHODS, create_loss
 
 ROOT = Path(__file__).parents[1]
 STORED = {stage: ROOT / "results" / f"cub-{stage}.jsonl" for stage in ("validation", "test")}

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from pfml.cli import main
 from pfml.cli.console import create_console, print_line
-from pfml.cli.last_words import end
+from pfml.cli.error_reporting import end
 from pfml.models import create_embedder
 from pfml.terminal import plain_console, shell_words, visible
-from pfml.training.monitor import ProgressMonitor
+from pfml.training.progress import ProgressMonitor
 
 #: Clears the screen, renames the window, turns the text, rings; and the same in C1.
 HOSTILE = "finch\x1b[2J\x1b]0;owned\x07\u202egpj.\r\x9b2J\x7f"
@@ -36,7 +36,7 @@ def test_commands_are_written_out_and_all_else_stays():
 
 @pytest.fixture
 def sent(monkeypatch, capsys):
-    """Gives what was sent since the last time to what rich takes for a terminal with colours."""
+    """Gives what was sent since the last time to what rich takes for a terminal with colors."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     return lambda: capsys.readouterr().out
@@ -56,7 +56,7 @@ def test_lines_tables_remarks_and_progress_show_names_as_text(sent):
     assert_harmless(sent().replace("\r", ""))  # a progress bar has movements of its own
 
 
-def test_colours_of_its_own_still_reach_the_terminal(sent):
+def test_colors_of_its_own_still_reach_the_terminal(sent):
     plain_console().print("[red]red[/red]")
     assert "\x1b[31mred" in sent()
 
@@ -101,7 +101,7 @@ def test_broken_files_of_hostile_names_are_listed_as_text(photos, capsys):
 
 
 def test_captions_of_pictures_have_hostile_names_as_text():
-    from pfml.report.run_pictures import short
+    from pfml.pages.run import short
 
     assert_harmless(short(HOSTILE, length=200))
 

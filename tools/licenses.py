@@ -1,7 +1,7 @@
-"""Licences of what pfml depends on: python tools/licenses.py > docs/LICENSES.md.
+"""Licenses of what pfml depends on: python tools/licenses.py > docs/LICENSES.md.
 
 Reads pyproject.toml for the direct dependencies, of the package and of each extra, and the metadata of the installed
-distributions for their licences; where it states none, the license file that is installed with the distribution. A
+distributions for their licenses; where it states none, the license file that is installed with the distribution. A
 dependency that is not installed is an error, so that no line is missing.
 """
 
@@ -47,8 +47,8 @@ def dependencies() -> dict[str, str]:
     return found
 
 
-def licence(name: str) -> str:
-    """What a distribution says: its SPDX expression, else its classifiers, else the first line of its licence."""
+def license_of(name: str) -> str:
+    """What a distribution says: its SPDX expression, else its classifiers, else the first line of its license."""
     described = metadata(name)
     if described.get("License-Expression"):
         return str(described["License-Expression"])
@@ -77,9 +77,9 @@ def main() -> None:
     in_order = sorted(dependencies().items(), key=lambda item: (item[1] != "pfml", item[1], item[0].lower()))
     for name, needed_by in in_order:
         try:
-            lines.append(f"| {name} | {metadata(name)['Version']} | {needed_by} | {licence(name)} |")
+            lines.append(f"| {name} | {metadata(name)['Version']} | {needed_by} | {license_of(name)} |")
         except PackageNotFoundError:
-            raise SystemExit(f"{name} must be installed to tell its licence: pip install -e '.[all]'") from None
+            raise SystemExit(f"{name} must be installed to tell its license: pip install -e '.[all]'") from None
     print(HEAD + "\n".join(lines) + "\n" + FOOT, end="")
 
 

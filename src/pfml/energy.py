@@ -38,7 +38,7 @@ def potential_energy(
     """Eq. 6: the total energy U of `points`, a scalar.
 
     Args:
-        points: Positions, (n, D), used as they are (not normalised).
+        points: Positions, (n, D), used as they are (not normalized).
         labels: Classes, (n,), any integers.
         law: The decay law; the paper's `PowerLaw()` if None.
         form: "literal": U as Eq. 6 has it, with every constant, every point's potential on itself, and no core, in

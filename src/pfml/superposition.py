@@ -1,4 +1,4 @@
-"""From the potentials of pairs to the energy of a set of charges (Eqs. 3 to 6), and its normalised forms.
+"""From the potentials of pairs to the energy of a set of charges (Eqs. 3 to 6), and its normalized forms.
 
 Every charge a (an "anchor") sums two things over the other charges:
 
@@ -247,7 +247,7 @@ class Field:
                 raise ValueError(f"{self.law} reaches {largest:.3g} near r = 0, beyond float32: lower its decay rate")
         if self.normalization != "none" and not self.own_pair.potential(r).abs().min().item() > 1e-30:
             raise ValueError(
-                f"{self.law} vanishes in float32 at r = 2, so it cannot be normalised: lower its decay rate"
+                f"{self.law} vanishes in float32 at r = 2, so it cannot be normalized: lower its decay rate"
             )
 
 

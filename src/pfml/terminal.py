@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plain_console", "readable", "shell_words", "visible"]
 
-#: Characters that move the cursor, colour, rename or turn what follows, and bytes of a name that are no UTF-8; a line
+#: Characters that move the cursor, color, rename or turn what follows, and bytes of a name that are no UTF-8; a line
 #: break and a tab do no harm.
 COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 

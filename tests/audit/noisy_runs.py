@@ -1,4 +1,4 @@
-"""How runs with wrong labels are made here: colours need no training."""
+"""How runs with wrong labels are made here: colors need no training."""
 
 from dataclasses import replace
 

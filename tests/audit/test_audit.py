@@ -19,11 +19,11 @@ LAW = PowerLaw(delta=0.2, alpha=3.0)
 
 
 def clusters(*, rate=0.2, spread=0.35, seed=0):
-    """Points around the centres of six classes, with some wrong labels: points, images, the true labels."""
+    """Points around the centers of six classes, with some wrong labels: points, images, the true labels."""
     random = torch.Generator().manual_seed(seed)
     true = torch.arange(CLASSES).repeat_interleave(EACH)
-    centres = torch.randn(CLASSES, DIM, generator=random)
-    points = centres[true] / centres[true].norm(dim=1, keepdim=True)
+    centers = torch.randn(CLASSES, DIM, generator=random)
+    points = centers[true] / centers[true].norm(dim=1, keepdim=True)
     points = points + spread * torch.randn(len(true), DIM, generator=random) / math.sqrt(DIM)
     pixels = torch.zeros(len(true), 3, 2, 2, dtype=torch.uint8)
     names = tuple(f"image-{k}" for k in range(len(true)))
@@ -147,16 +147,16 @@ def test_a_higher_threshold_lists_fewer_and_surer_labels():
 def test_the_evidence_is_the_nearest_others_and_their_part_of_the_attraction():
     points, images, _ = clusters()
     found = audit(points, images)
-    (suspect,) = found.suspects(found.ranked(1), neighbours=4)
+    (suspect,) = found.suspects(found.ranked(1), neighbors=4)
     distances = torch.cdist(points[suspect.index : suspect.index + 1].double(), points.double())[0]
     distances[suspect.index] = math.inf
     expected = distances.argsort()[:4].tolist()
-    assert [one.index for one in suspect.neighbours] == expected
-    assert [one.image for one in suspect.neighbours] == [f"image-{k}" for k in expected]
-    assert [one.label for one in suspect.neighbours] == [images.class_names[images.labels[k]] for k in expected]
-    assert [one.distance for one in suspect.neighbours] == pytest.approx(distances[expected].tolist(), rel=1e-5)
+    assert [one.index for one in suspect.neighbors] == expected
+    assert [one.image for one in suspect.neighbors] == [f"image-{k}" for k in expected]
+    assert [one.label for one in suspect.neighbors] == [images.class_names[images.labels[k]] for k in expected]
+    assert [one.distance for one in suspect.neighbors] == pytest.approx(distances[expected].tolist(), rel=1e-5)
     strengths = distances.clamp(min=found.law.delta) ** -found.law.alpha
-    assert suspect.neighbours[0].share == pytest.approx(float(strengths[expected[0]] / strengths.sum()), rel=1e-4)
+    assert suspect.neighbors[0].share == pytest.approx(float(strengths[expected[0]] / strengths.sum()), rel=1e-4)
     by_class = [float(strengths[images.labels == c].sum() / strengths.sum()) for c in range(CLASSES)]
     given, suggested = (images.class_names.index(name) for name in (suspect.given, suspect.suggested))
     assert suspect.given == images.class_names[images.labels[suspect.index]]

@@ -13,22 +13,22 @@ from pfml.cli import main
 from pfml.cli.console import create_console, print_scores
 from pfml.data import ImageSet
 from pfml.data.corrections import Corrections
+from pfml.runs.config_files import read_config, write_config
 from pfml.training import run
-from pfml.training.config_files import read_config, write_config
 from pfml.training.run import prepare_data
 
-COLOURS = {"[/blue]": (20, 40, 220), "[red]": (220, 30, 30), "green": (30, 200, 40), "grey": (128, 128, 128)}
+COLOURS = {"[/blue]": (20, 40, 220), "[red]": (220, 30, 30), "green": (30, 200, 40), "gray": (128, 128, 128)}
 
 
 @pytest.fixture(scope="module")
 def noisy_run(tmp_path_factory):
-    """A run on plain colours with wrong labels, whose class names look like markup."""
+    """A run on plain colors with wrong labels, whose class names look like markup."""
     folder = tmp_path_factory.mktemp("pictures")
     rows = []
-    for number, (name, colour) in enumerate(COLOURS.items()):
+    for number, (name, color) in enumerate(COLOURS.items()):
         for k in range(8):
-            Image.new("RGB", (20, 20), tuple(max(0, level - k) for level in colour)).save(folder / f"{number}-{k}.png")
-            rows.append((f"{number}-{k}.png", name, "test" if name == "grey" else "train"))
+            Image.new("RGB", (20, 20), tuple(max(0, level - k) for level in color)).save(folder / f"{number}-{k}.png")
+            rows.append((f"{number}-{k}.png", name, "test" if name == "gray" else "train"))
     with open(folder / "table.csv", "w", newline="") as file:
         csv.writer(file).writerows([("path", "label", "split"), *rows])
     out = tmp_path_factory.mktemp("runs") / "noisy"

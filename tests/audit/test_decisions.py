@@ -14,13 +14,13 @@ from pfml.audit import audit, audit_run, corrections_of, read_decisions, write_s
 from pfml.cli import main
 from pfml.data import ImageSet, LabelNoise, RetrievalData, load_data
 from pfml.data.corrections import Corrections
-from pfml.report.audit_page import audit_page
-from pfml.report.page import render
+from pfml.pages.audit import audit_page
+from pfml.pages.page import render
+from pfml.runs.config import BatchConfig
 from pfml.training import DataConfig, run
-from pfml.training.config import BatchConfig
 from pfml.training.run import prepare_data
 
-COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 40), "red": (220, 30, 30), "grey": (128, 128, 128)}
+COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 40), "red": (220, 30, 30), "gray": (128, 128, 128)}
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +35,12 @@ def pictures(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pictures")
     random = torch.Generator().manual_seed(0)
     rows = []
-    for name, colour in COLOURS.items():
+    for name, color in COLOURS.items():
         for number in range(12):
             shift = torch.randint(-12, 13, (3,), generator=random).tolist()
-            level = tuple(max(0, min(255, c + s)) for c, s in zip(colour, shift, strict=True))
+            level = tuple(max(0, min(255, c + s)) for c, s in zip(color, shift, strict=True))
             Image.new("RGB", (20, 20), level).save(folder / f"{name}-{number}.png")
-            rows.append((f"{name}-{number}.png", name, "test" if name == "grey" else "train"))
+            rows.append((f"{name}-{number}.png", name, "test" if name == "gray" else "train"))
     with open(folder / "table.csv", "w", newline="") as file:
         csv.writer(file).writerows([("path", "label", "split"), *rows])
     return folder / "table.csv"
@@ -48,7 +48,7 @@ def pictures(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def noisy_run(pictures, tmp_path_factory):
-    """A zero-shot run on the pictures with wrong labels: colours need no training."""
+    """A zero-shot run on the pictures with wrong labels: colors need no training."""
     out = tmp_path_factory.mktemp("runs") / "noisy"
     run(noisy_config(pictures), out)
     return out
@@ -190,7 +190,7 @@ def test_a_run_knows_its_truth_also_after_corrections(noisy_run, tmp_path):
 
 
 def data_path(folder):
-    from pfml.training.config_files import read_config
+    from pfml.runs.config_files import read_config
 
     return read_config(folder / "config.yaml").data.name
 
@@ -210,7 +210,7 @@ def test_the_laws_and_models_of_an_audit_are_those_asked_for(noisy_run):
 
 
 def test_the_page_shows_suspects_and_the_comparison(judged):
-    suspects = judged.suspects(judged.ranked(2), neighbours=3)
+    suspects = judged.suspects(judged.ranked(2), neighbors=3)
     html = render(audit_page(judged, suspects, title="Audit of <run>"))
     assert "Audit of &lt;run&gt;" in html
     assert f"{suspects[0].given}, rather {suspects[0].suggested}?" in html
@@ -219,14 +219,14 @@ def test_the_page_shows_suspects_and_the_comparison(judged):
 
 
 def test_suspects_are_written_with_their_evidence(judged, tmp_path):
-    suspects = judged.suspects(judged.ranked(40), neighbours=2)
+    suspects = judged.suspects(judged.ranked(40), neighbors=2)
     write_suspects(tmp_path / "audit" / "suspects.csv", suspects, judged.listed())
     with open(tmp_path / "audit" / "suspects.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["path"] for row in rows] == [one.image for one in suspects]
     assert [row["listed"] for row in rows].count("yes") == len(judged.listed())
     assert rows[0]["suggested"] == suspects[0].suggested
-    assert rows[0]["neighbours"].count(" at ") == 2
+    assert rows[0]["neighbors"].count(" at ") == 2
 
 
 def test_the_command_goes_from_a_run_to_a_run_on_corrected_labels(noisy_run, tmp_path, capsys):
@@ -238,7 +238,7 @@ def test_the_command_goes_from_a_run_to_a_run_on_corrected_labels(noisy_run, tmp
     decisions.write_text("\n".join(["path,decision,label", *lines]) + "\n")
     main(["audit", str(noisy_run), "--top", "3", "--apply", "--decisions", str(decisions), "--out", str(out)])
     printed = capsys.readouterr().out
-    assert "7 images relabelled, 0 left out" in printed
+    assert "7 images relabeled, 0 left out" in printed
     assert (noisy_run / "audit" / "audit.html").is_file()
     listed = noisy_run / "audit" / "corrections.csv"
     config = DataConfig(data_path(noisy_run), noise=LabelNoise(rate=0.2), corrections=listed)

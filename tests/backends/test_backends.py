@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from oracle import forces as loop_forces
-from pfml.backends import BACKENDS, choose_backend, groups, operator, resolve_backend, sweep
+from pfml.backends import BACKENDS, choose_backend, operator, resolve_backend, sweep
+from pfml.backends import tile_groups as groups
 from pfml.field import PowerLaw
 from pfml.superposition import Anchors, Charges, Field, PairWeights
 from states import EVERYWHERE, FIELDS, WEIGHTS, State, energy_and_gradients, relative_error, tight_clusters
@@ -187,10 +188,10 @@ def test_forces_in_a_crowded_state_are_within_1e_4_of_float64(name):
     generator = torch.Generator().manual_seed(0)
     state = State(num_samples=60, num_classes=20, per_class=12, dim=256)
     for points in (state.samples, state.proxies):
-        centres = torch.nn.functional.normalize(torch.randn(3, 256, generator=generator), dim=1)
+        centers = torch.nn.functional.normalize(torch.randn(3, 256, generator=generator), dim=1)
         radius = torch.logspace(-2.3, -0.8, len(points))[:, None]
         noise = torch.nn.functional.normalize(torch.randn(len(points), 256, generator=generator), dim=1)
-        points.copy_(centres[torch.arange(len(points)) % 3] + radius * noise)
+        points.copy_(centers[torch.arange(len(points)) % 3] + radius * noise)
     r = torch.cdist(state.proxies, state.proxies)
     assert (r < 0.2).float().mean() > 0.2
     check_backend(name, state, FIELDS["pfml"], PairWeights())
@@ -210,7 +211,7 @@ def test_forces_in_tight_clusters_are_those_of_the_loops(name, dtype, dim, radiu
 @pytest.mark.parametrize("dim", [1, 2, 16])
 @pytest.mark.parametrize("field", FIELDS)
 def test_forces_in_tight_clusters_hold_down_to_where_positions_differ(monkeypatch, field, dim):
-    """Many pairs of all classes in several places: neither a product nor one centre has digits for them."""
+    """Many pairs of all classes in several places: neither a product nor one center has digits for them."""
     for radius in (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3):
         for dtype, crowd_pairs in ((torch.float32, 64), (torch.float64, 2**14)):
             monkeypatch.setattr(sweep, "CROWD_PAIRS", crowd_pairs, raising=False)
@@ -379,11 +380,11 @@ def test_a_pair_at_the_edge_of_repulsion_is_judged_exactly():
     """Distances within float32 noise of delta: the force jumps there, so products alone would misjudge half of them."""
     n, dim = 400, 64
     generator = torch.Generator().manual_seed(1)
-    centre = torch.nn.functional.normalize(torch.randn(1, dim, generator=generator), dim=1)
+    center = torch.nn.functional.normalize(torch.randn(1, dim, generator=generator), dim=1)
     directions = torch.nn.functional.normalize(torch.randn(n, dim, generator=generator), dim=1)
     state = State(num_samples=1, num_classes=n, per_class=1, dim=dim)
-    state.samples[:] = centre
-    state.proxies[:] = centre + 0.2 * directions
+    state.samples[:] = center
+    state.proxies[:] = center + 0.2 * directions
     state.sample_labels[:] = 0
     check_backend("tiled", state, Field(PowerLaw()), PairWeights(proxy_repulsion=0.0), on_sphere=False)
 

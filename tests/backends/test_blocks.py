@@ -7,7 +7,7 @@ import torch
 
 from pfml.backends import BACKENDS
 from pfml.backends.sweep import Counts, sweep_block
-from pfml.backends.tiled import centred_groups, group_of, pair_sums
+from pfml.backends.tiled import centered_groups, group_of, pair_sums
 from pfml.superposition import Charges, Field, PairWeights
 from states import FIELDS, State, relative_error
 
@@ -29,7 +29,7 @@ def test_the_parts_of_a_group_add_up_to_the_group(field, cuts, dtype):
     nothing = Charges(points[:0], labels[:0])
     expected = reference_gradient(points, labels, field)
 
-    group, _ = centred_groups(Charges(points, labels), nothing, gradients=True)
+    group, _ = centered_groups(Charges(points, labels), nothing, gradients=True)
     edges = (0, *cuts, len(points))
     parts = [group.part(slice(start, stop)) for start, stop in pairwise(edges)]
     for left, right in blocks_of(parts):
@@ -48,13 +48,13 @@ def reference_gradient(points: torch.Tensor, labels: torch.Tensor, field: Field)
     return gradient
 
 
-def test_a_group_made_elsewhere_with_the_same_centre_fits():
+def test_a_group_made_elsewhere_with_the_same_center_fits():
     field, state = FIELDS["wide repulsion"], State(spread=0.3)
     samples, proxies = state.charges(dtype=torch.float64, on_sphere=True)
     samples, proxies = (each._replace(points=each.points.detach()) for each in (samples, proxies))
-    left, _ = centred_groups(samples, proxies, gradients=True)
+    left, _ = centered_groups(samples, proxies, gradients=True)
     right = group_of(proxies, gradient=True)
-    right.centre = left.centre
+    right.center = left.center
     right.prepare()
     sweep_block(left, right, field, ONCE, ONCE)
     only_mixed = PairWeights(sample_sample=0.0, proxy_attraction=0.0, proxy_repulsion=0.0)
@@ -70,7 +70,7 @@ def test_each_end_counts_as_it_is_told():
     samples, proxies = (each._replace(points=each.points.detach()) for each in (samples, proxies))
 
     def sums(own, other):
-        groups = centred_groups(samples, proxies, gradients=False)
+        groups = centered_groups(samples, proxies, gradients=False)
         sweep_block(*groups, field, own, other)
         return [group.sums for group in groups]
 

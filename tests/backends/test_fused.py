@@ -6,7 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_backends import check_backend
 
-from pfml.backends import BACKENDS, choose_backend, fused, halves
+from pfml.backends import BACKENDS, choose_backend, fused
+from pfml.backends import split_precision as halves
 from pfml.backends.fused import unavailable
 from pfml.energy import potential_energy
 from pfml.field import PowerLaw

@@ -114,7 +114,7 @@ def test_an_anchor_goes_by_its_own_row_where_shares_are_not_symmetric(backend):
 def test_rows_in_many_pieces_are_one_sum(monkeypatch):
     points, shares = some()
     whole = value_and_gradient("tiled", points, shares, FIELDS[0])
-    monkeypatch.setitem(__import__("pfml.backends.soft", fromlist=["CHUNK"]).CHUNK, "cpu", 20)
+    monkeypatch.setitem(__import__("pfml.backends.tiled", fromlist=["CHUNK"]).CHUNK, "cpu", 20)
     pieces = value_and_gradient("tiled", points, shares, FIELDS[0])
     torch.testing.assert_close(pieces, whole)
 

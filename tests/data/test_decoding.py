@@ -44,17 +44,17 @@ def test_rgb_files_are_read_as_they_are(tmp_path: Path) -> None:
     assert read_size(tmp_path / "a.png") == (13, 17)
 
 
-def test_greyscale_is_repeated_and_transparency_dropped(tmp_path: Path) -> None:
-    grey, translucent = noise(channels=1), noise(channels=4)
-    Image.fromarray(grey).save(tmp_path / "grey.png")
+def test_grayscale_is_repeated_and_transparency_dropped(tmp_path: Path) -> None:
+    gray, translucent = noise(channels=1), noise(channels=4)
+    Image.fromarray(gray).save(tmp_path / "gray.png")
     Image.fromarray(translucent).save(tmp_path / "translucent.png")
-    assert torch.equal(read_rgb(tmp_path / "grey.png"), torch.from_numpy(grey).expand(3, -1, -1))
+    assert torch.equal(read_rgb(tmp_path / "gray.png"), torch.from_numpy(gray).expand(3, -1, -1))
     assert torch.equal(
         read_rgb(tmp_path / "translucent.png"), torch.from_numpy(translucent[..., :3].copy()).permute(2, 0, 1)
     )
 
 
-def test_palette_bilevel_cmyk_and_grey_with_alpha_become_rgb(tmp_path: Path) -> None:
+def test_palette_bilevel_cmyk_and_gray_with_alpha_become_rgb(tmp_path: Path) -> None:
     original = Image.fromarray(noise())
     for mode, suffix in (("P", "png"), ("1", "png"), ("CMYK", "tiff"), ("LA", "png")):
         converted = original.convert(mode)
@@ -63,7 +63,7 @@ def test_palette_bilevel_cmyk_and_grey_with_alpha_become_rgb(tmp_path: Path) -> 
         assert torch.equal(read_rgb(tmp_path / f"{mode}.{suffix}"), expected)
 
 
-def test_sixteen_bit_greyscale_keeps_its_upper_eight_bits(tmp_path: Path) -> None:
+def test_sixteen_bit_grayscale_keeps_its_upper_eight_bits(tmp_path: Path) -> None:
     values = np.random.default_rng(0).integers(0, 65536, (9, 8), dtype=np.uint16)
     Image.fromarray(values).save(tmp_path / "deep.png")
     assert torch.equal(read_rgb(tmp_path / "deep.png")[1], torch.from_numpy((values >> 8).astype(np.uint8)))

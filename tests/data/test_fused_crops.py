@@ -26,10 +26,10 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def oracle_weights(start: float, extent: float, lower: int, upper: int, k: int, size: int, interpolation: str) -> dict:
-    centre = start + (k + 0.5) * extent / size
+    center = start + (k + 0.5) * extent / size
     weights = {}
     for j in range(lower, upper):
-        r = abs(j + 0.5 - centre) / max(extent / size, 1.0)
+        r = abs(j + 0.5 - center) / max(extent / size, 1.0)
         if interpolation == "bilinear":
             weights[j] = max(1 - r, 0.0)
         elif r < 1:
@@ -319,7 +319,7 @@ def test_batches_of_photographs_agree_without_a_wait_for_the_device(interpolatio
 
 @pytest.mark.gpu
 def test_batches_of_other_sizes_are_not_compiled_for_again() -> None:
-    from pfml.data import crop_kernels
+    from pfml.data import fused_crops as crop_kernels
 
     def variants() -> int:
         kernels = (crop_kernels.across, crop_kernels.down)

@@ -94,7 +94,7 @@ def test_raw_pixels_find_about_27_percent_of_the_unseen_letters(glyphs):
     assert 0.25 < hits.float().mean() < 0.31
 
 
-def test_plain_letters_are_centred_and_inside_the_frame():
+def test_plain_letters_are_centered_and_inside_the_frame():
     images = draw_glyphs(TRAIN_LETTERS + UNSEEN_LETTERS, copies=1, distortion=PLAIN).images[:, 0] > 8
     assert images.flatten(1).any(dim=1).all()
     frame = torch.ones(32, 32, dtype=torch.bool)

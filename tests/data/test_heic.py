@@ -23,11 +23,11 @@ def no_reader(monkeypatch):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
 
 
-def heic(path, colour=(200, 30, 90), size=(56, 40)):
+def heic(path, color=(200, 30, 90), size=(56, 40)):
     """A photograph of one color."""
     pillow_heif = pytest.importorskip("pillow_heif")
     path.parent.mkdir(parents=True, exist_ok=True)
-    pillow_heif.from_pillow(Image.new("RGB", size, colour)).save(path, quality=90)
+    pillow_heif.from_pillow(Image.new("RGB", size, color)).save(path, quality=90)
     return path
 
 
@@ -38,7 +38,7 @@ def test_a_photograph_is_read_by_what_is_in_it(tmp_path, name):
     assert image.shape == (3, 40, 56)
     assert read_size(path) == (40, 56)
     torch.testing.assert_close(image[:, 20, 20].int(), torch.tensor([200, 30, 90], dtype=torch.int32), atol=6, rtol=0)
-    assert check_images(ImageSet.unlabelled([path])).tolist() == [[40, 56]]
+    assert check_images(ImageSet.unlabeled([path])).tolist() == [[40, 56]]
 
 
 def test_a_damaged_photograph_is_an_image_that_cannot_be_read(tmp_path):

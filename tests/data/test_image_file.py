@@ -21,18 +21,18 @@ pytest.importorskip("fastapi", reason="thumbnails and uploads need the extra ser
 from pfml.data import ImageSet, check_images
 from pfml.data.decoding import ImageError, UnreadableImagesError, read_rgb, read_size
 from pfml.data.image_file import FORMATS, UPLOAD_FORMATS, TooLargeError, UnknownFormatError, known_formats, opened_image
-from pfml.evaluation.file_state import FileState
-from pfml.files import SpecialFileError, open_regular, sha256_of
 from pfml.models import create_embedder
 from pfml.search.one_pass import embed_files
-from pfml.serving.pictures import BadUploadError, Thumbnails, decoded_upload
+from pfml.serving.images import BadUploadError, Thumbnails, decoded_upload
+from pfml.storage.file_state import FileState
+from pfml.storage.files import SpecialFileError, open_regular, sha256_of
 
 POSTSCRIPT = (
     b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%Page: 1 1\n0 0 9 9 rectfill\nshowpage\n%%EOF\n"
 )
 
 
-def grey_png(width: int, height: int) -> bytes:
+def gray_png(width: int, height: int) -> bytes:
     """A whole, black PNG, made without ever having its pixels in memory."""
     pack, left, parts = zlib.compressobj(9), height, []
     while left:
@@ -94,7 +94,7 @@ def test_postscript_that_is_called_an_image_is_refused_and_ghostscript_never_sta
         with pytest.raises(UnknownFormatError, match="photo.png: is not an image of a known format .*JPEG, PNG"):
             function(path)
     with pytest.raises(UnreadableImagesError, match="not an image of a known format"):
-        check_images(ImageSet.unlabelled([path]))
+        check_images(ImageSet.unlabeled([path]))
     with pytest.raises(ImageError):
         Thumbnails().get(0, str(path), "thumbnail")
     with pytest.raises(ImageError):
@@ -159,7 +159,7 @@ def test_what_no_network_has_a_use_for_is_refused_by_its_header(
     tmp_path: Path, width: int, height: int, reason: str
 ) -> None:
     path = tmp_path / "strip.png"
-    content = grey_png(width, min(height, 1000))  # the header alone is looked at
+    content = gray_png(width, min(height, 1000))  # the header alone is looked at
     header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     path.write_bytes(content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:])
     began = time.monotonic()

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from pfml.data.readers.folder import image_files, image_paths
-from pfml.evaluation.parts import PartSettings
-from pfml.search.embedding import CollectionUpdate, _Comparison
-from pfml.search.share import WHOLE
+from pfml.search.embedding import WHOLE, CollectionUpdate, _Comparison
+from pfml.storage.shard import PartSettings
 
 NAMES = (
     "a/1.png",

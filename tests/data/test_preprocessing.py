@@ -1,4 +1,4 @@
-"""Oracle: torchvision's RandomResizedCrop.get_params, Resize and CenterCrop, and normalisation by hand."""
+"""Oracle: torchvision's RandomResizedCrop.get_params, Resize and CenterCrop, and normalization by hand."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_scale_and_ratio_move_the_distribution_of_crops() -> None:
         ((1, 1), Augmentation(scale=(0.01, 0.02))),  # every try rounds to nothing
     ],
 )
-def test_when_no_try_fits_the_centre_is_taken_exactly_as_torchvision_does(
+def test_when_no_try_fits_the_center_is_taken_exactly_as_torchvision_does(
     size: tuple[int, int], augmentation: Augmentation
 ) -> None:
     assert torch.equal(boxes(size, 5, augmentation), torchvision_boxes(size, 5, augmentation))
@@ -146,7 +146,7 @@ def test_without_random_crops_the_windows_are_those_of_the_preprocessing_with_fl
     assert (with_crops.size, with_crops.interpolation) == (224, "bicubic")
 
 
-def test_the_centre_crop_has_torchvisions_integers_for_all_sizes() -> None:
+def test_the_center_crop_has_torchvisions_integers_for_all_sizes() -> None:
     sizes = torch.cartesian_prod(torch.arange(1, 120), torch.arange(1, 120))
     for resize, crop in ((48, 41), (48, 40), (33, 33)):
         windows = Preprocessing(resize=resize, crop=crop).windows(torch.arange(len(sizes)), sizes)

@@ -138,9 +138,9 @@ def test_windows_off_every_pixel_grid_are_resampled_alike_by_both_executions() -
     weights = []
     for axis, k in ((0, 2), (1, 5)):
         step = float(windows.extent[0, axis]) / 16
-        centre = float(windows.start[0, axis]) + (k + 0.5) * step
+        center = float(windows.start[0, axis]) + (k + 0.5) * step
         source = torch.arange(int(SIZES[0, axis])) + 0.5
-        weight = (1 - (source - centre).abs() / max(step, 1)).clamp(min=0)
+        weight = (1 - (source - center).abs() / max(step, 1)).clamp(min=0)
         weights.append(weight / weight.sum())
     expected = torch.einsum("y,cyx,x->c", weights[0], images[0].float() / 255, weights[1])
     torch.testing.assert_close(crops[0, :, 2, 5], expected, rtol=0, atol=1e-5)

@@ -210,7 +210,7 @@ def batches(steps: int, total: int = 13):
 
 
 def trained(module, loss, optimizer_name, steps):
-    """Run steps of an optimiser over a module and a loss's own groups."""
+    """Run steps of an optimizer over a module and a loss's own groups."""
     optimizer = getattr(torch.optim, optimizer_name)(
         [{"params": module.parameters(), "lr": 1e-3}, *loss.param_groups(lr=1e-2)]
     )

@@ -9,12 +9,12 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from runs import config_of
 
 from pfml.distributed import open_world
 from pfml.distributed.launch import Launch
 from pfml.training import train
-from pfml.training.optimisation import clip_gradients
+from pfml.training.optimizer import clip_gradients
+from runs import config_of
 from small_data import letters, small_embedder
 
 

@@ -8,7 +8,7 @@ from cases import step_costs
 from test_sharded_loss import LOG, WIDE
 
 from pfml.distributed import ShardedProblem, step_cost
-from pfml.distributed.meetings import meetings, num_pairs, part_sizes, part_slice
+from pfml.distributed.schedule import meetings, num_pairs, part_sizes, part_slice
 from pfml.field import PowerLaw
 from pfml.superposition import Field
 
@@ -54,8 +54,8 @@ def test_ranks_share_the_pairs_evenly(world):
 def test_pairs_bytes_and_memory_are_exactly_those_of_the_model(world, options, size):
     steps = [("uneven", torch.float32, True), ("empty", torch.float64, True), ("even", torch.float32, False)]
     for of_rank in world.run(step_costs, size, options, steps):
-        for reported, modelled in of_rank:
-            assert reported == modelled
+        for reported, modeled in of_rank:
+            assert reported == modeled
 
 
 def test_what_is_sent_is_received():

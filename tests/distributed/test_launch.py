@@ -14,8 +14,8 @@ from pfml.cli.suggestions import with_suggestions
 from pfml.cli.train import is_restarted, train
 from pfml.distributed import Ranks, World, open_world
 from pfml.distributed.launch import FailedElsewhereError, Launch, _guarded, first_words
+from pfml.runs.config_files import write_config
 from pfml.training import DataConfig, LossConfig, RunConfig
-from pfml.training.config_files import write_config
 
 ALL = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import outcome, training
 
-from pfml.training.run_folder import RunFolder
+from pfml.runs.folder import RunFolder
+from runs import outcome, training
 
 PROGRAM = Path(__file__).parent / "rank_program.py"
 ENVIRONMENT = {

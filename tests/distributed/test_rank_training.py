@@ -2,6 +2,12 @@
 
 import pytest
 import torch
+from worlds import LARGEST
+
+from pfml.models import load_embedder
+from pfml.runs.folder import RunFolder
+from pfml.search import ModelIdentity
+from pfml.training import BatchConfig, LossConfig, OptimizerConfig, load_loss
 from runs import (
     choices,
     evaluation,
@@ -13,12 +19,6 @@ from runs import (
     training_with_choice,
     warned_training,
 )
-from worlds import LARGEST
-
-from pfml.models import load_embedder
-from pfml.search import ModelIdentity
-from pfml.training import BatchConfig, LossConfig, OptimizerConfig, load_loss
-from pfml.training.run_folder import RunFolder
 from small_data import small_embedder
 
 

@@ -41,12 +41,12 @@ def test_a_measurement_beside_a_wrong_model_ends_with_1(monkeypatch, capsys):
 
 
 def test_a_measurement_that_fits_ends_with_0(monkeypatch, capsys):
-    def as_modelled(options, world, normalization):
+    def as_modeled(options, world, normalization):
         return scaling.Measured(
-            scaling.busiest(scaling.modelled(options, world, normalization)), 2**20, 0.5 * world, float(world) ** 2
+            scaling.busiest(scaling.modeled(options, world, normalization)), 2**20, 0.5 * world, float(world) ** 2
         )
 
-    monkeypatch.setattr(scaling, "measure", as_modelled)
+    monkeypatch.setattr(scaling, "measure", as_modeled)
     assert scaling.main(["--worlds", "1", "2", "--normalizations", "log", "--classes", "10"]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if "log" in line and " 2 " in line)
     assert "exact" in row

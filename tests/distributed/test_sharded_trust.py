@@ -5,7 +5,7 @@ import torch
 from cases import batch_sizes, errors_of_mixed_modes, state_of, trusted_samples, whole_loss
 from test_sharded_loss import LAWS, LOG, OPTIONS, WIDE, WORLDS, assert_as_one_process
 
-from pfml.distributed.meetings import part_sizes, part_slice
+from pfml.distributed.schedule import part_sizes, part_slice
 from pfml.distributed.sharded_trust import cuts
 from states import Yukawa
 

@@ -11,8 +11,8 @@ from pfml.evaluation import clustering, kmeans, normalized_mutual_information
 def blobs(num_points, num_blobs, spread, seed=0):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(num_points) % num_blobs
-    centres = torch.randn(num_blobs, 16, generator=generator)
-    return centres[labels] + spread * torch.randn(num_points, 16, generator=generator), labels
+    centers = torch.randn(num_blobs, 16, generator=generator)
+    return centers[labels] + spread * torch.randn(num_points, 16, generator=generator), labels
 
 
 @pytest.mark.parametrize(("first", "second"), [(5, 5), (3, 40), (1, 6), (6, 1)])

@@ -1,4 +1,4 @@
-"""From images to metrics: an embedder that embeds the mean colour, so that every number can be foretold."""
+"""From images to metrics: an embedder that embeds the mean color, so that every number can be foretold."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pfml.models import TrainedOn, create_embedder
 NAMES = ("red", "green", "blue")
 
 
-class MeanColour(nn.Module):
-    """Embeds an image as its mean colour; notes how it was called."""
+class MeanColor(nn.Module):
+    """Embeds an image as its mean color; notes how it was called."""
 
     embedding_dim = 3
 
@@ -34,8 +34,8 @@ class MeanColour(nn.Module):
         return self.scale * images.mean(dim=(2, 3))
 
 
-def coloured(num_images=12, seed=0, names=NAMES, height=8, width=12):
-    """Noise around pure colours."""
+def colored(num_images=12, seed=0, names=NAMES, height=8, width=12):
+    """Noise around pure colors."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(num_images) % len(names)
     noise = torch.randint(0, 120, (num_images, 3, height, width), generator=generator)
@@ -44,18 +44,18 @@ def coloured(num_images=12, seed=0, names=NAMES, height=8, width=12):
 
 
 def means(images):
-    """Mean colours of the centre crops, by hand."""
+    """Mean colors of the center crops, by hand."""
     return images.images[:, :, :, 2:10].float().mean(dim=(2, 3)) / 255
 
 
 def data(**changes):
-    train = coloured(4, names=("black", "white"))
-    return RetrievalData("colours", train=train, test=coloured(30), recall_at=(1, 5), **changes)
+    train = colored(4, names=("black", "white"))
+    return RetrievalData("colors", train=train, test=colored(30), recall_at=(1, 5), **changes)
 
 
 def test_embeddings_come_in_the_order_of_the_images_in_float32():
-    images = coloured(11)
-    embedder = MeanColour()
+    images = colored(11)
+    embedder = MeanColor()
     embeddings = embed(embedder, images, batch_size=4)
     torch.testing.assert_close(embeddings, means(images))
     assert [size for size, *_ in embedder.calls] == [4, 4, 3]
@@ -64,38 +64,38 @@ def test_embeddings_come_in_the_order_of_the_images_in_float32():
 
 
 def test_an_open_source_can_be_embedded_again_and_again():
-    images = coloured(11)
+    images = colored(11)
     source = open_images(images)
-    torch.testing.assert_close(embed(MeanColour(), source), means(images))
-    torch.testing.assert_close(embed(MeanColour(), source, batch_size=2), means(images))
+    torch.testing.assert_close(embed(MeanColor(), source), means(images))
+    torch.testing.assert_close(embed(MeanColor(), source, batch_size=2), means(images))
 
 
 def test_the_embedder_is_evaluated_in_evaluation_mode_and_left_as_it_was():
-    embedder = MeanColour().train()
+    embedder = MeanColor().train()
     embedder.frozen.eval()
-    embed(embedder, coloured(3))
+    embed(embedder, colored(3))
     assert [(training, inference) for _, training, inference, _ in embedder.calls] == [(False, True)]
     assert embedder.training
     assert not embedder.frozen.training
 
 
 def test_the_mode_is_restored_after_an_error():
-    embedder = MeanColour().train()
+    embedder = MeanColor().train()
     embedder.scale = nn.Parameter(torch.ones(2))
     with pytest.raises(RuntimeError):
-        embed(embedder, coloured(3))
+        embed(embedder, colored(3))
     assert embedder.training
 
 
 def test_autocast_reaches_the_network_and_the_result_is_float32():
-    embedder = MeanColour()
-    assert embed(embedder, coloured(3), autocast=torch.bfloat16).dtype == torch.float32
-    embed(embedder, coloured(3))
+    embedder = MeanColor()
+    assert embed(embedder, colored(3), autocast=torch.bfloat16).dtype == torch.float32
+    embed(embedder, colored(3))
     assert [dtype for *_, dtype in embedder.calls] == [torch.bfloat16, torch.float32]
 
 
 def test_images_of_other_sizes_are_cropped_by_threads():
-    images = ImageSet.unlabelled(torch.randint(0, 256, (5, 3, 20, 26), dtype=torch.uint8))
+    images = ImageSet.unlabeled(torch.randint(0, 256, (5, 3, 20, 26), dtype=torch.uint8))
     embedder = create_embedder("convnet", embedding_dim=4)
     expected = embedder.encode(list(images.images))
     torch.testing.assert_close(embed(embedder, open_images(images, workers=2)), expected, rtol=1e-4, atol=1e-5)
@@ -108,64 +108,62 @@ def test_progress_is_shown():
         seen.append((description, total))
         return iterable
 
-    embed(MeanColour(), coloured(10), batch_size=4, track=track)
+    embed(MeanColor(), colored(10), batch_size=4, track=track)
     assert ("embedding", 3) in seen
 
 
 def test_the_test_images_are_searched_among_each_other_at_the_ks_of_the_data_set():
-    colours = data()
-    expected = retrieval_metrics(means(colours.test), colours.test.labels, recall_at=(1, 5))
-    assert evaluate(MeanColour(), colours) == expected
+    colors = data()
+    expected = retrieval_metrics(means(colors.test), colors.test.labels, recall_at=(1, 5))
+    assert evaluate(MeanColor(), colors) == expected
     assert 0 < expected.r_precision < 1
-    assert set(evaluate(MeanColour(), colours, recall_at=(3,)).recall) == {3}
-    assert set(evaluate(MeanColour(), colours.test).recall) == {1, 2, 4, 8}
-    assert evaluate(MeanColour(), colours.test).map_at_r == expected.map_at_r
+    assert set(evaluate(MeanColor(), colors, recall_at=(3,)).recall) == {3}
+    assert set(evaluate(MeanColor(), colors.test).recall) == {1, 2, 4, 8}
+    assert evaluate(MeanColor(), colors.test).map_at_r == expected.map_at_r
 
 
 def test_queries_are_searched_in_the_gallery_if_there_is_one():
-    colours = data(gallery=coloured(24, seed=1))
+    colors = data(gallery=colored(24, seed=1))
     expected = retrieval_metrics(
-        means(colours.test),
-        colours.test.labels,
-        gallery=means(colours.gallery),
-        gallery_labels=colours.gallery.labels,
+        means(colors.test),
+        colors.test.labels,
+        gallery=means(colors.gallery),
+        gallery_labels=colors.gallery.labels,
         recall_at=(1, 5),
     )
-    assert evaluate(MeanColour(), colours) == expected
-    sources = {"test_source": open_images(colours.test), "gallery_source": open_images(colours.gallery)}
-    assert evaluate(MeanColour(), colours, **sources) == expected
+    assert evaluate(MeanColor(), colors) == expected
+    sources = {"test_source": open_images(colors.test), "gallery_source": open_images(colors.gallery)}
+    assert evaluate(MeanColor(), colors, **sources) == expected
 
 
 def test_nmi_and_its_seed_arrive():
-    colours = data()
-    values = [evaluate(MeanColour(), colours, nmi=True, seed=seed).nmi for seed in range(4)]
-    expected = [
-        retrieval_metrics(means(colours.test), colours.test.labels, nmi=True, seed=seed).nmi for seed in range(4)
-    ]
+    colors = data()
+    values = [evaluate(MeanColor(), colors, nmi=True, seed=seed).nmi for seed in range(4)]
+    expected = [retrieval_metrics(means(colors.test), colors.test.labels, nmi=True, seed=seed).nmi for seed in range(4)]
     assert values == expected
 
 
 def test_classes_that_the_embedder_was_trained_on_are_refused():
     with pytest.raises(SeenClassError, match="test classes must be unseen, but green is also trained on"):
-        evaluate(MeanColour(TrainedOn("colours", ("green", "pink"))), data())
+        evaluate(MeanColor(TrainedOn("colors", ("green", "pink"))), data())
     with pytest.raises(SeenClassError, match="evaluated classes"):
-        evaluate(MeanColour(TrainedOn("colours", ("green", "pink"))), data().test)
-    evaluate(MeanColour(TrainedOn("colours", ("black", "white"))), data())
+        evaluate(MeanColor(TrainedOn("colors", ("green", "pink"))), data().test)
+    evaluate(MeanColor(TrainedOn("colors", ("black", "white"))), data())
 
 
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        embed(MeanColour(), coloured(), batch_size=0)
+        embed(MeanColor(), colored(), batch_size=0)
     with pytest.raises(ValueError, match="gallery_source must be left out"):
-        evaluate(MeanColour(), data(), gallery_source=open_images(coloured(5)))
+        evaluate(MeanColor(), data(), gallery_source=open_images(colored(5)))
     with pytest.raises(ValueError, match="test_source must hold the 30 images of the data, got 5"):
-        evaluate(MeanColour(), data(), test_source=open_images(coloured(5)))
+        evaluate(MeanColor(), data(), test_source=open_images(colored(5)))
 
 
 @pytest.mark.gpu
 def test_a_gpu_embeds_and_evaluates_alike():
-    colours = data()
-    assert embed(MeanColour(), colours.test, device="cuda").is_cuda
-    assert evaluate(MeanColour(), colours, device="cuda").as_dict() == pytest.approx(
-        evaluate(MeanColour(), colours).as_dict(), abs=0.05
+    colors = data()
+    assert embed(MeanColor(), colors.test, device="cuda").is_cuda
+    assert evaluate(MeanColor(), colors, device="cuda").as_dict() == pytest.approx(
+        evaluate(MeanColor(), colors).as_dict(), abs=0.05
     )

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pfml.evaluation import nearest, query_scores, retrieval_metrics
-from pfml.evaluation import race as race_module
-from pfml.evaluation.neighbours import directions
+from pfml.evaluation import ranks as race_module
+from pfml.evaluation.nearest_neighbors import directions
 
 CPU = "cpu"
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -52,11 +52,11 @@ def oracle(embeddings, labels, gallery=None, gallery_labels=None, recall_at=(1, 
 
 
 def crowd(num_points, num_classes, dims=8, spread=0.7, seed=0):
-    """Embeddings around class centres, classes of many sizes."""
+    """Embeddings around class centers, classes of many sizes."""
     generator = torch.Generator().manual_seed(seed)
     labels = (torch.rand(num_points, generator=generator).square() * num_classes).long()
-    centres = torch.randn(num_classes, dims, generator=generator)
-    return centres[labels] + spread * torch.randn(num_points, dims, generator=generator), labels
+    centers = torch.randn(num_classes, dims, generator=generator)
+    return centers[labels] + spread * torch.randn(num_points, dims, generator=generator), labels
 
 
 def assert_equal(metrics, expected):
@@ -288,13 +288,13 @@ def test_the_nearest_are_those_of_the_oracle(with_gallery, memory, device):
     torch.testing.assert_close(similarities.cpu(), (queries @ items.T).gather(1, torch.tensor(expected)))
 
 
-def test_a_duplicate_is_a_neighbour_and_the_query_itself_is_not():
+def test_a_duplicate_is_a_neighbor_and_the_query_itself_is_not():
     embeddings = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [2.0, 0.0]])
     assert nearest(embeddings, None, 2)[1][[0, 2, 3]].tolist() == [[2, 3], [0, 3], [0, 2]]
     assert nearest(embeddings, None, 3)[1][1].tolist() == [0, 2, 3]
 
 
-def test_nearest_refuses_more_neighbours_than_there_are():
+def test_nearest_refuses_more_neighbors_than_there_are():
     with pytest.raises(ValueError, match="k must lie in \\[1, 4\\].*got 5"):
         nearest(torch.eye(5), None, 5)
     assert nearest(torch.eye(5), torch.eye(5), 5)[1].shape == (5, 5)

@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pfml.data.image_set import ImageSet
 from pfml.data.sources import open_images
 from pfml.evaluation import embed, retrieval_metrics
-from pfml.evaluation import race as race_module
+from pfml.evaluation import ranks as race_module
 from pfml.evaluation import ranks as ranks_module
-from pfml.evaluation.neighbours import directions
+from pfml.evaluation.nearest_neighbors import directions
 from pfml.models import create_embedder
 
 #: Operations whose result, or its size, must be known before the next one can be given to a GPU.
@@ -43,8 +43,8 @@ class Waits(TorchDispatchMode):
 def crowd(num_points, num_classes, spread, dims=32):
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(num_classes, (num_points,), generator=generator)
-    centres = torch.randn(num_classes, dims, generator=generator)
-    return centres[labels] + spread * torch.randn(num_points, dims, generator=generator), labels
+    centers = torch.randn(num_classes, dims, generator=generator)
+    return centers[labels] + spread * torch.randn(num_points, dims, generator=generator), labels
 
 
 @pytest.fixture

@@ -13,11 +13,10 @@ from pfml.data.glyphs import TRAIN_LETTERS, UNSEEN_LETTERS
 from pfml.evaluation import evaluate, retrieval_metrics
 from pfml.experiments import demo
 from pfml.experiments.demo import MARK, run_demo
-from pfml.experiments.demo_page import letter_of, spelled
-from pfml.experiments.demo_results import demo_losses
 from pfml.models import load_embedder
-from pfml.report.page import Page
-from pfml.training.config_files import read_config, shipped_config
+from pfml.pages.demo import demo_losses, letter_of, spelled
+from pfml.pages.page import Page
+from pfml.runs.config_files import read_config, shipped_config
 
 METHODS = ("proxy-anchor", "pfml", "pfml-log")
 
@@ -74,7 +73,7 @@ def test_the_numbers_are_those_of_the_saved_models(finished):
         assert rows[name][5] == f"{results['alignment']['paper']:.2f}"
 
 
-def test_raw_pixels_are_the_grey_images(finished):
+def test_raw_pixels_are_the_gray_images(finished):
     images = small_data().test
     metrics = retrieval_metrics(images.images[:, 0].flatten(1).float(), images.labels)
     assert printed_rows(finished[2])["raw pixels"][:5] == [
@@ -82,7 +81,7 @@ def test_raw_pixels_are_the_grey_images(finished):
     ]
 
 
-def test_the_best_numbers_are_emphasised(finished):
+def test_the_best_numbers_are_emphasized(finished):
     strong = set(re.findall(r"<strong>([\d.]+)</strong>", finished[1]))
     columns = list(zip(*(numbers[:5] for numbers in printed_rows(finished[2]).values()), strict=True))
     assert strong == {max(column, key=float) for column in columns}

@@ -7,9 +7,10 @@ import pytest
 from pfml.cli import main
 from pfml.data import RetrievalData, draw_glyphs
 from pfml.data.glyphs import TRAIN_LETTERS, UNSEEN_LETTERS
-from pfml.experiments import catalogue, tasks
+from pfml.experiments import catalog as catalog
+from pfml.experiments import tasks
 from pfml.experiments.store import ResultsStore
-from pfml.training.config_files import read_config
+from pfml.runs.config_files import read_config
 
 METHODS = "proxy-anchor,pfml"
 #: Records that each adds, with two methods if it may have them.
@@ -39,9 +40,9 @@ def out(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _thin(monkeypatch, few_letters):
     sweeps = {"proxies_per_class": (0, 5), "delta": (0.2,), "alpha": (0.0,), "delta_rep_minus_delta_att": (0.1,)}
-    monkeypatch.setattr(catalogue, "NOISE_RATES", (0.0, 0.2))
-    monkeypatch.setattr(catalogue, "TIMED_PROXIES", (5,))
-    monkeypatch.setitem(catalogue.SWEEPS, "pfml", sweeps)
+    monkeypatch.setattr(catalog, "NOISE_RATES", (0.0, 0.2))
+    monkeypatch.setattr(catalog, "TIMED_PROXIES", (5,))
+    monkeypatch.setitem(catalog.SWEEPS, "pfml", sweeps)
     monkeypatch.setattr(sys.modules["pfml.training.run"], "load_data", lambda name, root: few_letters)
     tasks.prepared.cache_clear()
     yield
@@ -60,7 +61,7 @@ def of(out, name):
 
 @pytest.mark.filterwarnings("ignore:alpha=0")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "mlrc" else []) for name in catalogue.EXPERIMENTS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "mlrc" else []) for name in catalog.EXPERIMENTS]
 )
 def test_an_experiment_runs_from_beginning_to_end(name, out, capsys):
     experiment(name, out)
@@ -100,7 +101,7 @@ def test_a_dry_run_prints_the_plan_and_runs_nothing(tmp_path, capsys):
 def test_the_command_alone_lists_the_experiments(capsys):
     main(["experiment"])
     printed = capsys.readouterr().out
-    assert all(name in printed for name in (*catalogue.EXPERIMENTS, "theory"))
+    assert all(name in printed for name in (*catalog.EXPERIMENTS, "theory"))
 
 
 def test_a_failure_ends_with_status_1(tmp_path, monkeypatch, capsys):

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from pfml.experiments.base_configs import DATASET_BACKBONES, PROXY_COUNTS, base_config
-from pfml.experiments.catalogue import EXPERIMENTS, PAPER_SWEEPS
+from pfml.experiments.catalog import DATASET_BACKBONES, EXPERIMENTS, PAPER_SWEEPS, PROXY_COUNTS, base_config
 from pfml.experiments.plan import PlanOptions, plan_experiment
 from pfml.models import EmbedderConfig
+from pfml.runs.config import StorageConfig
 from pfml.training import METHODS, BatchConfig, LossConfig, ScheduleConfig
-from pfml.training.run import StorageConfig
 
 TRAINED = [name for name, method in METHODS.items() if method.trains and not method.from_teachers]
 

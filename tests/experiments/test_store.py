@@ -129,7 +129,7 @@ def test_numbers_that_are_not_finite_become_null(tmp_path):
         ({"error": 3}, "error of a record must be str | None, got 3"),
         ({"status": "finished"}, "status must be 'done' or 'failed', got 'finished'"),
         ({"results": {"last": None}}, "must have results of its last epoch"),
-        ({"colour": "red"}, "unknown ['colour']"),
+        ({"color": "red"}, "unknown ['color']"),
     ],
 )
 def test_a_record_of_another_form_is_refused_and_not_written(tmp_path, changes, message):

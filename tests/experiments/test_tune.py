@@ -9,10 +9,10 @@ from PIL import Image
 from pfml.data import draw_glyphs, load_data
 from pfml.experiments.tune import Range, space_of, tune, tuning_data, with_value
 from pfml.models import EmbedderConfig
+from pfml.runs.config import DataConfig, RunConfig
+from pfml.runs.config_files import read_config
 from pfml.training import BatchConfig, LossConfig, OptimizerConfig
-from pfml.training.config_files import read_config
-from pfml.training.interrupts import Interrupted
-from pfml.training.run import DataConfig, RunConfig
+from pfml.training.shutdown import Interrupted
 
 pytest.importorskip("optuna")
 
@@ -64,8 +64,8 @@ def test_a_range_is_read_as_it_is_written():
 def test_values_are_set_by_the_name_of_their_option(config):
     assert with_value(config, "optimizer.lr", 0.5).optimizer.lr == 0.5
     assert with_value(config, "loss.options.delta", 0.3).loss.options == {"proxies_per_class": 1, "delta": 0.3}
-    with pytest.raises(ValueError, match="no option 'optimiser' to tune; did you mean 'optimizer'"):
-        with_value(config, "optimiser.lr", 1.0)
+    with pytest.raises(ValueError, match="no option 'optimizer' to tune; did you mean 'optimizer'"):
+        with_value(config, "optimizer.lr", 1.0)
     with pytest.raises(ValueError, match="group of options"):
         with_value(config, "optimizer", 1.0)
 

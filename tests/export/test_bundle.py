@@ -8,10 +8,10 @@ import torch
 from small_runs import letters, save_index, save_model, save_run, save_threshold
 
 import pfml
-from pfml.bundles import read_bundle, write_bundle
 from pfml.export import export_bundle, load_bundle
-from pfml.files import DamagedFileError
 from pfml.search import ImageIndex, ModelIdentity, OtherModelError
+from pfml.storage.bundle import read_bundle, write_bundle
+from pfml.storage.files import DamagedFileError
 from pfml.training.saved_loss import load_field
 
 ALL = ("model", "preprocessing", "loss", "threshold", "index")
@@ -205,7 +205,7 @@ def test_a_writer_between_two_reads_does_not_give_a_bundle_of_two_states(tmp_pat
     place = tmp_path / "run" / manifest
     before, copy = place.read_bytes(), shutil.copyfile
     # the writer has renamed its manifest into place, and not yet removed the tensors before
-    monkeypatch.setattr("pfml.bundles._remove_left_over", lambda *_: None)
+    monkeypatch.setattr("pfml.storage.bundle._remove_left_over", lambda *_: None)
 
     def copied_late(source, target):
         if source.parent == place.parent and place.read_bytes() == before:

@@ -15,8 +15,8 @@ from pfml.data import RetrievalData
 from pfml.data.decoding import UnreadableImagesError
 from pfml.export import load_bundle, runs
 from pfml.models import EmbedderConfig, load_embedder
-from pfml.training.config_files import write_config
-from pfml.training.run import DataConfig, RunConfig
+from pfml.runs.config import DataConfig, RunConfig
+from pfml.runs.config_files import write_config
 
 
 @pytest.fixture(scope="module")

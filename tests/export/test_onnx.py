@@ -20,7 +20,7 @@ def some_images(count=5, size=(40, 56)):
     generator = torch.Generator().manual_seed(1)
     coarse = torch.rand(count, 3, 6, 8, generator=generator)
     smooth = torch.nn.functional.interpolate(coarse, size, mode="bilinear")
-    return ImageSet.unlabelled((255 * smooth).to(torch.uint8))
+    return ImageSet.unlabeled((255 * smooth).to(torch.uint8))
 
 
 def network(name, **options):

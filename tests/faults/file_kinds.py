@@ -28,22 +28,21 @@ from pfml.data.decoding import read_rgb
 from pfml.data.readers.cars import read_cars
 from pfml.data.readers.cub import read_cub
 from pfml.data.readers.table import read_table
-from pfml.evaluation.archive import read_embeddings, write_embeddings
-from pfml.evaluation.collection import write_settings
-from pfml.evaluation.file_state import FileState
-from pfml.evaluation.parts import Part, PartSettings, write_part
 from pfml.experiments.store import ResultsStore
 from pfml.experiments.study import read_study
 from pfml.export import export_bundle, load_bundle
-from pfml.files import save_tensors
+from pfml.methods import create_loss
 from pfml.models import create_embedder, load_embedder
 from pfml.models.weights import read_weight_file
+from pfml.runs.config_files import read_config, write_config
+from pfml.runs.folder import RunFolder
 from pfml.search import ImageIndex, ModelIdentity, Rate, Threshold
+from pfml.storage.embeddings import read_embeddings, write_embeddings, write_settings
+from pfml.storage.file_state import FileState
+from pfml.storage.files import save_tensors
+from pfml.storage.shard import Part, PartSettings, write_part
 from pfml.training import LossConfig, RunConfig, load_field
 from pfml.training.checkpoint import load_checkpoint, save_checkpoint
-from pfml.training.config_files import read_config, write_config
-from pfml.training.methods import create_loss
-from pfml.training.run_folder import RunFolder
 from pfml.training.saved_loss import save_loss
 from records import record
 from small_index import MODEL, small_index
@@ -238,8 +237,8 @@ def make_corrections(folder: Path) -> Path:
 @cache
 def judged() -> Any:
     generator = torch.Generator().manual_seed(0)
-    centres = torch.nn.functional.normalize(torch.randn(3, 8, generator=generator))
-    points = centres.repeat_interleave(5, 0) + 0.1 * torch.randn(15, 8, generator=generator)
+    centers = torch.nn.functional.normalize(torch.randn(3, 8, generator=generator))
+    points = centers.repeat_interleave(5, 0) + 0.1 * torch.randn(15, 8, generator=generator)
     return audit(points, birds())
 
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import torch
 
-from pfml.bundles import next_tensors
 from pfml.experiments.store import ResultsStore
-from pfml.export.archive import extract_archive, write_archive
-from pfml.export.manifest import parse_manifest, refuse_tampering, write_manifest
-from pfml.files import load_tensors, save_tensors
 from pfml.models import create_embedder, load_embedder
 from pfml.search import ImageIndex
+from pfml.storage.bundle import next_tensors
+from pfml.storage.files import load_tensors, save_tensors
+from pfml.storage.manifest import parse_manifest, refuse_tampering, write_manifest
+from pfml.storage.zip_archive import extract_archive, write_archive
 from pfml.training.checkpoint import load_checkpoint, save_checkpoint
 from records import record
 from small_index import MODEL, unit_vectors

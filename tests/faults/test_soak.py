@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from pfml.runs.config_files import shipped_config
 from pfml.training import BatchConfig
-from pfml.training.config_files import shipped_config
 from small_data import letters
 from soak import Sample, growth_per_step, soak
 

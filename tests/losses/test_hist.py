@@ -141,7 +141,7 @@ def test_statistics_follow_embeddings_of_a_wider_type_too():
 
 
 @pytest.mark.parametrize("labels", [[0], [4]])
-def test_a_single_sample_is_normalised_by_the_running_statistics_and_leaves_them(labels):
+def test_a_single_sample_is_normalized_by_the_running_statistics_and_leaves_them(labels):
     loss = make()
     loss(*batch())
     norm = loss.network.batch_norm

@@ -22,8 +22,8 @@ def make(**options):
 
 def batch(n=12, spread=0.4, dtype=torch.float32):
     generator = torch.Generator().manual_seed(2)
-    centre = torch.randn(D, generator=generator)
-    embeddings = centre + spread * torch.randn(n, D, generator=generator) * centre.norm() / D**0.5
+    center = torch.randn(D, generator=generator)
+    embeddings = center + spread * torch.randn(n, D, generator=generator) * center.norm() / D**0.5
     return embeddings.to(dtype).requires_grad_(), torch.arange(n) % C
 
 
@@ -150,7 +150,7 @@ def test_proxies_start_with_the_length_that_was_asked_for():
     torch.testing.assert_close(make(proxy_space="free").proxies.norm(dim=-1), torch.ones(C, 3))
 
 
-def test_free_proxies_are_used_as_they_are_and_normalised_ones_only_by_direction():
+def test_free_proxies_are_used_as_they_are_and_normalized_ones_only_by_direction():
     embeddings, labels = batch()
     for space, same in (("normalized", True), ("free", False)):
         loss = make(proxy_space=space)

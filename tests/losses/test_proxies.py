@@ -6,9 +6,9 @@ from pfml.sphere import unit
 
 def heaps(per_heap=20):
     generator = torch.Generator().manual_seed(3)
-    centres = unit(torch.randn(4, 16, generator=generator))
-    points = centres.repeat_interleave(per_heap, dim=0) + 0.03 * torch.randn(4 * per_heap, 16, generator=generator)
-    return centres, unit(points)
+    centers = unit(torch.randn(4, 16, generator=generator))
+    points = centers.repeat_interleave(per_heap, dim=0) + 0.03 * torch.randn(4 * per_heap, 16, generator=generator)
+    return centers, unit(points)
 
 
 def test_normal_proxies_are_unit_vectors_and_follow_their_generator():
@@ -25,10 +25,10 @@ def test_class_samples_are_different_while_there_are_enough():
 
 
 def test_kmeans_finds_the_heaps_of_a_class():
-    centres, points = heaps()
+    centers, points = heaps()
     for seed in range(5):
         found = kmeans_proxies(points, 4, generator=torch.Generator().manual_seed(seed))
-        assert torch.cdist(centres, found).min(dim=1).values.max() < 0.1
+        assert torch.cdist(centers, found).min(dim=1).values.max() < 0.1
 
 
 def test_kmeans_copes_with_few_and_with_equal_samples():

@@ -5,7 +5,7 @@ import torch
 
 from pfml import PotentialFieldLoss
 from pfml.losses import ProxyAnchorLoss
-from pfml.training.methods import METHODS
+from pfml.methods import METHODS
 
 
 def literal(embeddings, labels, proxies, scale, margin):

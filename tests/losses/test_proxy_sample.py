@@ -12,8 +12,8 @@ import torch
 from pfml import PotentialFieldLoss
 from pfml.backends import BACKENDS
 from pfml.losses.draw import draw_anchors
+from pfml.methods import LossConfig, create_loss
 from pfml.superposition import Anchors, PairWeights
-from pfml.training.methods import LossConfig, create_loss
 from states import EVERYWHERE, FIELDS, WEIGHTS, State, energy_and_gradients
 
 #: Five classes of two proxies; classes 0 and 3 are in the batch, two of the other six proxies are drawn.

@@ -311,7 +311,7 @@ def test_a_published_start_has_the_length_of_its_authors_and_changes_no_stored_l
     assert torch.equal(plain.proxy_points(), loss.proxy_points())
 
 
-def test_coincident_centres_have_a_finite_gradient():
+def test_coincident_centers_have_a_finite_gradient():
     loss = loss_of("soft_triple")
     with torch.no_grad():
         loss.inner.fc.copy_(torch.ones_like(loss.inner.fc))
@@ -330,7 +330,7 @@ def test_a_batch_with_nothing_to_learn_from_has_a_graph_and_zero_gradients(name)
         assert torch.equal(leaf.grad, torch.zeros_like(leaf))
 
 
-def test_the_centres_of_an_empty_batch_still_feel_each_other():
+def test_the_centers_of_an_empty_batch_still_feel_each_other():
     loss = loss_of("soft_triple")
     loss(torch.empty(0, D), torch.empty(0, dtype=torch.int64)).backward()
     assert loss.inner.fc.grad.abs().sum() > 0

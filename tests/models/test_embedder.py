@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from pfml.data.preprocessing import Preprocessing
-from pfml.files import DamagedFileError, save_tensors, sha256_of
 from pfml.models import Embedder, EmbedderConfig, TrainedOn, create_embedder, load_embedder
+from pfml.storage.files import DamagedFileError, save_tensors, sha256_of
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_images_become_unit_vectors_in_float32(embedder: Embedder) -> None:
     torch.testing.assert_close(points.norm(dim=1), torch.ones(5))
 
 
-def test_images_are_normalised_inside(embedder: Embedder) -> None:
+def test_images_are_normalized_inside(embedder: Embedder) -> None:
     images = torch.rand(2, 3, 32, 32)
     embedder.eval()
     by_hand = embedder.head(embedder.backbone((images - 0.5) / 0.5))
@@ -155,9 +155,9 @@ def test_encode_resizes_and_crops_as_the_preprocessing_says(embedder: Embedder) 
     torch.testing.assert_close(embedder.encode([image]), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_greyscale_and_transparent_pictures_are_encoded(embedder: Embedder) -> None:
-    grey = Image.fromarray(numpy.random.default_rng(0).integers(0, 256, (40, 40), dtype=numpy.uint8))
-    points = embedder.encode([grey, grey.convert("RGB"), grey.convert("RGBA")])
+def test_grayscale_and_transparent_pictures_are_encoded(embedder: Embedder) -> None:
+    gray = Image.fromarray(numpy.random.default_rng(0).integers(0, 256, (40, 40), dtype=numpy.uint8))
+    points = embedder.encode([gray, gray.convert("RGB"), gray.convert("RGBA")])
     assert torch.equal(points[0], points[1])
     assert torch.equal(points[0], points[2])
 
@@ -318,7 +318,7 @@ def test_a_save_that_fails_leaves_the_model_before_it(
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pfml.bundles.write_atomically", full)
+        patch.setattr("pfml.storage.bundle.write_atomically", full)
         with pytest.raises(OSError, match="no space left"):
             embedder.save(saved)
     assert torch.equal(load_embedder(saved).head.linear.weight, before)
@@ -329,7 +329,7 @@ def test_a_save_that_fails_leaves_the_model_before_it(
 def test_the_model_card_says_what_it_is_and_how_to_load_it(embedder: Embedder, tmp_path: Path) -> None:
     embedder.save(tmp_path, trained_on=TrainedOn("cub200", ("wren", "owl")))
     card = (tmp_path / "README.md").read_text()
-    for words in ("convnet", "| dimensions | 16 |", "cub200, 2 classes", "centre crop 32", "load_embedder("):
+    for words in ("convnet", "| dimensions | 16 |", "cub200, 2 classes", "center crop 32", "load_embedder("):
         assert words in card
 
 
@@ -386,7 +386,7 @@ def test_a_damaged_model_is_refused_by_name(
 
 
 def test_every_flipped_byte_of_the_manifest_is_noticed(saved: Path) -> None:
-    from pfml.bundles import read_manifest
+    from pfml.storage.bundle import read_manifest
 
     path = saved / "model.json"
     content = path.read_bytes()
@@ -401,7 +401,7 @@ def test_every_flipped_byte_of_the_manifest_is_noticed(saved: Path) -> None:
 
 
 def test_nan_weights_are_neither_saved_nor_loaded(embedder: Embedder, saved: Path, tmp_path: Path) -> None:
-    from pfml.bundles import digest_of
+    from pfml.storage.bundle import digest_of
 
     with torch.no_grad():
         embedder.head.linear.bias[3] = float("nan")

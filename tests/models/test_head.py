@@ -21,10 +21,10 @@ def pooled_by_loops(tokens: Tensor, pooling: str, prefix: int) -> Tensor:
     return {"avg": average, "max": largest, "avg+max": average + largest}[pooling]
 
 
-def normalised(values: Tensor) -> Tensor:
+def normalized(values: Tensor) -> Tensor:
     """LayerNorm without parameters."""
-    centred = values - values.mean()
-    return centred / ((centred**2).mean() + 1e-5).sqrt()
+    centered = values - values.mean()
+    return centered / ((centered**2).mean() + 1e-5).sqrt()
 
 
 @pytest.mark.parametrize("pooling", ["avg", "max", "avg+max", "token"])
@@ -36,10 +36,10 @@ def test_the_embedding_of_tokens_is_that_of_the_formulas(pooling: str, layer_nor
     for embedding, image in zip(head(tokens), tokens, strict=True):
         pooled = pooled_by_loops(image, pooling, 2)
         if layer_norm == "features":
-            pooled = normalised(pooled)
+            pooled = normalized(pooled)
         expected = head.linear.weight @ pooled + head.linear.bias
         if layer_norm == "embedding":
-            expected = normalised(expected)
+            expected = normalized(expected)
         torch.testing.assert_close(embedding, expected / expected.norm())
 
 

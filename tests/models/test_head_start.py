@@ -15,12 +15,12 @@ FEATURES, DIM, CLASSES = 12, 5, 4
 
 @pytest.fixture
 def examples() -> tuple[Tensor, Tensor]:
-    """Features of classes that lie off the centre and are wide in some directions."""
+    """Features of classes that lie off the center and are wide in some directions."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(0, CLASSES, (200,), generator=generator)
-    centres = 3 + torch.randn(CLASSES, FEATURES, generator=generator)
+    centers = 3 + torch.randn(CLASSES, FEATURES, generator=generator)
     widths = torch.linspace(0.1, 4, FEATURES)
-    return centres[labels] + widths * torch.randn(200, FEATURES, generator=generator), labels
+    return centers[labels] + widths * torch.randn(200, FEATURES, generator=generator), labels
 
 
 def started(start: str, features: Tensor, labels: Tensor, **options: bool) -> Head:
@@ -44,8 +44,8 @@ def test_random_leaves_the_layer_alone(examples):
 
 def test_principal_is_what_singular_vectors_say(examples):
     features, labels = examples
-    centred = features.double().numpy() - features.double().numpy().mean(0)
-    kept = centred @ np.linalg.svd(centred, full_matrices=False)[2][:DIM].T
+    centered = features.double().numpy() - features.double().numpy().mean(0)
+    kept = centered @ np.linalg.svd(centered, full_matrices=False)[2][:DIM].T
     with torch.no_grad():
         found = started("principal", features, labels)(features[:, :, None, None]).numpy()
     np.testing.assert_allclose(found @ found.T, similarities(kept), atol=1e-5)
@@ -65,7 +65,7 @@ def test_whitened_weakens_the_directions_within_classes_by_the_fourth_root(examp
 
 
 @pytest.mark.parametrize("start", ["principal", "whitened"])
-def test_the_layer_is_centred_and_as_large_as_a_random_one(examples, start):
+def test_the_layer_is_centered_and_as_large_as_a_random_one(examples, start):
     head, usual = started(start, *examples), [Head(FEATURES, DIM).linear.weight.norm() ** 2 for _ in range(300)]
     torch.testing.assert_close(head.linear.weight.norm() ** 2, torch.stack(usual).mean(), rtol=0.05, atol=0)
     torch.testing.assert_close(head.linear(examples[0]).mean(0), torch.zeros(DIM), atol=1e-4, rtol=0)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from pfml.files import load_tensors
 from pfml.models.resnet_he import ResNet50He
 from pfml.models.weights import load_weights
+from pfml.storage.files import load_tensors
 
 WEIGHTS = Path(__file__).parents[3] / "shared" / "weights" / "resnet50_he.safetensors"
 PHOTOGRAPHS = WEIGHTS.parents[1] / "data" / "cub200" / "cub-0.tar"

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pfml.files import DamagedFileError, save_tensors
 from pfml.models.backbone import Backbone
 from pfml.models.backbones import create_backbone
 from pfml.models.convnet import SmallConvNet
 from pfml.models.weights import load_weights, read_weight_file
+from pfml.storage.files import DamagedFileError, save_tensors
 
 
 def seeded(seed: int) -> SmallConvNet:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pfml.methods import METHODS
 from pfml.paper import paper_pictures, paper_tables, tables
-from pfml.training.config_files import shipped_config
-from pfml.training.methods import METHODS
+from pfml.runs.config_files import shipped_config
 
 SOURCE = Path(__file__).parents[3] / "shared" / "paper" / "pfml.tex"
 needs_source = pytest.mark.skipif(not SOURCE.is_file(), reason="the paper's LaTeX source is not in ../shared")
@@ -186,7 +186,7 @@ def test_settings_of_table_column_and_row_are_those_of_the_cell():
     assert [one.settings for one in TABLES["ablation-alpha"].cells()][3] == {"alpha": 3}
 
 
-def test_the_digitised_figure_agrees_with_the_printed_headline_numbers():
+def test_the_digitized_figure_agrees_with_the_printed_headline_numbers():
     defaults = {"ablation-proxies": 15, "ablation-delta": 0.2, "ablation-alpha": 3, "ablation-reach": 0}
     for name, value in defaults.items():
         table = TABLES[name]

@@ -13,9 +13,9 @@ from PIL import Image
 from pfml.data import ImageSet
 from pfml.data.decoding import ImageError, UnreadableImagesError, check_images, read_rgb
 from pfml.data.sources import open_images
-from pfml.export import manifest as manifest_module
-from pfml.export.archive import extract_archive
-from pfml.files import DamagedFileError
+from pfml.storage import manifest as manifest_module
+from pfml.storage.files import DamagedFileError
+from pfml.storage.zip_archive import extract_archive
 
 
 def picture(size=40, channels=3):

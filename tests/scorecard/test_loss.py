@@ -1,4 +1,4 @@
-"""Reliability tests 1 to 22: the stated behaviour, on every backend and dtype."""
+"""Reliability tests 1 to 22: the stated behavior, on every backend and dtype."""
 
 import math
 import os

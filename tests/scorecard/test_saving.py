@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from pfml import PotentialFieldLoss
-from pfml.bundles import digest_of
-from pfml.files import DamagedFileError
+from pfml.storage.bundle import digest_of
+from pfml.storage.files import DamagedFileError
 from pfml.training import LossConfig
 from pfml.training.checkpoint import load_checkpoint, save_checkpoint
 from small_data import InterruptAt, letters, small_config, small_embedder
@@ -65,7 +65,7 @@ def flip(path, where):
 
 def resealed_nan(folder, tensors):
     """NaN weights under checksums that are right."""
-    from pfml.files import save_tensors
+    from pfml.storage.files import save_tensors
 
     manifest = json.loads((folder / "last.json").read_text())
     del manifest["manifest_sha256"]

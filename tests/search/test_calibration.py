@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from pfml.data.image_set import SeenClassError
-from pfml.files import DamagedFileError
 from pfml.models.embedder import TrainedOn
 from pfml.search import ModelIdentity, Threshold, calibrate, calibrate_points
+from pfml.storage.files import DamagedFileError
 from small_data import letters, small_embedder
 from small_index import MODEL
 
@@ -17,10 +17,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def clustered(classes=20, copies=12, spread=0.5, dimension=8, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    centres = torch.nn.functional.normalize(torch.randn(classes, dimension, generator=generator))
+    centers = torch.nn.functional.normalize(torch.randn(classes, dimension, generator=generator))
     labels = torch.arange(classes).repeat_interleave(copies)
     noise = torch.randn(len(labels), dimension, generator=generator) * spread / math.sqrt(dimension)
-    return torch.nn.functional.normalize(centres[labels] + noise), labels
+    return torch.nn.functional.normalize(centers[labels] + noise), labels
 
 
 def oracle(points, labels):

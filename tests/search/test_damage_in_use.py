@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pfml.files import DamagedFileError
 from pfml.search import ImageIndex, Rate, Threshold
+from pfml.storage.files import DamagedFileError
 from small_index import MODEL, unit_vectors
 
 #: Enough vectors that a segment stays in its file.

@@ -10,8 +10,8 @@ import time
 import pytest
 
 import small_index as helpers
-from pfml.files import DamagedFileError
 from pfml.search import ImageIndex, IndexLockedError
+from pfml.storage.files import DamagedFileError
 from small_index import MODEL, unit_vectors
 
 #: Imports torch once and forks from there: a new interpreter for each kill would take most of the time.
@@ -139,7 +139,7 @@ def test_a_full_disk_at_the_manifest_leaves_the_index_as_it_was(folder, monkeypa
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pfml.bundles.write_atomically", full)
+        patch.setattr("pfml.storage.bundle.write_atomically", full)
         with pytest.raises(OSError, match="no space left"):
             index.add(unit_vectors(10), [f"0/{k}.jpg" for k in range(10)], ["change 0"] * 10, model=MODEL)
     assert len(index) == len(ImageIndex.open(folder)) == 0

@@ -13,11 +13,11 @@ import torch
 import small_collection as helpers
 from pfml.data.image_set import ImageSet
 from pfml.evaluation import embed, open_embeddings, read_embeddings
-from pfml.evaluation.parts import part_names
-from pfml.files import DamagedFileError
 from pfml.models import load_embedder
 from pfml.search import IndexLockedError, OtherModelError, Share, embed_collection
-from pfml.search.lock import WriterLock
+from pfml.storage.files import DamagedFileError
+from pfml.storage.lock import WriterLock
+from pfml.storage.shard import part_names
 from small_collection import NAMES, SMALL, files_of, vectors_by_path, write_collection
 from small_data import small_embedder
 from small_index import write_images
@@ -40,7 +40,7 @@ def embedder():
 
 def oracle(embedder, images):
     files = sorted(images.rglob("*.png"))
-    return [str(file) for file in files], embed(embedder, ImageSet.unlabelled(files))
+    return [str(file) for file in files], embed(embedder, ImageSet.unlabeled(files))
 
 
 def test_a_folder_of_parts_holds_what_evaluation_computes(tmp_path, embedder, images, embedded):
@@ -96,7 +96,7 @@ def test_float16_is_stored_as_such_and_may_not_change(tmp_path, embedder, images
 def test_of_two_first_shares_at_the_same_moment_one_decides_the_type(
     tmp_path, embedder, images, monkeypatch, first, second
 ):
-    from pfml.evaluation.collection import write_settings
+    from pfml.storage.embeddings import write_settings
 
     def share(number, dtype):
         return embed_collection(tmp_path / "out", embedder, [images], share=Share(number, 2), dtype=dtype, **SMALL)
@@ -244,7 +244,7 @@ def test_a_reader_beside_a_writer_finds_one_whole_state(tmp_path, embedder, imag
             embed_collection(tmp_path / "out", embedder, [images])
         return names
 
-    monkeypatch.setattr("pfml.evaluation.collection.part_names", listed)
+    monkeypatch.setattr("pfml.storage.embeddings.part_names", listed)
     assert len(read_embeddings(tmp_path / "out")[0]) == 22
 
 

@@ -262,9 +262,9 @@ def test_auto_leaves_vectors_in_their_files_unless_a_copy_fits_comfortably(tmp_p
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_segment_with_a_number_that_is_none_is_refused_by_its_name(tmp_path, bad):
-    from pfml.evaluation.file_state import UNKNOWN_FILE, packed
-    from pfml.files import DamagedFileError
-    from pfml.search.segments import Segment, read_segment, write_segment
+    from pfml.storage.file_state import UNKNOWN_FILE, packed
+    from pfml.storage.files import DamagedFileError
+    from pfml.storage.segment import Segment, read_segment, write_segment
 
     vectors = unit_vectors(5)
     vectors[3, 2] = bad

@@ -11,9 +11,9 @@ from pfml.data import load_data, with_validation
 from pfml.data.image_set import ImageSet
 from pfml.evaluation import embed
 from pfml.models import TrainedOn
+from pfml.runs.config_files import write_config
 from pfml.search import ImageIndex, ModelIdentity, Threshold
 from pfml.training import BatchConfig, DataConfig, LossConfig, RunConfig, run
-from pfml.training.config_files import write_config
 from small_data import letters, small_config, small_embedder
 from small_index import write_images
 
@@ -93,7 +93,7 @@ def test_json_holds_the_distances_and_verdicts(place, capsys, model):
     said(capsys, "index", "run", "images")
     index, identity = ImageIndex.open("run/index"), ModelIdentity.of(model)
     files = [place / "images/a/1.png", place / "images/b/4.png"]
-    expected = index.search(embed(model, ImageSet.unlabelled(files)), 3, model=identity)
+    expected = index.search(embed(model, ImageSet.unlabeled(files)), 3, model=identity)
     save_threshold("run", 1e-4, model)
     found = json.loads(said(capsys, "search", "run", *files, "--k=3", "--json"))
     assert found["threshold"] == 1e-4

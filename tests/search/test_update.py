@@ -39,7 +39,7 @@ def test_the_class_of_an_image_is_its_folder_and_its_vector_that_of_evaluation(i
     assert str(update) == "5 added"
     assert names_of(index) == {"a/1.png": "a", "a/2.png": "a", "b/3.png": "b", "b/4.png": "b", "b/deep/5.png": "b"}
     files = sorted(images.rglob("*.png"))
-    expected = embed(embedder, ImageSet.unlabelled(files))
+    expected = embed(embedder, ImageSet.unlabeled(files))
     found = torch.cat([index.vectors([index.find(file).id]) for file in files])
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
@@ -90,7 +90,7 @@ def test_a_table_gives_classes_and_another_label_needs_no_embedding(index, embed
     table = tmp_path / "list.csv"
     table.write_text("path,label\nimages/a/1.png,cat\nimages/a/2.png,dog\nimages/b/3.png,b\n")
     update = update_index(index, embedder, list_images(table))
-    assert (update.relabelled, update.unchanged, update.removed) == (2, 1, 0)
+    assert (update.relabeled, update.unchanged, update.removed) == (2, 1, 0)
     assert embedded == [5]
     assert names_of(index)["a/1.png"] == "cat"
     assert index.class_counts() == {"b": 3, "cat": 1, "dog": 1}
@@ -111,7 +111,7 @@ def test_an_image_has_one_entry_from_wherever_its_folder_or_table_is_named(
     table = tmp_path / "lists" / "corrected.csv"
     table.write_text(f"path,label\n../{images.name}/a/1.png,cat\n../{images.name}/b/3.png,b\n")
     update = update_index(index, embedder, list_images(table))
-    assert (update.added, update.relabelled, update.unchanged, len(index)) == (0, 1, 1, 5)
+    assert (update.added, update.relabeled, update.unchanged, len(index)) == (0, 1, 1, 5)
 
 
 def test_a_path_through_a_link_leads_where_the_system_says(images, tmp_path):

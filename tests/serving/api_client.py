@@ -36,9 +36,9 @@ def got(app, path, **parameters):
     return answer.json()
 
 
-def picture_bytes(colour=(20, 40, 220), size=(24, 24), format="PNG", **options):  # noqa: A002
+def picture_bytes(color=(20, 40, 220), size=(24, 24), format="PNG", **options):  # noqa: A002
     out = io.BytesIO()
-    Image.new("RGB", size, colour).save(out, format, **options)
+    Image.new("RGB", size, color).save(out, format, **options)
     return out.getvalue()
 
 

@@ -19,7 +19,7 @@ COLOURS = {
     "blue": (20, 40, 220),
     "green": (30, 200, 40),
     "red & <b>bold</b>": (220, 30, 30),
-    "grey": (128, 128, 128),
+    "gray": (128, 128, 128),
 }
 IMAGES = 12
 
@@ -28,14 +28,14 @@ def write_pictures(folder):
     """Three classes to train on and one unseen, as a table with splits; two blue pictures are called green."""
     random = torch.Generator().manual_seed(0)
     rows = []
-    for name, colour in COLOURS.items():
+    for name, color in COLOURS.items():
         for number in range(IMAGES):
             shift = torch.randint(-25, 26, (3, 24, 24), generator=random)
-            level = (torch.tensor(colour)[:, None, None] + shift).clamp(0, 255).byte()
+            level = (torch.tensor(color)[:, None, None] + shift).clamp(0, 255).byte()
             file = f"{name[:4].strip()}-{number}.png"
             Image.fromarray(level.permute(1, 2, 0).contiguous().numpy()).save(folder / file)
             label = "green" if name == "blue" and number < 2 else name
-            rows.append((file, label, "test" if name == "grey" else "train"))
+            rows.append((file, label, "test" if name == "gray" else "train"))
     with open(folder / "table.csv", "w", newline="") as file:
         csv.writer(file).writerows([("path", "label", "split"), *rows])
     return folder / "table.csv"

@@ -3,7 +3,7 @@
 import logging
 import sys
 
-from pfml.serving.logs import LOGGING, OneLine
+from pfml.serving.server import LOGGING, OneLine
 
 
 def line_of(message, *values, error=None):

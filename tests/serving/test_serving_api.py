@@ -57,7 +57,7 @@ def test_the_status_says_what_is_served(app):
 
 def test_classes_say_whether_they_were_trained_on(app):
     classes = {one["name"]: (one["images"], one["trained"]) for one in got(app, "/api/classes")}
-    assert classes == {"blue": (10, True), "green": (14, True), BOLD: (12, True), "grey": (12, False)}
+    assert classes == {"blue": (10, True), "green": (14, True), BOLD: (12, True), "gray": (12, False)}
 
 
 def test_images_come_in_pages_and_by_class(app):
@@ -100,11 +100,11 @@ def test_an_indexed_image_finds_others_but_not_itself(app, gallery):
 
 
 def test_a_search_is_of_the_asked_classes_only(app, gallery):
-    answer = got(app, "/api/search", id=image_of(gallery, "blue"), k=48, class_name=[BOLD, "grey"])
-    assert {hit["class_name"] for hit in answer["hits"]} == {BOLD, "grey"}
+    answer = got(app, "/api/search", id=image_of(gallery, "blue"), k=48, class_name=[BOLD, "gray"])
+    assert {hit["class_name"] for hit in answer["hits"]} == {BOLD, "gray"}
     assert len(answer["hits"]) == 24
-    sent = upload(app, picture_bytes(), k=48, class_name=["grey"]).json()
-    assert {hit["class_name"] for hit in sent["hits"]} == {"grey"}
+    sent = upload(app, picture_bytes(), k=48, class_name=["gray"]).json()
+    assert {hit["class_name"] for hit in sent["hits"]} == {"gray"}
     assert ask(app, "GET", "/api/search", params={"id": 3, "class_name": "gray"}).status_code == 404
 
 
@@ -325,15 +325,15 @@ def decisions(run):
         return list(csv.DictReader(file))
 
 
-def test_suspects_come_with_neighbours(app):
+def test_suspects_come_with_neighbors(app):
     answer = got(app, "/api/audit")
     assert answer["available"]
     assert answer["class_names"] == ["blue", "green", BOLD]
     first = answer["suspects"][0]
     assert (first["given"], first["suggested"]) == ("green", "blue")
     whole = got(app, f"/api/audit/{first['key']}")
-    assert len(whole["neighbours"]) == 8
-    assert whole["image"] not in [one["id"] for one in whole["neighbours"]]
+    assert len(whole["neighbors"]) == 8
+    assert whole["image"] not in [one["id"] for one in whole["neighbors"]]
 
 
 def test_decisions_are_saved_as_the_audit_reads_them(small_run):
@@ -370,7 +370,7 @@ def test_a_decision_can_be_changed_and_taken_back(small_run):
 
 @pytest.mark.parametrize(
     ("body", "status"),
-    [({"decision": "maybe"}, 422), ({"decision": "relabel"}, 404), ({"decision": "relabel", "label": "grey"}, 409)],
+    [({"decision": "maybe"}, 422), ({"decision": "relabel"}, 404), ({"decision": "relabel", "label": "gray"}, 409)],
 )
 def test_bad_decisions_are_refused_and_nothing_is_written(small_run, body, status):
     app = application(small_run)

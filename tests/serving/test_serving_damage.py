@@ -27,7 +27,7 @@ def looks_at_once(monkeypatch):
 def from_files(monkeypatch):
     """An index that is too large to be held in memory."""
     monkeypatch.setattr("pfml.serving.gallery.HOLD_BYTES", 0)
-    monkeypatch.setattr("pfml.search.segments.SMALL_BYTES", 0)
+    monkeypatch.setattr("pfml.storage.segment.SMALL_BYTES", 0)
 
 
 def segment_of(run):
@@ -163,7 +163,7 @@ def test_a_probe_needs_no_token_and_learns_no_path(small_run):
 
 
 def test_the_server_holds_a_small_index_in_memory(made_run, monkeypatch):
-    monkeypatch.setattr("pfml.search.segments.SMALL_BYTES", 0)
+    monkeypatch.setattr("pfml.storage.segment.SMALL_BYTES", 0)
     assert Gallery.open(made_run, device="cpu").index.is_held
 
 

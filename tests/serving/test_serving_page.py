@@ -204,14 +204,14 @@ def test_the_map_draws_hovers_and_searches(page):
     page.select_option("#map-class", "blue")
     page.wait_for_selector("#map-canvas[data-potential='blue']")
     assert "picture" in page.locator("#map-explanation").inner_text()
-    colours = page.evaluate(
+    colors = page.evaluate(
         """() => { const canvas = document.getElementById("map-canvas");
         const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
         const seen = new Set();
         for (let k = 0; k < data.length; k += 40) seen.add(data[k] >> 4 << 8 | data[k + 2] >> 4);
         return seen.size; }"""
     )
-    assert colours > 20
+    assert colors > 20
     canvas = page.locator("#map-canvas")
     canvas.focus()
     page.keyboard.press("+")
@@ -235,14 +235,14 @@ def test_the_map_draws_hovers_and_searches(page):
     assert page.locator("#view-search").is_visible()
 
 
-def test_the_map_names_the_colours_of_few_classes(page):
+def test_the_map_names_the_colors_of_few_classes(page):
     page.click("#tab-map")
     entries = page.locator("#map-classes li")
     expect(entries).to_have_count(4)
-    names = ["blue", "green", "red & <b>bold</b>", "grey"]
+    names = ["blue", "green", "red & <b>bold</b>", "gray"]
     assert sorted(entries.all_inner_texts()) == sorted(names)
-    colour = "marks => marks.map(mark => getComputedStyle(mark).backgroundColor)"
-    assert len(set(page.locator("#map-classes i").evaluate_all(colour))) == 4
+    color = "marks => marks.map(mark => getComputedStyle(mark).backgroundColor)"
+    assert len(set(page.locator("#map-classes i").evaluate_all(color))) == 4
 
     def many(route):
         answer = route.fetch().json()
@@ -283,7 +283,7 @@ def decided(run):
 def test_audit_decisions_are_saved_to_the_table(page, served_run):
     assert page.locator("#audit-count").inner_text() == "5"
     page.click("#tab-audit")
-    page.wait_for_selector("#suspect-neighbours .card img")
+    page.wait_for_selector("#suspect-neighbors .card img")
     shot(page, "audit")
     page.keyboard.press("a")
     expect(page.locator("#audit-progress")).to_have_text("1 of 5 decided")
@@ -305,7 +305,7 @@ def test_audit_decisions_are_saved_to_the_table(page, served_run):
 def test_undo_takes_back_one_decision_after_the_other_and_goes_back_to_its_image(page, served_run):
     (served_run / "audit" / "decisions.csv").unlink(missing_ok=True)
     page.click("#tab-audit")
-    page.wait_for_selector("#suspect-neighbours .card img")
+    page.wait_for_selector("#suspect-neighbors .card img")
     expect(page.locator("#audit-undo")).to_be_disabled()
     heights = "rows => rows.map(row => row.getBoundingClientRect().height)"
     before = page.locator("#audit-list li").evaluate_all(heights)
@@ -322,7 +322,7 @@ def test_undo_takes_back_one_decision_after_the_other_and_goes_back_to_its_image
         assert page.locator("#suspect-name").inner_text() == names[number]
         assert [decision for decision, _ in decided(served_run)] == ["accept", "reject"][:number]
     page.reload()  # the order of the decisions is in the table
-    page.wait_for_selector("#suspect-neighbours .card img")
+    page.wait_for_selector("#suspect-neighbors .card img")
     page.keyboard.press("r")
     page.keyboard.press("u")  # before the answer to R
     page.keyboard.press("u")
@@ -338,7 +338,7 @@ def test_a_decision_that_cannot_be_saved_is_said_and_the_queue_stays(page, serve
     table.mkdir()  # a folder in the place of the table: no user may write it, not even root
     try:
         page.click("#tab-audit")
-        page.wait_for_selector("#suspect-neighbours .card img")
+        page.wait_for_selector("#suspect-neighbors .card img")
         name = page.locator("#suspect-name").inner_text()
         page.keyboard.press("a")
         expect(page.locator(".toast")).to_contain_text("nothing was saved")

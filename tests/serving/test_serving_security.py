@@ -20,7 +20,7 @@ from api_client import BASE, application, ask, picture_bytes, service_of, upload
 from pfml.cli import main
 from pfml.search import list_images, update_index
 from pfml.serving import Access, create_app
-from pfml.serving.pictures import BadUploadError, Thumbnails, decoded_upload
+from pfml.serving.images import BadUploadError, Thumbnails, decoded_upload
 from pfml.serving.service import Uploads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -48,7 +48,7 @@ def png_of_size(width, height):
 
 def animation(format):  # noqa: A002
     out = io.BytesIO()
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "green", "blue")]
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "green", "blue")]
     frames[0].save(out, format, save_all=True, append_images=frames[1:])
     return out.getvalue()
 

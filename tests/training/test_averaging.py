@@ -7,12 +7,12 @@ from torch import nn
 from pfml.data import with_validation
 from pfml.evaluation import embed, evaluate, proxy_alignment
 from pfml.models import load_embedder
+from pfml.runs.folder import RunFolder
 from pfml.training import BatchConfig, train
 from pfml.training.averaging import WeightAverage, largest_share
 from pfml.training.checkpoint import load_checkpoint, part, save_checkpoint
 from pfml.training.loop import Training
-from pfml.training.run import load_loss
-from pfml.training.run_folder import RunFolder
+from pfml.training.saved_loss import load_loss
 from small_data import InterruptAt, letters, small_config, small_embedder
 
 

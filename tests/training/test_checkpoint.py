@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from pfml.files import DamagedFileError
+from pfml.storage.files import DamagedFileError
 from pfml.training.checkpoint import load_checkpoint, pack_optimizer, part, save_checkpoint, unpack_optimizer
 
 TENSORS = {"embedder/weight": torch.arange(6.0).view(2, 3), "generator/cpu": torch.arange(5, dtype=torch.uint8)}
@@ -30,7 +30,7 @@ def test_only_the_newest_checkpoint_is_kept(tmp_path):
 
 def test_a_save_that_fails_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
     save(tmp_path, 1)
-    monkeypatch.setattr("pfml.bundles.write_atomically", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    monkeypatch.setattr("pfml.storage.bundle.write_atomically", lambda *_: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(OSError, match="full"):
         save(tmp_path, 2)
     assert load_checkpoint(tmp_path)[1]["step"] == 1
@@ -76,7 +76,7 @@ def test_weights_that_are_not_finite_never_replace_a_checkpoint(tmp_path):
 
 
 def test_another_format_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("pfml.bundles.FORMAT_VERSION", 2)
+    monkeypatch.setattr("pfml.storage.bundle.FORMAT_VERSION", 2)
     save(tmp_path)
     monkeypatch.undo()
     with pytest.raises(DamagedFileError, match="must have format_version 1, got 2"):
@@ -88,7 +88,7 @@ def test_the_manifest_is_json_a_person_can_read(tmp_path):
     assert json.loads((tmp_path / "last.json").read_text())["state"]["step"] == 7
 
 
-def test_an_optimiser_goes_on_with_its_moments():
+def test_an_optimizer_goes_on_with_its_moments():
     def steps(optimizer, weight, count):
         for _ in range(count):
             optimizer.zero_grad()

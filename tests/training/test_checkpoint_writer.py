@@ -8,7 +8,7 @@ import torch
 import pfml.training.checkpoint as checkpoint
 from pfml.training import OptimizerConfig, train
 from pfml.training.checkpoint import CheckpointWriter, load_checkpoint, pack_optimizer, unpack_optimizer
-from pfml.training.optimisation import create_optimizer
+from pfml.training.optimizer import create_optimizer
 from small_data import InterruptAt, letters, small_config, small_embedder
 
 

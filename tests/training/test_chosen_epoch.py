@@ -14,11 +14,11 @@ from pfml.cli import main
 from pfml.data import with_validation
 from pfml.evaluation import embed, evaluate, proxy_alignment
 from pfml.models import load_embedder
-from pfml.report.run_page import write_run_report
+from pfml.pages.run import write_run_report
+from pfml.runs.folder import RunFolder
 from pfml.search import ModelIdentity
 from pfml.training import BatchConfig, DataConfig, LossConfig, Monitor, RunConfig, load_loss, run, train
 from pfml.training.loop import Training
-from pfml.training.run_folder import RunFolder
 from small_data import letters, small_config, small_embedder
 
 #: Proxies far enough from rest to move in every step.

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from pfml.runs.config import RunConfig
+from pfml.runs.config_files import read_config, write_config
 from pfml.training import LossConfig, OptimizerConfig, TrainConfig, train
 from pfml.training.checkpoint import load_checkpoint
-from pfml.training.config_files import read_config, write_config
 from pfml.training.environment import COMPILED_FROM, compiled, compiles
-from pfml.training.run import RunConfig
 from small_data import InterruptAt, letters, small_config, small_embedder
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

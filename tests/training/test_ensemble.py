@@ -8,13 +8,13 @@ import torch
 
 from pfml.cli import main
 from pfml.cli.students import with_teachers
-from pfml.files import DamagedFileError
 from pfml.models import EmbedderConfig, load_embedder
+from pfml.runs.config import DataConfig, RunConfig
+from pfml.runs.config_files import read_config
+from pfml.storage.files import DamagedFileError
 from pfml.training import BatchConfig, LossConfig, OptimizerConfig, ScheduleConfig
-from pfml.training.config_files import read_config
 from pfml.training.ensemble import Ensemble, is_ensemble, read_ensemble, run_ensemble, student_config
-from pfml.training.interrupts import Interrupted
-from pfml.training.run import DataConfig, RunConfig
+from pfml.training.shutdown import Interrupted
 from small_data import InterruptAt, letters
 
 

@@ -9,8 +9,8 @@ from pfml.cli import main
 from pfml.cli.train import is_restarted
 from pfml.distributed.launch import Launch
 from pfml.models import EmbedderConfig, load_embedder
+from pfml.runs.folder import RunFolder
 from pfml.training import DataConfig, LossConfig, RunConfig, run
-from pfml.training.run_folder import RunFolder
 from small_data import letters, small_config
 
 #: what a run calls at its end, in this order
@@ -20,10 +20,10 @@ WRITES = {
 }
 PLACES = {
     "Embedder.save": "pfml.models.Embedder.save",
-    "RunFolder.append": "pfml.training.run_folder.RunFolder.append",
-    "RunFolder.write_results": "pfml.training.run_folder.RunFolder.write_results",
+    "RunFolder.append": "pfml.runs.folder.RunFolder.append",
+    "RunFolder.write_results": "pfml.runs.folder.RunFolder.write_results",
 }
-MODULES = {"zero-shot": "pfml.training.methods.untrained", "pfml": "pfml.training.loop"}
+MODULES = {"zero-shot": "pfml.training.untrained", "pfml": "pfml.training.loop"}
 CASES = [(loss, write) for loss, writes in WRITES.items() for write in writes]
 AGAIN = Launch(size=2, restarts=1, may_restart=True)
 

@@ -7,10 +7,10 @@ import torch
 from pfml.data import RetrievalData, SeenClassError, with_validation
 from pfml.evaluation import embed, evaluate, retrieval_metrics
 from pfml.models import create_embedder, load_embedder
+from pfml.runs.folder import RunFolder
 from pfml.training import BatchConfig, LossConfig, Monitor, NonFiniteLossError, OptimizerConfig, ScheduleConfig, train
 from pfml.training.checkpoint import has_checkpoint, load_checkpoint
-from pfml.training.run import load_loss
-from pfml.training.run_folder import RunFolder
+from pfml.training.saved_loss import load_loss
 from small_data import InterruptAt, letters, small_config, small_embedder
 
 
@@ -224,7 +224,7 @@ def learned(folder):
     ],
     ids=str,
 )
-def test_every_option_of_the_optimisation_changes_what_is_learned(tmp_path, changes):
+def test_every_option_of_the_optimization_changes_what_is_learned(tmp_path, changes):
     run(tmp_path / "plain")
     run(tmp_path / "changed", **changes)
     assert not torch.equal(learned(tmp_path / "plain"), learned(tmp_path / "changed"))

@@ -8,8 +8,8 @@ from PIL import Image
 
 from pfml.data import LabelNoise
 from pfml.models import EmbedderConfig
+from pfml.runs.config_files import read_config
 from pfml.training import DataConfig, Monitor, RunConfig, StorageConfig, run
-from pfml.training.config_files import read_config
 from pfml.training.run import prepare_data
 from small_data import small_config
 

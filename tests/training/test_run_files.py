@@ -14,12 +14,12 @@ from PIL import Image
 
 from pfml.cli import main
 from pfml.data import read_folder
-from pfml.files import DamagedFileError
 from pfml.models import EmbedderConfig
+from pfml.runs.config_files import plain, read_config
+from pfml.runs.folder import RunFolder
+from pfml.storage.files import DamagedFileError
 from pfml.training import BatchConfig, DataConfig, LossConfig, Monitor, RunConfig, StorageConfig, run
-from pfml.training.config_files import plain, read_config
-from pfml.training.interrupts import Interrupted
-from pfml.training.run_folder import RunFolder
+from pfml.training.shutdown import Interrupted
 from small_data import InterruptAt, small_config
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from pfml.field import ContrastiveLaw, PowerLaw
-from pfml.files import DamagedFileError
 from pfml.losses import PotentialFieldLoss
+from pfml.methods import create_loss
 from pfml.models import load_embedder
+from pfml.storage.files import DamagedFileError
 from pfml.training import LossConfig, load_field, load_loss, train
-from pfml.training.methods import create_loss
 from pfml.training.saved_loss import save_loss
 from small_data import letters, small_config, small_embedder
 

@@ -1,7 +1,7 @@
 import pytest
 
-from pfml.training.config import ScheduleConfig
-from pfml.training.schedules import learning_rate_factor
+from pfml.runs.config import ScheduleConfig
+from pfml.training.optimizer import learning_rate_factor
 
 
 def factors(schedule, epochs=10, steps_per_epoch=5):

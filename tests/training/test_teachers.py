@@ -10,7 +10,7 @@ from pfml.data.image_set import SeenClassError
 from pfml.losses.distillation import combined
 from pfml.models import TrainedOn, create_embedder, load_embedder
 from pfml.training import BatchConfig, LossConfig, train
-from pfml.training.interrupts import Interrupted
+from pfml.training.shutdown import Interrupted
 from pfml.training.teachers import Teachers, load_teachers
 from small_data import InterruptAt, letters, small_config, small_embedder
 

@@ -8,10 +8,10 @@ import torch
 from pfml.losses import CollapseWarning, ProxyAnchorLoss
 from pfml.losses.checks import deferred_checks
 from pfml.models import create_embedder
+from pfml.runs.folder import RunFolder
 from pfml.training import LossConfig, Monitor, NonFiniteLossError, OptimizerConfig, train
 from pfml.training.checkpoint import has_checkpoint, load_checkpoint
-from pfml.training.optimisation import create_optimizer
-from pfml.training.run_folder import RunFolder
+from pfml.training.optimizer import create_optimizer
 from pfml.training.watch import Batch, Watch
 from small_data import InterruptAt, letters, small_config, small_embedder
 
@@ -106,7 +106,7 @@ def test_checks_that_found_something_come_with_their_step():
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw"])
-def test_an_optimiser_on_hold_changes_nothing_not_even_its_moments(name):
+def test_an_optimizer_on_hold_changes_nothing_not_even_its_moments(name):
     embedder, loss, hold = small_embedder(), ProxyAnchorLoss(4, 8), torch.zeros(())
     optimizer = create_optimizer(OptimizerConfig(name), embedder, loss, hold=hold, fused=True)
 
@@ -129,7 +129,7 @@ def test_an_optimiser_on_hold_changes_nothing_not_even_its_moments(name):
     assert not all(map(torch.equal, everything(), before))
 
 
-def test_a_hold_without_a_fused_optimiser_is_refused():
+def test_a_hold_without_a_fused_optimizer_is_refused():
     with pytest.raises(ValueError, match="hold needs fused=True"):
         create_optimizer(OptimizerConfig(), small_embedder(), ProxyAnchorLoss(4, 8), hold=torch.zeros(()))
 

@@ -3,12 +3,12 @@
 from pfml.audit.decisions import corrections_of, read_decisions, write_suspects, write_table
 from pfml.audit.quality import Detection, detection, precision_recall
 from pfml.audit.run_audit import audit_run, write_corrections
-from pfml.audit.suspects import Audit, Neighbour, Suspect, audit
+from pfml.audit.suspects import Audit, Neighbor, Suspect, audit
 
 __all__ = [
     "Audit",
     "Detection",
-    "Neighbour",
+    "Neighbor",
     "Suspect",
     "audit",
     "audit_run",

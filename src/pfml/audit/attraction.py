@@ -67,10 +67,10 @@ def class_attractions(
 def fitted_law(points: Tensor, labels: Tensor, num_classes: int, *, proxies: Tensor | None = None) -> PowerLaw:
     """The power law whose field overrules the fewest given labels.
 
-    delta is the median distance to the nearest neighbour: nearer than that, near is near enough. alpha is the one of
+    delta is the median distance to the nearest neighbor: nearer than that, near is near enough. alpha is the one of
     `ALPHAS` for which the fewest images are attracted more strongly by another class than by their own, counted on at
     most 1,024 images drawn with a fixed seed. No true label is needed for that. The law that trained the run is made
-    to move points, and may be much too flat to tell neighbours from strangers where all of them are close.
+    to move points, and may be much too flat to tell neighbors from strangers where all of them are close.
     """
     similarities, _ = nearest(points, None, 1)
     distances = (2 - 2 * similarities[:, 0].double()).clamp(min=0).sqrt()

@@ -13,8 +13,8 @@ from torch import Tensor
 from pfml.audit.suspects import Audit, Suspect
 from pfml.data import ImageSet, RetrievalData
 from pfml.data.corrections import Corrections
-from pfml.files import named_errors, write_atomically
-from pfml.words import did_you_mean
+from pfml.storage.files import named_errors, write_atomically
+from pfml.typos import did_you_mean
 
 __all__ = ["POLICIES", "corrections_of", "read_decisions", "write_suspects", "write_table"]
 
@@ -30,7 +30,7 @@ SUSPECT_COLUMNS = (
     "listed",
     "given_share",
     "suggested_share",
-    "neighbours",
+    "neighbors",
 )
 
 
@@ -120,7 +120,7 @@ def write_suspects(path: Path, suspects: list[Suspect], listed: Tensor) -> None:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(SUSPECT_COLUMNS)
     for one in suspects:
-        near = "; ".join(f"{other.label} at {other.distance:.3f}" for other in one.neighbours)
+        near = "; ".join(f"{other.label} at {other.distance:.3f}" for other in one.neighbors)
         numbers = (f"{one.score:.4f}", f"{one.confidence:.4f}", "yes" if one.index in wrong else "no")
         shares = (f"{one.given_share:.4f}", f"{one.suggested_share:.4f}")
         table.writerow((one.image, one.given, one.suggested, *numbers, *shares, near))

@@ -16,13 +16,13 @@ from pfml.data import RetrievalData
 from pfml.data.corrections import Corrections
 from pfml.data.decoding import Track
 from pfml.evaluation import embed
+from pfml.methods import METHODS
 from pfml.models import load_embedder
+from pfml.runs.config_files import read_config
+from pfml.runs.folder import RunFolder
 from pfml.training import DataConfig, load_field
-from pfml.training.config_files import read_config
 from pfml.training.environment import resolve_device
-from pfml.training.methods import METHODS
 from pfml.training.run import prepare_data
-from pfml.training.run_folder import RunFolder
 
 __all__ = ["audit_run", "write_corrections"]
 
@@ -47,7 +47,7 @@ def audit_run(
             embeddings then make the field alone, since the proxies of the run lie in another space.
         law: "fitted" to the embeddings, or "run": that of the run's loss, which must be a field that decays.
         compare: Other ways to score, keys of `pfml.audit.scores.SCORES`.
-        k: Neighbours that these ask.
+        k: Neighbors that these ask.
         device: Where to embed.
         track: Shows the progress, as track(iterable, description, total).
     """

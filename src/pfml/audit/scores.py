@@ -15,7 +15,7 @@ from pfml.field import DecayLaw, attraction, repulsion
 __all__ = ["SCORES", "LabelScores", "cleanlab_scores", "field_scores", "knn_scores", "potential_scores", "unjudged"]
 
 CLEANLAB = "cleanlab on k-NN"
-#: Neighbours that are asked by the ways that ask neighbours.
+#: Neighbors that are asked by the ways that ask neighbors.
 K = 20
 
 
@@ -57,9 +57,9 @@ def potential_scores(points: Tensor, labels: Tensor, proxies: Tensor, law: Decay
 def knn_votes(points: Tensor, labels: Tensor, num_classes: int, k: int = K) -> Tensor:
     """The share of each class among the k nearest other images, (n, C)."""
     k = min(k, len(points) - 1)
-    neighbours = nearest(points, None, k)[1].cpu()
+    neighbors = nearest(points, None, k)[1].cpu()
     votes = torch.zeros(len(points), num_classes, dtype=torch.float64)
-    return votes.scatter_add_(1, labels[neighbours], torch.full(neighbours.shape, 1.0 / k, dtype=torch.float64))
+    return votes.scatter_add_(1, labels[neighbors], torch.full(neighbors.shape, 1.0 / k, dtype=torch.float64))
 
 
 def knn_scores(votes: Tensor, labels: Tensor) -> LabelScores:

@@ -15,15 +15,15 @@ from pfml.audit.quality import Detection, detection
 from pfml.audit.scores import SCORES, K, LabelScores, field_scores, knn_votes, unjudged
 from pfml.data import ImageSet
 from pfml.evaluation import nearest
-from pfml.evaluation.neighbours import directions
+from pfml.evaluation.nearest_neighbors import directions
 from pfml.field import DecayLaw
-from pfml.words import did_you_mean
+from pfml.typos import did_you_mean
 
-__all__ = ["Audit", "Neighbour", "Suspect", "audit"]
+__all__ = ["Audit", "Neighbor", "Suspect", "audit"]
 
 
 @dataclass(frozen=True)
-class Neighbour:
+class Neighbor:
     """A training image near a suspect.
 
     Args:
@@ -54,7 +54,7 @@ class Suspect:
         confidence: The probability that the label is wrong, by the mixture of all scores.
         given_share: The part of the attraction on it that is the given class's.
         suggested_share: The part that is the suggested class's.
-        neighbours: The nearest other training images, nearest first.
+        neighbors: The nearest other training images, nearest first.
     """
 
     index: int
@@ -65,7 +65,7 @@ class Suspect:
     confidence: float
     given_share: float
     suggested_share: float
-    neighbours: tuple[Neighbour, ...]
+    neighbors: tuple[Neighbor, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,11 +129,11 @@ class Audit:
             for k in self.unjudged.tolist()
         ]
 
-    def suspects(self, indices: Tensor, *, neighbours: int = 5) -> list[Suspect]:
+    def suspects(self, indices: Tensor, *, neighbors: int = 5) -> list[Suspect]:
         """The images at `indices`, in their order, with their evidence."""
         if not len(indices):
             return []
-        k = min(neighbours, len(self.images) - 1)
+        k = min(neighbors, len(self.images) - 1)
         found = nearest(self.points[indices], self.points, k + 1)[1]
         return [
             self._suspect(index, [one for one in near if one != index][:k])
@@ -155,8 +155,8 @@ class Audit:
             confidence=float(self.confidence[index]),
             given_share=float(pull[given]) / total,
             suggested_share=float(pull[suggested]) / total,
-            neighbours=tuple(
-                Neighbour(one, self.images.name_of(one), names[int(labels[one])], float(r), float(share))
+            neighbors=tuple(
+                Neighbor(one, self.images.name_of(one), names[int(labels[one])], float(r), float(share))
                 for one, r, share in zip(near, distances, shares, strict=True)
             ),
         )
@@ -179,13 +179,13 @@ def audit(
     its class is not judged: no other image says what the class looks like.
 
     Args:
-        embeddings: (n, D), normalised here.
+        embeddings: (n, D), normalized here.
         images: With the given labels; at least two of at least two classes.
         proxies: (C, M, D) further charges; None for none.
         law: "fitted" (see `pfml.audit.attraction.fitted_law`), or a law that decays, such as that of the run.
         true_labels: (n,) if they are known: the result then says how well wrong labels were found.
         compare: Other ways to score, keys of `pfml.audit.scores.SCORES`.
-        k: Neighbours that these ask.
+        k: Neighbors that these ask.
     """
     if embeddings.ndim != 2 or len(embeddings) != len(images):
         raise ValueError(f"embeddings must be ({len(images)}, D), one per image, got {tuple(embeddings.shape)}")

@@ -26,7 +26,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pfml.backends.halves import (
+from pfml.backends.cuda_graph import Replayed
+from pfml.backends.operator import FieldOperator
+from pfml.backends.split_precision import (
     BLOCK,
     INTERPRETED,
     LONGEST,
@@ -37,8 +39,6 @@ from pfml.backends.halves import (
     power_of_two,
     screen_slack,
 )
-from pfml.backends.operator import FieldOperator
-from pfml.backends.replay import Replayed
 from pfml.field import ContrastiveLaw, DecayLaw, Interaction, LogarithmicLaw, PowerLaw
 from pfml.superposition import Anchors, Charges, Field, PairWeights, SourceWeights, source_weights
 

@@ -12,7 +12,7 @@ others climb a ladder:
     product in float32  ->  product in float64  ->  explicit differences in float64
 
 A step is left out where few pairs are left. Where very many are (a tight crowd of points), the crowd becomes a tile
-around its own centre first, in which the ladder starts again on the scale of the crowd.
+around its own center first, in which the ladder starts again on the scale of the crowd.
 
 Where only some proxies are anchors, these are swept as a third group, copies that look at all proxies and are not
 looked back at: no symmetry, but few rows.
@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pfml.backends.groups import Group, rows_at_once, slices
+from pfml.backends.tile_groups import Group, rows_at_once, slices
 from pfml.field import Interaction
 from pfml.superposition import Field, PairWeights, source_weights
 
@@ -87,7 +87,7 @@ class Tile:
 
     def squared_distances(self, dtype: torch.dtype) -> Tensor:
         """r^2 from one product, (rows, columns)."""
-        a, b = self.left.centred(self.rows, dtype), self.right.centred(self.columns, dtype)
+        a, b = self.left.centered(self.rows, dtype), self.right.centered(self.columns, dtype)
         a_squares = self.left.squared_norms[self.rows, None].to(dtype)
         b_squares = self.right.squared_norms[None, self.columns].to(dtype)
         return torch.addmm(b_squares, a, b.T, alpha=-2).add_(a_squares)
@@ -135,7 +135,7 @@ def sweep(samples: Group, proxies: Group, anchors: Group, field: Field, weights:
 def sweep_block(left: Group, right: Group, field: Field, own: Counts, other: Counts) -> None:
     """Add the field of every pair of a charge of `left` and one of `right`; each pair once if they are one group.
 
-    Both groups need the same centre. Energies are added to the sums of both, forces to the gradients if both have one.
+    Both groups need the same center. Energies are added to the sums of both, forces to the gradients if both have one.
     """
     if not any(own + other):
         return
@@ -271,11 +271,11 @@ def _add_crowds(tile: Tile, listed: Tensor, pair: Interaction, channel: int, cou
 
 
 def _add_crowd(tile: Tile, i: Tensor, j: Tensor, pair: Interaction, channel: int, counts: Counts) -> bool:
-    """Add the pairs of row i and column j in a tile around their own centre; False if it would be hardly smaller."""
+    """Add the pairs of row i and column j in a tile around their own center; False if it would be hardly smaller."""
     rows, i = _distinct(i, tile.rows)
     columns, j = _distinct(j, tile.columns)
-    centre = tile.left.exact(rows).mean(dim=0)
-    left, right = tile.left.copies(rows, centre), tile.right.copies(columns, centre)
+    center = tile.left.exact(rows).mean(dim=0)
+    left, right = tile.left.copies(rows, center), tile.right.copies(columns, center)
     crowd = Tile(left, right, slice(0, len(left)), slice(0, len(right)), on_diagonal=False)
     if crowd.scale > CROWD_SCALE * tile.scale:
         return False
@@ -324,7 +324,7 @@ def _add_as_list(tile: Tile, listed: Tensor, energy: Tensor, slope: Tensor, chan
     if left.gradient is None or right.gradient is None:
         return
     slope = slope * (counts.left * left.slopes[channel, rows][i] + counts.right * right.slopes[channel, columns][j])
-    a, b = left.centred(rows, slope.dtype), right.centred(columns, slope.dtype)
+    a, b = left.centered(rows, slope.dtype), right.centered(columns, slope.dtype)
     _add_pulls(left.gradient[rows], a, b, i, j, slope)
     order = torch.argsort(j, stable=True)
     _add_pulls(right.gradient[columns], b, a, j[order], i[order], slope[order])
@@ -352,6 +352,6 @@ def _add_as_matrix(tile: Tile, listed: Tensor, energy: Tensor, slope: Tensor, ch
         return
     matrix.view(-1).index_copy_(0, listed, slope)
     matrix *= counts.left * left.slopes[channel, rows, None] + counts.right * right.slopes[channel, None, columns]
-    a, b = left.centred(rows, slope.dtype), right.centred(columns, slope.dtype)
+    a, b = left.centered(rows, slope.dtype), right.centered(columns, slope.dtype)
     left.gradient[rows] += torch.addmm(matrix.sum(dim=1)[:, None] * a, matrix, b, alpha=-1)
     right.gradient[columns] += torch.addmm(matrix.sum(dim=0)[:, None] * b, matrix.T, a, alpha=-1)

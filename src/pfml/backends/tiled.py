@@ -7,21 +7,62 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pfml.backends.groups import Group, chunks
 from pfml.backends.operator import FieldOperator
-from pfml.backends.soft import superpose_shares
 from pfml.backends.sweep import sweep
+from pfml.backends.tile_groups import CHUNK, Group, chunks, slices
+from pfml.field import Interaction
 from pfml.sphere import inverse_norms
 from pfml.superposition import Anchors, Charges, Field, PairWeights
 
-__all__ = ["centred_groups", "group_of", "pair_sums", "tiled_energy"]
+__all__ = ["centered_groups", "group_of", "pair_sums", "superpose_shares", "tiled_energy"]
+
+
+def superpose_shares(group: Group, shares: Tensor, field: Field, *, own: float, other: float) -> None:
+    """Add the field of all pairs of `group` to its sums, and to its gradient if it has one.
+
+    Args:
+        group: The charges.
+        shares: (n, n), by how much each pair belongs together; row i is what the charge i goes by as an anchor.
+        field: What attraction and repulsion are.
+        own, other: How much attraction and repulsion count.
+    """
+    points = group.exact(slice(None))
+    shares = shares.double()
+    height = max(CHUNK.get(points.device.type, CHUNK["cpu"]) // max(len(points), 1), 1)
+    for rows in slices(len(points), height):
+        r = torch.cdist(points[rows], points, compute_mode="donot_use_mm_for_euclid_dist")  # (k, n)
+        itself = (
+            torch.arange(len(points), device=r.device) == torch.arange(rows.start, rows.stop, device=r.device)[:, None]
+        )
+        pulls = torch.zeros_like(r)
+        for channel, pair, weight, part in (
+            (0, field.own_pair, own, lambda share: share),
+            (1, field.other_pair, other, lambda share: 1 - share),
+        ):
+            if not weight:
+                continue
+            energy, slope = _acting(pair, r, itself)
+            here, there = weight * part(shares[rows]), weight * part(shares[:, rows].T)  # at either end of a pair
+            group.sums[channel, rows] += (here * energy).sum(dim=1)
+            slopes = group.slopes[channel].double()
+            pulls += slope * (here * slopes[rows, None] + there * slopes[None, :])
+        if group.gradient is not None:
+            total = pulls.sum(dim=1, keepdim=True)
+            group.gradient[rows] += torch.addmm(total * points[rows], pulls, points, alpha=-1).to(group.gradient.dtype)
+
+
+def _acting(pair: Interaction, r: Tensor, itself: Tensor) -> tuple[Tensor, Tensor]:
+    """Energy and slope / r of each pair; zero where nothing acts, and no slope where there is no direction."""
+    acts = (r >= pair.start) & (r < pair.stop) & ~itself
+    energy, slope = pair.potential_and_slope(torch.where(acts, r, 1.0))
+    return torch.where(acts, energy, 0.0), torch.where(acts & (r > 0), slope / r, 0.0)
 
 
 def _superpose(
     samples: Charges, proxies: Charges, field: Field, weights: PairWeights, slopes: Tensor | None, with_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sums and gradients of one sweep; see `operator.Superpose`."""
-    groups = sample_group, proxy_group = centred_groups(samples, proxies, gradients=with_gradient)
+    groups = sample_group, proxy_group = centered_groups(samples, proxies, gradients=with_gradient)
     if slopes is not None:
         sample_group.slopes, proxy_group.slopes = slopes.split([len(samples.points), len(proxies.points)], dim=1)
     if samples.shares is not None:
@@ -45,25 +86,25 @@ tiled_energy = _operator.energy
 pair_sums = _operator.sums
 
 
-def centred_groups(samples: Charges, proxies: Charges, *, gradients: bool) -> tuple[Group, Group]:
-    """Samples and proxies, ready for a sweep; both centred at the mean of a few of them."""
+def centered_groups(samples: Charges, proxies: Charges, *, gradients: bool) -> tuple[Group, Group]:
+    """Samples and proxies, ready for a sweep; both centered at the mean of a few of them."""
     made = group_of(samples, gradient=gradients), group_of(proxies, gradient=gradients)
     few = torch.cat([group.exact(slice(0, 512)) for group in made])
     for group in made:
         if len(few):
-            group.centre = few.mean(dim=0)
+            group.center = few.mean(dim=0)
         group.prepare()
     return made
 
 
 def group_of(charges: Charges, *, gradient: bool) -> Group:
-    """Charges with room for what a sweep adds up for them; set a centre and call `prepare` before a sweep."""
+    """Charges with room for what a sweep adds up for them; set a center and call `prepare` before a sweep."""
     points = charges.points
     return Group(
         points=points,
         labels=charges.labels,
         inverse_norms=_inverse_norms(points) if charges.on_sphere else None,
-        centre=points.new_zeros(points.shape[1], dtype=torch.float64),
+        center=points.new_zeros(points.shape[1], dtype=torch.float64),
         squared_norms=points.new_zeros(len(points), dtype=torch.float64),
         sums=points.new_zeros(2, len(points), dtype=torch.float64),
         slopes=points.new_ones(2, len(points)),

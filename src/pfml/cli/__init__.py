@@ -10,7 +10,7 @@ from typing import Any
 from pfml import allocator
 from pfml.cli.commands import COMMANDS
 from pfml.cli.console import remarks_printed
-from pfml.cli.last_words import end
+from pfml.cli.error_reporting import end
 from pfml.cli.overview import answer_without_command
 from pfml.cli.parser import create_parser, options_of, with_config_first, with_run_config, without_code
 from pfml.cli.recipe import with_recipe
@@ -61,8 +61,8 @@ def parsed_values(name: str, arguments: list[str]) -> dict[str, Any]:
 
 def run(name: str, values: dict[str, Any]) -> None:
     """Call the function of the command `name`; errors that only training raises are known once it is loaded."""
-    from pfml.training.interrupts import Interrupted
     from pfml.training.loop import NonFiniteLossError
+    from pfml.training.shutdown import Interrupted
 
     try:
         COMMANDS[name].function(**values)

@@ -26,7 +26,7 @@ def audit(
     model: Path | None = None,
     compare: bool | None = None,
     k: int = 20,
-    neighbours: int = 5,
+    neighbors: int = 5,
     apply: bool = False,
     policy: Literal["relabel", "drop", "keep"] | None = None,
     decisions: Path | None = None,
@@ -35,11 +35,11 @@ def audit(
 ) -> None:
     """Rank the training images of a run by how wrong their labels look; write suspects, a page, corrected labels."""
     from pfml.audit import audit_run, write_suspects
-    from pfml.report.audit_page import about_unjudged, write_audit_page
-    from pfml.training.monitor import ProgressMonitor
+    from pfml.pages.audit import about_unjudged, write_audit_page
+    from pfml.training.progress import ProgressMonitor
 
-    if top < 1 or neighbours < 1:
-        raise ValueError(f"--top and --neighbours must be at least 1, got {top} and {neighbours}")
+    if top < 1 or neighbors < 1:
+        raise ValueError(f"--top and --neighbors must be at least 1, got {top} and {neighbors}")
     if not apply and (policy, decisions, out) != (None, None, None):
         raise ValueError("--policy, --decisions and --out say what --apply does: give --apply, too")
     if unseen and apply:
@@ -53,12 +53,12 @@ def audit(
     print_model(console, model or run)
     found, data = audit_run(run, part=part, model=model, law=law, compare=compared, k=k, track=track)
     listed = found.listed(threshold)
-    shown = found.suspects(found.ranked(top), neighbours=neighbours)
+    shown = found.suspects(found.ranked(top), neighbors=neighbors)
     _print_suspects(console, found, shown, len(listed))
     if found.detections:
         _print_detections(console, found)
     folder = run / ("audit-unseen" if unseen else "audit")
-    everyone = found.suspects(found.ranked(max(top, len(listed))), neighbours=neighbours)
+    everyone = found.suspects(found.ranked(max(top, len(listed))), neighbors=neighbors)
     write_suspects(folder / "suspects.csv", everyone, listed)
     title = f"Audit of {run.name}{', unseen classes' if unseen else ''}"
     write_audit_page(folder / "audit.html", found, shown, title=title, threshold=threshold)
@@ -88,8 +88,8 @@ def add_audit_arguments(parser: Parser) -> None:
     add("--law", choices=("fitted", "run"), default="fitted", help="The field: fitted to the embeddings, or the run's.")
     add("--model", type=Path, help="Judge with another embedder: folder of a run or of a saved one.")
     add("--compare", type=bool, help="Whether to score by k-NN and cleanlab, too; by default if the noise is known.")
-    add("--k", type=int, default=20, help="Neighbours that k-NN and cleanlab ask.")
-    add("--neighbours", type=int, default=5, help="Neighbours to show as evidence.")
+    add("--k", type=int, default=20, help="Neighbors that k-NN and cleanlab ask.")
+    add("--neighbors", type=int, default=5, help="Neighbors to show as evidence.")
     add("--apply", action="store_true", help="Write corrected labels; the originals stay as they are.")
     add(
         "--policy",
@@ -106,7 +106,7 @@ def _compared(console: Console, run: Path, compare: bool | None) -> list[str]:
     from importlib.util import find_spec
 
     from pfml.audit.scores import CLEANLAB, SCORES
-    from pfml.training.config_files import read_config
+    from pfml.runs.config_files import read_config
 
     noise = read_config(run / "config.yaml").data.noise
     if compare is False or (compare is None and not noise.rate and noise.variant != "list"):
@@ -136,8 +136,8 @@ def _apply(
     if out is not None:
         write_table(out, data, corrections)
     write_corrections(run, path, corrections)
-    relabelled = len(corrections) - corrections.dropped
-    print_line(console, f"{path}: {relabelled:,} images relabelled, {corrections.dropped:,} left out")
+    relabeled = len(corrections) - corrections.dropped
+    print_line(console, f"{path}: {relabeled:,} images relabeled, {corrections.dropped:,} left out")
     if len(corrections):
         config = shell_words(str(run / "config.yaml"))
         print_line(console, f"train again: pfml train --config {config} --data.corrections {shell_words(str(path))}")
@@ -153,11 +153,11 @@ def _print_suspects(console: Console, found: Audit, shown: list[Suspect], listed
     title = f"{listed:,} of {len(found.images):,} labels are probably wrong (estimate {100 * found.noise_rate:.1f} %)"
     if not found.noise_rate:
         title = f"the most suspicious of {len(found.images):,} labels; how many are wrong cannot be told"
-    table = Table("image", "given", "suggested", "score", "confidence", "neighbours", title=title)
+    table = Table("image", "given", "suggested", "score", "confidence", "neighbors", title=title)
     table.columns[0].overflow = "fold"  # the end of a path tells more than its beginning
     names = found.images.short_names()
     for one in shown:
-        labels = [other.label for other in one.neighbours]
+        labels = [other.label for other in one.neighbors]
         counted = ", ".join(f"{labels.count(label)} {label}" for label in dict.fromkeys(labels))
         confidence = f"{one.confidence:.2f}" if found.noise_rate else ""
         cells = (names[one.index], one.given, one.suggested, f"{one.score:.2f}", confidence, counted)

@@ -33,7 +33,7 @@ def calibrate(
     from pfml.models import load_embedder
     from pfml.search import calibrate as threshold_of
     from pfml.training.environment import resolve_device
-    from pfml.training.monitor import ProgressMonitor
+    from pfml.training.progress import ProgressMonitor
 
     console = create_console()
     embedder = load_embedder(run).to(resolve_device("auto"))
@@ -67,9 +67,9 @@ def _calibration_images(console: Console, run: Path, data: str | None, root: Pat
     from pfml.data import load_data, with_validation
     from pfml.data.own_images import own_images
     from pfml.data.readers.table import splits_of
+    from pfml.runs.config_files import read_config
     from pfml.search.calibration import FEWEST_CLASSES
-    from pfml.training.config_files import read_config
-    from pfml.training.monitor import ProgressMonitor
+    from pfml.training.progress import ProgressMonitor
 
     validation, unreadable, track = "none", "auto", ProgressMonitor(console).track
     if data is not None and (table := _table_of(data, root)) is not None and splits_of(table) == {"train"}:

@@ -76,11 +76,11 @@ def _is_folder(out: str) -> bool:
 def _embed_to_archive(run: Path, images: list[Path], out: Path, batch_size: int, workers: int) -> None:
     from pfml.data.readers.folder import image_paths
     from pfml.evaluation import write_embeddings
-    from pfml.evaluation.archive import refuse_ending
     from pfml.models import load_embedder
     from pfml.search.one_pass import embed_files
+    from pfml.storage.embeddings import refuse_ending
     from pfml.training.environment import resolve_device
-    from pfml.training.monitor import ProgressMonitor
+    from pfml.training.progress import ProgressMonitor
 
     console = create_console()
     refuse_ending(out)
@@ -108,7 +108,7 @@ def _embed_to_folder(
 ) -> None:
     from pfml.models import load_embedder
     from pfml.search import embed_collection
-    from pfml.training.monitor import ProgressMonitor
+    from pfml.training.progress import ProgressMonitor
 
     console = create_console()
     embedder = load_embedder(run).to(_device())

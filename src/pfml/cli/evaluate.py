@@ -19,9 +19,9 @@ def evaluate(run: Path, data: str | None = None, root: Path | None = None, nmi: 
     from pfml.distributed import open_world
     from pfml.evaluation import evaluate as metrics_of
     from pfml.models import load_embedder
-    from pfml.training.config_files import read_config
+    from pfml.runs.config_files import read_config
     from pfml.training.environment import resolve_device
-    from pfml.training.monitor import ProgressMonitor
+    from pfml.training.progress import ProgressMonitor
 
     console, is_given, unreadable = create_console(), data is not None, "auto"
     if not run.is_dir():

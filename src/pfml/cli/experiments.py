@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pfml.cli.parser import Parser
-    from pfml.experiments.theory import TheoryConfig
+    from pfml.theory.check import TheoryConfig
 
 #: Dimensions that `pfml theory` checks.
 DIMS = (2, 3, 4, 8, 32, 128, 512)
@@ -40,11 +40,11 @@ def experiment(
 ) -> None:
     """Run an experiment of the paper, all of it that is not done yet; without a name, list them."""
     from pfml.experiments import command
-    from pfml.experiments.catalogue import THEORY
-    from pfml.experiments.pictures import draw_fields
+    from pfml.experiments.catalog import THEORY
     from pfml.experiments.plan import PlanOptions, plan_experiment
+    from pfml.experiments.plots import draw_fields
     from pfml.experiments.study import read_study
-    from pfml.training.interrupts import Interrupted, interruptible
+    from pfml.training.shutdown import Interrupted, interruptible
 
     console = create_console()
     if name is None:
@@ -100,7 +100,7 @@ def report(
         out: A file to write instead of printing; a picture of the ablations lies beside it, or in it (html).
     """
     from pfml.experiments.store import ResultsStore
-    from pfml.report.tables import format_of, report_of, write_report
+    from pfml.paper.write import format_of, report_of, write_report
 
     form = format_of(format, out)
     if store is not None and not store.is_file():
@@ -117,7 +117,7 @@ def methods(
     markdown: bool = False, recipe: str | None = None, dataset: str = "cub", backbone: str = "resnet50"
 ) -> None:
     """List the methods that --loss.name may name, with their options."""
-    from pfml.training.methods.listing import markdown_table, recipe_table, recipe_yaml, rich_table
+    from pfml.cli.methods import markdown_table, recipe_table, recipe_yaml, rich_table
 
     if recipe is not None:
         print(recipe_yaml(recipe, dataset, backbone), end="")
@@ -130,7 +130,7 @@ def methods(
 def demo(out: Path = Path("out/demo"), epochs: int = 6, seed: int = 0) -> None:
     """Train on the embedded glyphs by several methods, search among unseen letters, write a report as one HTML page."""
     from pfml.experiments.demo import run_demo
-    from pfml.training.interrupts import interruptible
+    from pfml.training.shutdown import interruptible
 
     console = create_console()
     with interruptible("stopped; a demo begins anew when it is started again"):
@@ -148,8 +148,8 @@ def theory(
     trials: int = 10,
 ) -> None:
     """Check Proposition 1 and Corollary 1 on random points: print a table, write field.png and theory.png."""
-    from pfml.experiments.figures import draw_field, draw_theory
-    from pfml.experiments.theory import TheoryConfig
+    from pfml.theory.check import TheoryConfig
+    from pfml.theory.figures import draw_field, draw_theory
 
     config = TheoryConfig(dims=dims, num_points=points, num_proxies=proxies, alpha=alpha, trials=trials, seed=seed)
     console = create_console()
@@ -225,7 +225,7 @@ def _print_theory(config: TheoryConfig, console: Console) -> None:
     import torch
     from rich.progress import Progress
 
-    from pfml.experiments.theory import LAWS, theory_outcomes, theory_table
+    from pfml.theory.check import LAWS, theory_outcomes, theory_table
 
     # The matrices are small: with several threads, most of the time goes into waking them.
     torch.set_num_threads(1)

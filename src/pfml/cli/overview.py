@@ -8,8 +8,8 @@ import textwrap
 
 from pfml import __version__
 from pfml.cli.commands import COMMANDS, GROUPS
-from pfml.cli.last_words import end
-from pfml.words import did_you_mean
+from pfml.cli.error_reporting import end
+from pfml.typos import did_you_mean
 
 __all__ = ["answer_without_command", "overview"]
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from jsonargparse import ArgumentParser
 
+from pfml.cli.error_reporting import end
 from pfml.cli.help_format import PlainHelpFormatter
-from pfml.cli.last_words import end
 from pfml.cli.mistaken import about_stray_argument
-from pfml.words import did_you_mean
+from pfml.typos import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,8 +77,8 @@ def _take_any_text() -> None:
 
 
 def _add_run_config(parser: Parser) -> None:
-    from pfml.training.config_files import shipped_configs
-    from pfml.training.run import RunConfig
+    from pfml.runs.config import RunConfig
+    from pfml.runs.config_files import shipped_configs
 
     shipped = ", ".join(shipped_configs())
     parser.add_argument("--config", action="config", help=f"A YAML file, or a configuration of the package: {shipped}.")
@@ -95,7 +95,7 @@ def without_code(arguments: list[str]) -> list[str]:
     The program ends at an option that names code (`--data.class_path`), at a value that does (`--data '{"class_path":
     ...}'`), and at a text in the place of a group, which the parser would take for the name of a class.
     """
-    from pfml.training.config_code import config_groups, refuse_code_option
+    from pfml.runs.config_files import config_groups, refuse_code_option
 
     found: list[str] = []
     rest = iter(arguments)
@@ -122,7 +122,7 @@ def _plain_value(name: str, value: str, *, is_group: bool) -> str:
     """The value of an option that may have options in it; of a file, its content; ValueError if it names code."""
     import yaml
 
-    from pfml.training.config_code import refuse_code_in_text
+    from pfml.runs.config_files import refuse_code_in_text
 
     where = f"--{name}"
     try:
@@ -159,7 +159,7 @@ def with_config_first(arguments: list[str]) -> list[str]:
 
 def with_run_config(values: dict[str, Any]) -> dict[str, Any]:
     """The parsed fields of `RunConfig` put together, and the other options."""
-    from pfml.training.run import RunConfig
+    from pfml.runs.config import RunConfig
 
     names = {one.name for one in fields(RunConfig)}
     config = RunConfig(**{name: value for name, value in values.items() if name in names})
@@ -171,7 +171,7 @@ def _loss_name(config_file: str) -> str | None:
     """The loss that a configuration names; None if it cannot be read, which the parser will say."""
     import yaml
 
-    from pfml.training.config_files import plain_yaml
+    from pfml.runs.config_files import plain_yaml
 
     try:
         return plain_yaml(Path(config_file).read_text(encoding="utf-8"))["loss"]["name"]
@@ -180,7 +180,7 @@ def _loss_name(config_file: str) -> str | None:
 
 
 def _config_file(name: str) -> str:
-    from pfml.training.config_files import shipped_configs
+    from pfml.runs.config_files import shipped_configs
 
     shipped = shipped_configs()
     file = name if Path(name).exists() else str(shipped.get(name, ""))
@@ -198,8 +198,7 @@ def _refuse_hostile_yaml(config_file: str) -> None:
     """
     import yaml
 
-    from pfml.training.config_code import refuse_code_in_text
-    from pfml.training.config_files import read_sealed_text
+    from pfml.runs.config_files import read_sealed_text, refuse_code_in_text
 
     try:
         refuse_code_in_text(read_sealed_text(Path(config_file)), config_file)

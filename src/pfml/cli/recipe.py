@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pfml.cli.parser import Parser
-    from pfml.training.run import RunConfig
+    from pfml.runs.config import RunConfig
 
 __all__ = ["add_recipe_argument", "config_content", "described_recipe", "given_value", "with_recipe"]
 
@@ -38,9 +38,9 @@ def with_recipe(arguments: list[str]) -> list[str]:
         ValueError: There is no such recipe, or --loss.name names another method.
     """
     from pfml.models import EmbedderConfig
-    from pfml.training.config_files import plain
-    from pfml.training.methods.recipes import recipe_config
-    from pfml.training.run import DataConfig, RunConfig
+    from pfml.runs.config import DataConfig, RunConfig
+    from pfml.runs.config_files import plain
+    from pfml.runs.recipes import recipe_config
 
     name = given_value(arguments, "--recipe")
     if name is None:
@@ -60,8 +60,8 @@ def with_recipe(arguments: list[str]) -> list[str]:
 
 def described_recipe(name: str | None, config: RunConfig) -> list[str]:
     """Lines that say what the recipe of a run is, and what of it is not as published; none without a recipe."""
-    from pfml.training.methods.listing import recipe_lines
-    from pfml.training.methods.recipes import published_recipe
+    from pfml.cli.methods import recipe_lines
+    from pfml.runs.recipes import published_recipe
 
     if name is None:
         return []
@@ -82,7 +82,7 @@ def config_content(config: str | None) -> dict[str, Any]:
     """What a configuration file says; nothing if it cannot be read, which the parser will say."""
     import yaml
 
-    from pfml.training.config_files import plain_yaml, shipped_configs
+    from pfml.runs.config_files import plain_yaml, shipped_configs
 
     if config is None:
         return {}

@@ -23,8 +23,8 @@ def report(
     if run is None:
         paper_report(store, experiment, format, out)
         return
-    from pfml.report.run_page import write_run_report
-    from pfml.training.monitor import ProgressMonitor
+    from pfml.pages.run import write_run_report
+    from pfml.training.progress import ProgressMonitor
 
     for option, value in (("store", store), ("experiment", experiment), ("format", format)):
         if value is not None:

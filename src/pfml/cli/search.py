@@ -43,7 +43,7 @@ def index(
     from pfml.models import load_embedder
     from pfml.search import ImageIndex, ModelIdentity, list_images, update_index
     from pfml.training.environment import resolve_device
-    from pfml.training.monitor import ProgressMonitor
+    from pfml.training.progress import ProgressMonitor
 
     console = create_console()
     place = out or run / "index"

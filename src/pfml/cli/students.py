@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from pfml.cli.last_words import end
+from pfml.cli.error_reporting import end
 from pfml.cli.recipe import config_content, given_value
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _is_named(arguments: list[str]) -> bool:
     file = given_value(arguments, "--config")
     if file is None:
         return False
-    from pfml.training.methods import METHODS
+    from pfml.methods import METHODS
 
     name = config_content(file).get("loss", {}).get("name")
     return name in METHODS and METHODS[name].from_teachers

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfml.cli.console import create_console, print_line, remarks_printed
-from pfml.cli.last_words import end
+from pfml.cli.error_reporting import end
 from pfml.cli.parser import DATA_TAKES, with_run_config
 from pfml.cli.recipe import given_value
 from pfml.cli.train import is_own
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pfml.cli.parser import Parser
     from pfml.data import RetrievalData
     from pfml.models import EmbedderConfig
-    from pfml.training.first_look import InitialDistances
-    from pfml.training.run import RunConfig
-    from pfml.training.suggest import Suggestion
+    from pfml.runs.config import RunConfig
+    from pfml.suggest.first_look import InitialDistances
+    from pfml.suggest.suggest import Suggestion
 
 __all__ = ["refuse_nothing", "with_long_data", "with_suggestions"]
 
@@ -76,7 +76,7 @@ def with_suggestions(parser: Parser, arguments: list[str]) -> list[str]:
     Nothing is added for data sets by name, for a resumed run, and where a configuration says it all.
     """
     from pfml.distributed.launch import Launch, first_words
-    from pfml.training.run_folder import RunFolder
+    from pfml.runs.folder import RunFolder
 
     given = given_options(arguments)
     if given & SETTLED:
@@ -97,7 +97,7 @@ def with_suggestions(parser: Parser, arguments: list[str]) -> list[str]:
 
 def _added(user: RunConfig, given: set[str], split: str | None) -> list[str]:
     """The options that suit the images, but for those that the user has decided; prints reasons."""
-    from pfml.training.methods import METHODS
+    from pfml.methods import METHODS
 
     # what is printed with --print_config goes to a file, without the reasons
     console = create_console(stderr="print_config" in given)
@@ -143,8 +143,8 @@ def _parsed(parser: Parser, arguments: list[str]) -> dict[str, Any]:
 
 def _network_alone() -> Suggestion:
     """For a run that trains nothing: the network that would be trained, at the resolution that it comes with."""
-    from pfml.training.run import RunConfig
-    from pfml.training.suggest import Suggestion, suggest_model
+    from pfml.runs.config import RunConfig
+    from pfml.suggest.suggest import Suggestion, suggest_model
 
     model, reasons = suggest_model(None)
     return Suggestion(RunConfig(model=model), {"model.backbone": reasons["model.backbone"]})
@@ -157,11 +157,11 @@ def _suggestion(user: RunConfig, given: set[str], split: str | None, console: Co
     """
     from pfml.data import check_data, load_data
     from pfml.data.own_images import own_images
+    from pfml.suggest.first_look import typical_short_side
+    from pfml.suggest.suggest import suggest, suggest_model
     from pfml.training.environment import resolve_device
-    from pfml.training.first_look import typical_short_side
-    from pfml.training.monitor import ProgressMonitor
+    from pfml.training.progress import ProgressMonitor
     from pfml.training.run import with_absolute_paths
-    from pfml.training.suggest import suggest, suggest_model
 
     config = with_absolute_paths(user).data  # as the run has it, and names files
     data = load_data(config.name, config.root)
@@ -218,9 +218,9 @@ def _distances(
     """Distances as the network places images before training; None for one without pretrained weights."""
     from pfml.models import Embedder
     from pfml.models.backbones import default_weights
+    from pfml.suggest.first_look import first_look
     from pfml.training.environment import seeded
-    from pfml.training.first_look import first_look
-    from pfml.training.monitor import ProgressMonitor
+    from pfml.training.progress import ProgressMonitor
 
     weights = default_weights(model.backbone) if model.weights == "default" else model.weights
     if weights == "none":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfml.cli.console import create_console, print_line, print_results, print_scores, remarks_printed
-from pfml.cli.last_words import end
+from pfml.cli.error_reporting import end
 from pfml.cli.recipe import add_recipe_argument, described_recipe
 from pfml.cli.students import add_student_arguments
 from pfml.terminal import shell_words
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from pfml.cli.parser import Parser
     from pfml.distributed import World
     from pfml.distributed.launch import Launch
-    from pfml.training.comparison import Untrained
+    from pfml.runs.config import RunConfig
+    from pfml.suggest.comparison import Untrained
     from pfml.training.ensemble import Ensemble
-    from pfml.training.monitor import Monitor
-    from pfml.training.run import RunConfig
+    from pfml.training.progress import Monitor
 
 
 def train(
@@ -37,14 +37,14 @@ def train(
     """Train an embedder and evaluate it on unseen classes: log, checkpoints, model and results in a run folder."""
     from pfml.distributed.launch import FailedElsewhereError, open_world
     from pfml.models.embedder import learned_by
-    from pfml.report.run_page import write_run_report
-    from pfml.training.comparison import comparison
-    from pfml.training.config_files import read_config
+    from pfml.pages.run import write_run_report
+    from pfml.runs.config import RunConfig
+    from pfml.runs.config_files import read_config
+    from pfml.runs.folder import RunFolder
+    from pfml.suggest.comparison import comparison
     from pfml.training.ensemble import Ensemble, is_ensemble, read_ensemble
     from pfml.training.environment import resolve_device
-    from pfml.training.interrupts import Interrupted
-    from pfml.training.run import RunConfig
-    from pfml.training.run_folder import RunFolder
+    from pfml.training.shutdown import Interrupted
 
     shape = None if ensemble is None else Ensemble(ensemble, student_epochs)
     if student_epochs is not None and shape is None:
@@ -100,11 +100,11 @@ def _trained(
     config: RunConfig, out: Path, resume: bool, console: Console, world: World, shape: Ensemble | None
 ) -> tuple[dict[str, Any], Untrained | None]:
     """The results of the run, and what the untrained network finds, if that is asked."""
-    from pfml.training.comparison import Untrained
+    from pfml.runs.folder import RunFolder
+    from pfml.suggest.comparison import Untrained
     from pfml.training.ensemble import run_ensemble
-    from pfml.training.monitor import ProgressMonitor
+    from pfml.training.progress import ProgressMonitor
     from pfml.training.run import run
-    from pfml.training.run_folder import RunFolder
 
     ranks = f" on {world.size} ranks" if world.size > 1 else ""
     print_line(console, f"{config.loss.name} on {config.data.name}, {config.model.backbone}, in {out}{ranks}")
@@ -132,8 +132,8 @@ def _is_restarted(config: RunConfig, out: Path | None, shape: Ensemble | None) -
 def is_restarted(config: RunConfig, out: Path | None, launch: Launch) -> bool:
     """Whether torchrun has started all ranks anew, and the run in `out` is the one that they have begun."""
     from pfml.distributed.launch import first_words
+    from pfml.runs.folder import RunFolder
     from pfml.training.run import is_begun
-    from pfml.training.run_folder import RunFolder
 
     if launch.may_restart and out is None:
         raise ValueError("with --max-restarts the folder of the run must be named by --out, to be found again")
@@ -160,9 +160,9 @@ def is_own(name: str) -> bool:
 def _untrained(config: RunConfig, monitor: Monitor, world: World) -> Untrained | None:
     """What the pretrained network finds by itself among one's own images; None where there is no such network."""
     from pfml.data.decoding import UnreadableImagesError, check_data
+    from pfml.methods import METHODS
     from pfml.models.backbones import default_weights
-    from pfml.training.comparison import untrained_scores
-    from pfml.training.methods import METHODS
+    from pfml.suggest.comparison import untrained_scores
     from pfml.training.run import prepare_data
 
     weights = default_weights(config.model.backbone) if config.model.weights == "default" else config.model.weights
@@ -186,7 +186,7 @@ def tune(
     """Choose hyper-parameters on classes that are neither trained nor tested on: best.yaml for pfml train --config."""
     from pfml.experiments.tune import Range, space_of
     from pfml.experiments.tune import tune as search
-    from pfml.training.interrupts import Interrupted, interruptible
+    from pfml.training.shutdown import Interrupted, interruptible
 
     console = create_console()
     out = out or free_folder(Path("out/tune"), f"{Path(config.data.name).stem}-{config.loss.name}")

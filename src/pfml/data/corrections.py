@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from pfml.data.image_set import ImageSet
-from pfml.files import named_errors, write_atomically
+from pfml.storage.files import named_errors, write_atomically
 
 __all__ = ["Corrections"]
 

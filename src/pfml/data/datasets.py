@@ -8,7 +8,7 @@ from pathlib import Path
 from pfml.data.glyphs import read_glyphs
 from pfml.data.image_set import RetrievalData
 from pfml.data.readers import read_cars, read_cub, read_folder, read_in_shop, read_sop, read_table
-from pfml.words import did_you_mean
+from pfml.typos import did_you_mean
 
 __all__ = ["DATASETS", "load_data"]
 

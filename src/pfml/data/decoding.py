@@ -57,7 +57,7 @@ class UnreadableImagesError(ValueError):
 def read_rgb(path: Path | str, short_side: int | None = None) -> Tensor:
     """The image in a file, uint8 (3, height, width), or an ImageError.
 
-    Colours are converted by `pfml.data.image_file.rgb_pixels`, as in the loaders of the literature. The orientation in
+    Colors are converted by `pfml.data.image_file.rgb_pixels`, as in the loaders of the literature. The orientation in
     EXIF is not applied, because the published results were computed without it; that of a HEIC photograph is, since it
     is part of the format. Of an animation, the first frame is read.
 

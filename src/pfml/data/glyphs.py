@@ -70,7 +70,7 @@ class Distortion:
         scale: Largest factor of size, up or down (drawn in logarithms).
         shear: Largest tangent of the slant.
         shift: Largest offset in x and in y, in pixels.
-        noise: Standard deviation of the Gaussian noise of each pixel, as a share of the range of grey values.
+        noise: Standard deviation of the Gaussian noise of each pixel, as a share of the range of gray values.
     """
 
     rotation: float = 25.0
@@ -87,7 +87,7 @@ class Distortion:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 
     def affine(self, random: np.random.Generator) -> tuple[float, float, float, float, float, float]:
-        """A random affine map from pixels of the image to pixels of the letter, both relative to their centres."""
+        """A random affine map from pixels of the image to pixels of the letter, both relative to their centers."""
         angle, size, slant, right, down = random.uniform(-1, 1, 5)
         angle = math.radians(self.rotation) * angle
         zoom = self.scale**-size
@@ -139,13 +139,13 @@ def draw_glyphs(
     if copies < 1:
         raise ValueError(f"copies must be at least 1, got {copies}")
     shape = (len(letters), len(FACES), copies, SIDE, SIDE)
-    grey = np.empty(shape, dtype=np.uint8)
+    gray = np.empty(shape, dtype=np.uint8)
     for f, plates in enumerate(_plates_by_face(letters)):
         for k, (letter, plate) in enumerate(zip(letters, plates, strict=True)):
             for copy in range(copies):
                 random = np.random.default_rng([seed, ord(letter), f, copy])
-                grey[k, f, copy] = _distorted(plate, distortion, random)
-    pixels = torch.from_numpy(grey).view(-1, 1, SIDE, SIDE).repeat(1, 3, 1, 1)
+                gray[k, f, copy] = _distorted(plate, distortion, random)
+    pixels = torch.from_numpy(gray).view(-1, 1, SIDE, SIDE).repeat(1, 3, 1, 1)
     labels = torch.arange(len(letters)).repeat_interleave(len(FACES) * copies)
     sources = tuple(f"{letter}, {face}, {copy}" for letter in letters for face in FACES for copy in range(copies))
     return ImageSet(pixels, labels, tuple(_class_name(letter) for letter in letters), sources)
@@ -195,10 +195,10 @@ def _distorted(plate: Image.Image, distortion: Distortion, random: np.random.Gen
     from PIL import Image
 
     xx, xy, x0, yx, yy, y0 = distortion.affine(random)
-    side, middle, centre = SIDE * OVERSAMPLING, SIDE * OVERSAMPLING / 2, plate.width / 2
+    side, middle, center = SIDE * OVERSAMPLING, SIDE * OVERSAMPLING / 2, plate.width / 2
     matrix = (
-        *(xx, xy, centre + OVERSAMPLING * x0 - (xx + xy) * middle),
-        *(yx, yy, centre + OVERSAMPLING * y0 - (yx + yy) * middle),
+        *(xx, xy, center + OVERSAMPLING * x0 - (xx + xy) * middle),
+        *(yx, yy, center + OVERSAMPLING * y0 - (yx + yy) * middle),
     )
     warped = plate.transform((side, side), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR)
     noise = random.standard_normal((SIDE, SIDE), dtype=np.float32) * (255 * distortion.noise)

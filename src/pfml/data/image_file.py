@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfml.files import SpecialFileError, open_regular
+from pfml.storage.files import SpecialFileError, open_regular
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -137,8 +137,8 @@ def _recognized(file: BinaryIO, formats: Sequence[str], where: Path | str) -> Im
 def rgb_pixels(image: Image.Image) -> Tensor:
     """The pixels of an opened image, uint8 (3, height, width).
 
-    Pillow's `convert("RGB")`: greyscale is repeated, a palette looked up, CMYK converted, and transparency dropped
-    rather than laid over a background. Greyscale of 16 bits keeps its upper 8 (`convert` would clip it to white).
+    Pillow's `convert("RGB")`: grayscale is repeated, a palette looked up, CMYK converted, and transparency dropped
+    rather than laid over a background. Grayscale of 16 bits keeps its upper 8 (`convert` would clip it to white).
     """
     # one copy out of Pillow's memory, and at once in the order of a tensor: a large image is there twice and not more
     return torch.from_numpy(np.ascontiguousarray(np.asarray(rgb_image(image)).transpose(2, 0, 1)))
@@ -153,7 +153,7 @@ def rgb_image(image: Any) -> Any:
     if image.mode == "I" or image.mode.startswith("I;16"):
         values = np.asarray(image)
         if values.min() < 0 or values.max() > 65535:
-            raise ValueError(f"greyscale values must lie in [0, 65535], got {values.min()} to {values.max()}")
+            raise ValueError(f"grayscale values must lie in [0, 65535], got {values.min()} to {values.max()}")
         image = Image.fromarray((values >> 8).astype(np.uint8))
     return image if image.mode == "RGB" else image.convert("RGB")
 

@@ -58,10 +58,10 @@ class ImageSet:
             raise ValueError(f"sources must name {len(self.images)} images, got {len(self.sources)}")
 
     @classmethod
-    def unlabelled(cls, images: Sequence[Path] | Tensor) -> ImageSet:
+    def unlabeled(cls, images: Sequence[Path] | Tensor) -> ImageSet:
         """Images of which nothing is known, all of one class."""
         images = images if isinstance(images, Tensor) else tuple(images)
-        return cls(images, torch.zeros(len(images), dtype=torch.int64), ("unlabelled",))
+        return cls(images, torch.zeros(len(images), dtype=torch.int64), ("unlabeled",))
 
     def __len__(self) -> int:
         return len(self.images)
@@ -106,7 +106,7 @@ class ImageSet:
         return replace(self, images=images, labels=self.labels[indices], sources=sources)
 
     def of_classes(self, classes: Sequence[int]) -> ImageSet:
-        """The images of these classes only, labelled 0, 1, ... in the order of `classes`."""
+        """The images of these classes only, labeled 0, 1, ... in the order of `classes`."""
         position = torch.full((self.num_classes,), -1, dtype=torch.int64)
         position[torch.as_tensor(classes, dtype=torch.int64)] = torch.arange(len(classes))
         kept = self.subset((position[self.labels] >= 0).nonzero()[:, 0])

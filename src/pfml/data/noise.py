@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pfml.data.image_set import ImageSet
 from pfml.data.randomness import generator_for
-from pfml.files import named_errors, write_atomically
-from pfml.words import did_you_mean
+from pfml.storage.files import named_errors, write_atomically
+from pfml.typos import did_you_mean
 
 __all__ = ["VARIANTS", "Corruption", "LabelNoise", "corrupt"]
 

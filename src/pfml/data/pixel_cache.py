@@ -170,7 +170,7 @@ class PixelCache:
 
         return {
             "version": VERSION,
-            "pillow": PIL.__version__,  # decoders of different versions may differ by a grey level
+            "pillow": PIL.__version__,  # decoders of different versions may differ by a gray level
             "short_side": self.short_side,
             "names": self.paths,
             "files": self._files,

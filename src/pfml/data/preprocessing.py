@@ -1,4 +1,4 @@
-"""What happens to an image before the network: evaluation geometry, normalisation, and training crops."""
+"""What happens to an image before the network: evaluation geometry, normalization, and training crops."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pfml.data.windows import INTERPOLATIONS, Windows
-from pfml.words import did_you_mean
+from pfml.typos import did_you_mean
 
 __all__ = ["Augmentation", "Preprocessing"]
 
@@ -19,22 +19,22 @@ CHANNEL_ORDERS = ("rgb", "bgr")
 LONGEST_SIDE = 4096
 #: the least and largest value of white
 SCALES = (1e-6, 1e6)
-#: the largest value that black and white may be normalised to: it must be finite in half precision, too
+#: the largest value that black and white may be normalized to: it must be finite in half precision, too
 LARGEST_VALUE = 1e4
-#: the least difference between black and white, normalised: below it all images are alike
+#: the least difference between black and white, normalized: below it all images are alike
 LEAST_CONTRAST = 1e-4
-#: tries of RandomResizedCrop before it takes the centre, as in torchvision
+#: tries of RandomResizedCrop before it takes the center, as in torchvision
 CROP_TRIES = 10
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Resize, centre crop and normalisation; it travels with the model.
+    """Resize, center crop and normalization; it travels with the model.
 
     Values by which no image would become finite, different numbers are refused: a file may have been changed.
 
     Args:
-        resize: Length of the short side before the centre crop. Images whose short side has this length already are
+        resize: Length of the short side before the center crop. Images whose short side has this length already are
             not resized, so `resize=32, crop=32` leaves 32-pixel images as they are.
         crop: Side of the square crop that the network sees.
         interpolation: "bilinear" or "bicubic", antialiased.
@@ -198,7 +198,7 @@ class Augmentation:
         )
 
     def _boxes(self, size: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """Corners and extents, (B, 2) whole float64 each, of the first of ten tries that fits, else of the centre."""
+        """Corners and extents, (B, 2) whole float64 each, of the first of ten tries that fits, else of the center."""
         size = size.double()  # once: between integers and floats, every operation would convert
         areas, shapes = draws[:, 2:].view(-1, 2, CROP_TRIES).unbind(1)
         area = size.prod(1, keepdim=True) * (self.scale[0] + (self.scale[1] - self.scale[0]) * areas)

@@ -220,12 +220,12 @@ def _weights(windows: Windows, first: Tensor, lengths: tuple[int, int], device: 
     step = extent / size
     stretch = step.clamp(min=1.0)
     ticks = torch.arange(size, device=device, dtype=torch.float64)
-    centre = start + (torch.where(mirrored > 0, size - 1 - ticks, ticks) + 0.5) * step  # (B, 2, size)
-    nearest = (centre - radius * stretch - 0.5).ceil()  # the first pixel within the filter
+    center = start + (torch.where(mirrored > 0, size - 1 - ticks, ticks) + 0.5) * step  # (B, 2, size)
+    nearest = (center - radius * stretch - 0.5).ceil()  # the first pixel within the filter
     widest = max(float(windows.extent.max()) / size, 1.0)
     reached = torch.arange(int(2 * radius * widest) + 1, device=device)
     source = nearest[..., None] + reached  # (B, 2, size, reached)
-    distance = (source + 0.5 - centre[..., None]) / stretch[..., None]
+    distance = (source + 0.5 - center[..., None]) / stretch[..., None]
     weight = _filter(distance.abs(), windows.interpolation)
     weight = weight * ((source >= lower[..., None]) & (source < upper[..., None]))
     weight = (weight / weight.sum(-1, keepdim=True)).float()

@@ -1,6 +1,6 @@
 """Where the crops of a batch lie in their images.
 
-A window is an interval [start, start + extent) per axis, in source pixels. Output pixel k of `size` has its centre at
+A window is an interval [start, start + extent) per axis, in source pixels. Output pixel k of `size` has its center at
 
     c_k = start + (k + 1/2) * extent / size,
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pfml.backends.groups import PREPARED_BYTES
-from pfml.distributed.meetings import length, meetings, num_pairs, part_sizes
+from pfml.backends.tile_groups import PREPARED_BYTES
+from pfml.distributed.schedule import length, meetings, num_pairs, part_sizes
 from pfml.distributed.sharded_field import block_counts, counts_at_all
 from pfml.distributed.sharded_trust import cuts
 from pfml.superposition import Field, PairWeights
@@ -41,11 +41,11 @@ class ShardedProblem:
         num_classes: C.
         proxies_per_class: M.
         embedding_dim: D.
-        field: The law and its normalisation.
+        field: The law and its normalization.
         weights: How much pairs count; a kind that counts nothing is not computed.
         number_bytes: 4 for float32, 8 for float64.
         with_gradient: False for a forward pass that nobody will differentiate.
-        samples_on_sphere, proxies_on_sphere: Whether they are normalised by the loss.
+        samples_on_sphere, proxies_on_sphere: Whether they are normalized by the loss.
         trusted_sizes: How many samples of each rank are trusted, in training mode of a loss with `trust`, which the
             values decide; None where all labels count.
     """
@@ -173,7 +173,7 @@ def _held(problem: ShardedProblem, rank: int) -> int:
 
 
 def _group_bytes(problem: ShardedProblem, rows: int, on_sphere: bool, forces: bool) -> int:
-    """Bytes of one `Group`: points, a centred copy if it is small, forces; label, norms, sums and slopes."""
+    """Bytes of one `Group`: points, a centered copy if it is small, forces; label, norms, sums and slopes."""
     row = problem.embedding_dim * problem.number_bytes
     copies = 1 + (rows * row <= PREPARED_BYTES) + forces
     return rows * (copies * row + 8 + 8 + 16 + 2 * problem.number_bytes + 8 * on_sphere)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from pfml.distributed.meetings import part_slice
+from pfml.distributed.schedule import part_slice
 from pfml.distributed.world import Ranks
 
 __all__ = ["GatheredLoss"]

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from pfml.distributed.heartbeat import ARRIVAL, Pulse
 from pfml.distributed.peers import LostPeerError
-from pfml.distributed.pulse import ARRIVAL, Pulse
 from pfml.distributed.torchrun import Launch
 from pfml.distributed.world import Ranks, World
 from pfml.losses.checks import CollapseWarning

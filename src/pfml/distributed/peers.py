@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pfml.distributed.meetings import part_sizes
+from pfml.distributed.schedule import part_sizes
 
 __all__ = ["LostPeerError", "Peers", "named_loss_of_a_peer"]
 

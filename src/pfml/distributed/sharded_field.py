@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from pfml.backends.groups import Group
 from pfml.backends.sweep import Counts, sweep_block
-from pfml.backends.tiled import centred_groups, group_of
-from pfml.distributed.meetings import Meeting, meetings, part_sizes, part_slice
+from pfml.backends.tile_groups import Group
+from pfml.backends.tiled import centered_groups, group_of
 from pfml.distributed.peers import Peers
+from pfml.distributed.schedule import Meeting, meetings, part_sizes, part_slice
 from pfml.losses.trust import some_of
 from pfml.precision import full_precision
 from pfml.superposition import Charges, Field, PairWeights, source_weights
@@ -104,7 +104,7 @@ class ShardedField:
         with full_precision(samples.points.device):
             self.on_sphere = proxies.on_sphere
             linear = self.field.rule.linear
-            self.samples, self.proxies = centred_groups(samples, proxies, gradients=with_gradient and linear)
+            self.samples, self.proxies = centered_groups(samples, proxies, gradients=with_gradient and linear)
             self.of_guests = self.samples.sums.new_zeros(())
             self._sweep(sums_come_home=not linear)
             if linear:
@@ -194,7 +194,7 @@ class ShardedField:
         self.peers.exchange(outgoing, incoming)
         labels = coming // max(self.proxies_per_class, 1)
         guest = group_of(Charges(points, labels, self.on_sphere), gradient=self.proxies.gradient is not None)
-        guest.centre, guest.slopes = self.proxies.centre, slopes
+        guest.center, guest.slopes = self.proxies.center, slopes
         guest.prepare()
         return guest
 

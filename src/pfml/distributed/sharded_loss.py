@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Generator, Tensor, nn
 
 from pfml.distributed.cost import StepCost
-from pfml.distributed.meetings import part_sizes, part_slice
 from pfml.distributed.peers import Peers
 from pfml.distributed.placement import normal_rows, sample_rows
+from pfml.distributed.schedule import part_sizes, part_slice
 from pfml.distributed.sharded_field import LocalEnergy, ShardedField
 from pfml.distributed.sharded_trust import sharded_fit
 from pfml.distributed.shards import agreed_batch, check_options, check_shard, checked_batch, extra_state, require_equal
@@ -44,7 +44,7 @@ class ShardedPotentialFieldLoss(nn.Module):
     default, the gradient of the embeddings is d loss / d embeddings times the number of ranks, and what DDP leaves in
     the network is the gradient of a single process. Choose "summed" if you add gradients up yourself: then it is
     d loss / d embeddings. The gradient of the proxies is d loss / d proxies in either case: wrap the network in DDP,
-    never this loss, and give its parameters to the optimiser of their own rank. A factor on the loss must be the same
+    never this loss, and give its parameters to the optimizer of their own rank. A factor on the loss must be the same
     on all ranks.
 
     What goes wrong on one rank (a label out of range, NaN, a wrong shape, other hyper-parameters) is raised on all of
@@ -198,7 +198,7 @@ class ShardedPotentialFieldLoss(nn.Module):
         return self._trusted(*charges)[part_slice(batch_sizes, self.peers.rank)]
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """This rank's proxies as an optimiser's parameter group; an empty list if there are none anywhere.
+        """This rank's proxies as an optimizer's parameter group; an empty list if there are none anywhere.
 
         Its entry "sharded" tells code that looks at gradients that other ranks have the other rows.
         """

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pfml.distributed.meetings import part_slice
 from pfml.distributed.peers import Peers
+from pfml.distributed.schedule import part_slice
 from pfml.field import DecayLaw
 from pfml.losses.trust import fit_of, own_and_strongest, proxy_strengths, some_of, strengths
 from pfml.superposition import Charges

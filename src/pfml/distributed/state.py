@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfml.distributed.meetings import part_sizes, part_slice
+from pfml.distributed.schedule import part_sizes, part_slice
 from pfml.distributed.sharded_loss import ShardedPotentialFieldLoss
 from pfml.distributed.shards import extra_state, extra_state_of
 
@@ -18,7 +18,7 @@ __all__ = ["gather_rows", "gather_state", "shard_rows", "shard_state"]
 def gather_rows(loss: ShardedPotentialFieldLoss, mine: Tensor) -> Tensor | None:
     """All ranks' rows as one (C, M, ...) tensor in main memory on rank 0, None elsewhere; all ranks call it together.
 
-    For the proxies, and for whatever an optimiser keeps for each of them.
+    For the proxies, and for whatever an optimizer keeps for each of them.
 
     Args:
         loss: The loss whose proxies the rows belong to.

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pfml.distributed.meetings import part_sizes, part_slice
 from pfml.distributed.peers import LostPeerError, Peers, named_loss_of_a_peer
+from pfml.distributed.schedule import part_sizes, part_slice
 
 __all__ = ["Ranks", "World"]
 

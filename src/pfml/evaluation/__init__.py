@@ -1,13 +1,12 @@
 """Retrieval metrics, clustering, and how proxies and data agree."""
 
 from pfml.evaluation.alignment import Alignment, proxy_alignment
-from pfml.evaluation.archive import read_embeddings, write_embeddings
 from pfml.evaluation.clustering import kmeans, normalized_mutual_information
-from pfml.evaluation.collection import EmbeddedImages, open_embeddings
 from pfml.evaluation.evaluate import embed, evaluate
-from pfml.evaluation.neighbours import nearest
+from pfml.evaluation.nearest_neighbors import nearest
 from pfml.evaluation.ranks import QueryScores, query_scores
 from pfml.evaluation.retrieval import RetrievalMetrics, retrieval_metrics
+from pfml.storage.embeddings import EmbeddedImages, open_embeddings, read_embeddings, write_embeddings
 
 __all__ = [
     "Alignment",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pfml.evaluation.neighbours import directions
+from pfml.evaluation.nearest_neighbors import directions
 
 __all__ = ["Alignment", "proxy_alignment"]
 
@@ -35,7 +35,7 @@ class Alignment:
 
 
 def proxy_alignment(proxies: Tensor, embeddings: Tensor, labels: Tensor) -> Alignment:
-    """The alignment of proxies (C, M, D) with embeddings (N, D) whose labels lie in [0, C); all are normalised here.
+    """The alignment of proxies (C, M, D) with embeddings (N, D) whose labels lie in [0, C); all are normalized here.
 
     The M proxies of a class are matched one to one with M of its embeddings; a single proxy thus with the nearest one.
     Where a class has fewer embeddings than proxies, each embedding gets a proxy of its own, and the proxies that are

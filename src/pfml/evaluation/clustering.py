@@ -1,4 +1,4 @@
-"""k-means in bounded memory, and the normalised mutual information of two partitions."""
+"""k-means in bounded memory, and the normalized mutual information of two partitions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["kmeans", "normalized_mutual_information"]
 
 #: Distances that are held at once.
 AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
-#: Centres are seeded in at most about this many rounds.
+#: Centers are seeded in at most about this many rounds.
 ROUNDS = 256
 
 
@@ -20,7 +20,7 @@ def kmeans(points: Tensor, num_clusters: int, *, seed: int = 0, iterations: int 
 
     Seeds are drawn one at a time, each with probability proportional to the squared distance from those before it.
     Beyond 256 clusters several are drawn at once, since every round reads all points: with 11,316 clusters 45 per
-    round. A cluster that loses all its points is moved to the point that is farthest from its own centre.
+    round. A cluster that loses all its points is moved to the point that is farthest from its own center.
 
     Args:
         points: (N, D).
@@ -32,11 +32,11 @@ def kmeans(points: Tensor, num_clusters: int, *, seed: int = 0, iterations: int 
         raise ValueError(f"num_clusters must lie in [1, {len(points)}], the number of points, got {num_clusters}")
     generator = torch.Generator().manual_seed(seed)
     with full_precision(points.device):
-        centres = _seeds(points, num_clusters, generator)
-        clusters, squares = _assign(points, centres)
+        centers = _seeds(points, num_clusters, generator)
+        clusters, squares = _assign(points, centers)
         for _ in range(iterations):
-            centres = _means(points, clusters, squares, num_clusters)
-            moved, squares = _assign(points, centres)
+            centers = _means(points, clusters, squares, num_clusters)
+            moved, squares = _assign(points, centers)
             if torch.equal(moved, clusters):
                 break
             clusters = moved
@@ -70,15 +70,15 @@ def _draw(weights: Tensor, chosen: Tensor, count: int, generator: torch.Generato
     return clocks.topk(count, largest=False).indices
 
 
-def _assign(points: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest centre of each point and the squared distance to it, (N,) each."""
+def _assign(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest center of each point and the squared distance to it, (N,) each."""
     nearest = torch.empty(len(points), dtype=torch.int64, device=points.device)
     squares = points.new_empty(len(points))
-    half = centres.square().sum(dim=1) / 2
-    rows = max(AT_ONCE[points.device.type] // len(centres), 1)
+    half = centers.square().sum(dim=1) / 2
+    rows = max(AT_ONCE[points.device.type] // len(centers), 1)
     for start in range(0, len(points), rows):
         some = points[start : start + rows]
-        score, nearest[start : start + rows] = torch.addmm(half, some, centres.T, alpha=-1).min(dim=1)
+        score, nearest[start : start + rows] = torch.addmm(half, some, centers.T, alpha=-1).min(dim=1)
         squares[start : start + rows] = (some.square().sum(dim=1) + 2 * score).clamp_min_(0)
     return nearest, squares
 
@@ -89,11 +89,11 @@ def _means(points: Tensor, clusters: Tensor, squares: Tensor, num_clusters: int)
     sums = torch.zeros(num_clusters, points.shape[1], dtype=torch.float64, device=points.device)
     for some in torch.arange(len(points), device=points.device).split(4096):
         sums.index_add_(0, clusters[some], points[some].double())
-    centres = (sums / counts.clamp_min(1)[:, None]).to(points.dtype)
+    centers = (sums / counts.clamp_min(1)[:, None]).to(points.dtype)
     empty = (counts == 0).nonzero()[:, 0]
     if len(empty):
-        centres[empty] = points[squares.topk(len(empty)).indices]
-    return centres
+        centers[empty] = points[squares.topk(len(empty)).indices]
+    return centers
 
 
 def normalized_mutual_information(first: Tensor, second: Tensor) -> float:

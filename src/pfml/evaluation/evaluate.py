@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,13 +13,28 @@ from pfml.data.decoding import Track
 from pfml.data.image_set import ImageSet, RetrievalData, refuse_seen_classes
 from pfml.data.sources import ImageSource, open_images
 from pfml.data.transfer import send
+from pfml.distributed.schedule import part_sizes, part_slice
 from pfml.distributed.world import World
 from pfml.evaluation.retrieval import RetrievalMetrics, retrieval_metrics
-from pfml.evaluation.shared_work import gathered_batches, metrics_by_first
 from pfml.models.embedder import Embedder
 from pfml.models.modes import evaluation_mode
 
-__all__ = ["embed", "evaluate"]
+__all__ = ["embed", "evaluate", "gathered_batches", "metrics_by_first"]
+
+
+def gathered_batches(mine: Tensor, batches: Sequence[Tensor], world: World) -> Tensor:
+    """The rows of all batches in their order; those of this rank are of the batches `world.part(len(batches))`."""
+    counts = part_sizes(len(batches), world.size)
+    sizes = [sum(map(len, batches[part_slice(counts, rank)])) for rank in range(world.size)]
+    return world.gathered(mine, sizes)
+
+
+def metrics_by_first(metrics: Callable[[], RetrievalMetrics], world: World) -> RetrievalMetrics:
+    """What `metrics` gives on the first rank, the only one to compute it."""
+    values = world.by_first(lambda: dataclasses.asdict(metrics()))
+    recall = {int(k): share for k, share in values["recall"].items()}  # JSON has texts for keys
+    return RetrievalMetrics(**{**values, "recall": recall})
+
 
 #: Images that pass through a network on a CPU at a time, of a batch of any size: more are no faster, and the
 #: activations of the first layers take gigabytes.

@@ -1,4 +1,4 @@
-"""Recall@K, P@1, R-precision, MAP@R and NMI of labelled embeddings."""
+"""Recall@K, P@1, R-precision, MAP@R and NMI of labeled embeddings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pfml.evaluation.clustering import kmeans, normalized_mutual_information
-from pfml.evaluation.neighbours import directions
+from pfml.evaluation.nearest_neighbors import directions
 from pfml.evaluation.ranks import query_scores
 
 __all__ = ["RetrievalMetrics", "retrieval_metrics"]
@@ -17,7 +17,7 @@ __all__ = ["RetrievalMetrics", "retrieval_metrics"]
 
 @dataclass(frozen=True)
 class RetrievalMetrics:
-    """How well classes are found by nearest neighbours; all of them fractions in [0, 1], means over queries.
+    """How well classes are found by nearest neighbors; all of them fractions in [0, 1], means over queries.
 
     A query without a match, whose class has no other member to be found, can only fail: it is left out of every
     mean, as in pytorch-metric-learning's AccuracyCalculator, and counted in `num_without_match`. Code that descends
@@ -29,7 +29,7 @@ class RetrievalMetrics:
         precision_at_1: Share of queries whose nearest item is a match; equal to Recall@1.
         r_precision: Share of matches among the R nearest, R being the number of matches of the query.
         map_at_r: (1/R) sum over i <= R of precision(i) where item i is a match.
-        nmi: Normalised mutual information of classes and k-means clusters of the queries; None if not asked for.
+        nmi: Normalized mutual information of classes and k-means clusters of the queries; None if not asked for.
         num_queries: Of all queries, with or without a match.
         num_without_match: Queries that are in none of the means.
     """
@@ -66,10 +66,10 @@ def retrieval_metrics(
     seed: int = 0,
     tile_pairs: int | None = None,
 ) -> RetrievalMetrics:
-    """Metrics of searching each embedding among all others, or in a gallery; exact, ties in favour of the lower index.
+    """Metrics of searching each embedding among all others, or in a gallery; exact, ties in favor of the lower index.
 
     Args:
-        embeddings: (N, D) of any length; they are normalised here. The computation runs on their device.
+        embeddings: (N, D) of any length; they are normalized here. The computation runs on their device.
         labels: (N,) integers.
         gallery: (G, D) where the queries are searched; None for the embeddings themselves, each without itself.
         gallery_labels: (G,) integers; with a gallery only.

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from pfml.data import RetrievalData, read_glyphs
 from pfml.evaluation import embed, retrieval_metrics
-from pfml.experiments.demo_page import demo_page
-from pfml.experiments.demo_results import Contender, Demo, Trained, demo_losses, describe, scores_table
-from pfml.files import write_atomically
+from pfml.methods import LossConfig
 from pfml.models import Embedder
-from pfml.report.page import Table, write_page
-from pfml.training.config_files import shipped_config
+from pfml.pages.demo import Contender, Demo, Trained, demo_losses, demo_page, describe, scores_table
+from pfml.pages.page import Table, write_page
+from pfml.runs.config import RunConfig
+from pfml.runs.config_files import shipped_config
+from pfml.runs.folder import RunFolder
+from pfml.storage.files import write_atomically
 from pfml.training.environment import resolve_device, seeded
-from pfml.training.methods import LossConfig
-from pfml.training.monitor import ProgressMonitor
-from pfml.training.run import RunConfig, train
-from pfml.training.run_folder import RunFolder
+from pfml.training.progress import ProgressMonitor
+from pfml.training.run import train
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,13 +66,13 @@ def run_demo(out: Path, *, console: Console, epochs: int = 6, seed: int = 0, dat
 
 
 def _pixels(data: RetrievalData) -> Contender:
-    """Grey pixels as they are; the metrics normalise their length."""
+    """Gray pixels as they are; the metrics normalize their length."""
     pixels = data.test.images
     if not isinstance(pixels, Tensor):
         raise TypeError("the demo compares raw pixels, so its data must be pixels, got files")
-    grey = pixels.float().mean(1).flatten(1)
-    metrics = retrieval_metrics(grey, data.test.labels, recall_at=data.recall_at)
-    return Contender("raw pixels", grey, metrics.as_dict())
+    gray = pixels.float().mean(1).flatten(1)
+    metrics = retrieval_metrics(gray, data.test.labels, recall_at=data.recall_at)
+    return Contender("raw pixels", gray, metrics.as_dict())
 
 
 def _untrained(embedder: Embedder, data: RetrievalData) -> Contender:

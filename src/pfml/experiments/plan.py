@@ -8,13 +8,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from pfml.experiments.base_configs import BACKBONE_DIMS, DATASET_BACKBONES, base_config
-from pfml.experiments.catalogue import EXPERIMENTS, THEORY, Experiment, Variant
+from pfml.experiments.catalog import (
+    BACKBONE_DIMS,
+    DATASET_BACKBONES,
+    EXPERIMENTS,
+    THEORY,
+    Experiment,
+    Variant,
+    base_config,
+)
 from pfml.experiments.planned_run import PlannedRun
 from pfml.experiments.study import Study, study_for
+from pfml.methods import METHODS
 from pfml.models.backbones import default_weights
-from pfml.training.methods import METHODS
-from pfml.words import did_you_mean
+from pfml.typos import did_you_mean
 
 __all__ = ["Plan", "PlanOptions", "plan_experiment"]
 

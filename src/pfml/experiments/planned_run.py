@@ -10,11 +10,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from pfml.files import sha256_of
-from pfml.training.config import OPTIMIZER_OPTIONS
-from pfml.training.config_files import plain
-from pfml.training.methods import METHODS, LossConfig
-from pfml.training.run import RunConfig
+from pfml.methods import METHODS, LossConfig
+from pfml.runs.config import OPTIMIZER_OPTIONS, RunConfig
+from pfml.runs.config_files import plain
+from pfml.storage.files import sha256_of
 
 __all__ = ["PlannedRun", "all_options", "known_before", "result_key"]
 
@@ -45,7 +44,7 @@ class PlannedRun:
     """A run that an experiment consists of.
 
     Args:
-        experiment: A key of `pfml.experiments.catalogue.EXPERIMENTS`.
+        experiment: A key of `pfml.experiments.catalog.EXPERIMENTS`.
         dataset: As in `pfml.data.DATASETS`.
         method: A key of `pfml.training.METHODS`.
         backbone: As in the names of the shipped configurations.
@@ -105,7 +104,7 @@ def _what_counts(config: RunConfig) -> dict[str, Any]:
     options = {name: value for name, value in all_options(config.loss).items() if later.get(name, ...) != value}
     whole["loss"] = {"name": config.loss.name, "options": options}
     whole["data"] = {name: value for name, value in whole["data"].items() if name != "root"}
-    # what an optimiser does not have changes nothing; without it, keys outlive new options of other optimisers
+    # what an optimizer does not have changes nothing; without it, keys outlive new options of other optimizers
     foreign = {name for names in OPTIMIZER_OPTIONS.values() for name in names} - {
         *OPTIMIZER_OPTIONS[config.optimizer.name]
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pfml.experiments.tune import with_value
-from pfml.training.run import RunConfig
+from pfml.runs.config import RunConfig
 
 __all__ = ["Study", "read_study", "study_for"]
 

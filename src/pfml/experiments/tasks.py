@@ -16,14 +16,15 @@ from pfml.data import Corruption, RetrievalData
 from pfml.data.image_set import refuse_seen_classes
 from pfml.data.readers.published import PUBLISHED
 from pfml.evaluation import embed, retrieval_metrics
-from pfml.experiments.pictures import draw_pictures
 from pfml.experiments.planned_run import PlannedRun
+from pfml.experiments.plots import draw_pictures
 from pfml.models import Embedder, load_embedder
+from pfml.runs.config import DataConfig, RunConfig
+from pfml.runs.folder import RunFolder
 from pfml.training.environment import precision, resolve_device, seeded
-from pfml.training.methods.untrained import evaluate_untrained
-from pfml.training.monitor import Monitor
-from pfml.training.run import DataConfig, RunConfig, prepare_data, train
-from pfml.training.run_folder import RunFolder
+from pfml.training.progress import Monitor
+from pfml.training.run import prepare_data, train
+from pfml.training.untrained import evaluate_untrained
 
 __all__ = ["TASKS", "Outcome", "Workplace", "prepared"]
 

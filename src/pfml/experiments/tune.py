@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from pfml.data import RetrievalData
 from pfml.experiments.planned_run import known_before
-from pfml.files import write_atomically
 from pfml.models import Embedder
-from pfml.training.config_files import plain, write_config
+from pfml.runs.config import RunConfig
+from pfml.runs.config_files import plain, write_config
+from pfml.storage.files import write_atomically
 from pfml.training.environment import seeded
-from pfml.training.interrupts import Interrupted
-from pfml.training.monitor import Monitor
-from pfml.training.preparation import create_batches, require_matches
-from pfml.training.run import RunConfig, prepare_data, train
-from pfml.words import did_you_mean
+from pfml.training.progress import Monitor
+from pfml.training.run import prepare_data, train
+from pfml.training.setup import create_batches, require_matches
+from pfml.training.shutdown import Interrupted
+from pfml.typos import did_you_mean
 
 if TYPE_CHECKING:
     import optuna

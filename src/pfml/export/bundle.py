@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pfml.export.archive import LARGEST, extract_archive
-from pfml.export.manifest import LARGEST_MANIFEST, MANIFEST, parse_manifest, refuse_tampering
-from pfml.files import DamagedFileError
 from pfml.models import Embedder, load_embedder
 from pfml.search import Hit, ImageIndex, ModelIdentity, Threshold
+from pfml.storage.files import DamagedFileError
+from pfml.storage.manifest import LARGEST_MANIFEST, MANIFEST, parse_manifest, refuse_tampering
+from pfml.storage.zip_archive import LARGEST, extract_archive
 from pfml.training.saved_loss import TrainedField, load_field
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Bundle:
         return self.index.search(self.encode(images), k, model=self.model, class_names=class_names)
 
     def is_unknown(self, images: Iterable[str | Path | Image.Image | Tensor]) -> list[bool]:
-        """For each image whether it is of no class of the index: its nearest neighbour is beyond the threshold."""
+        """For each image whether it is of no class of the index: its nearest neighbor is beyond the threshold."""
         if self.threshold is None:
             raise ValueError(
                 f"{self.path} must have a threshold to tell what is unknown, and has none: pfml calibrate, then export"

@@ -17,8 +17,8 @@ from torch import Tensor
 from pfml.data import ImageSet, open_images
 from pfml.export.packages import require
 from pfml.export.preprocessing import INPUT, OUTPUT, preprocessing_description
-from pfml.files import write_atomically
 from pfml.models import Embedder
+from pfml.storage.files import write_atomically
 
 __all__ = ["OnnxDifferenceError", "OnnxExport", "export_onnx", "preprocessing_file"]
 

@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from pfml.bundles import parse_manifest
 from pfml.data import ImageSet
-from pfml.export.archive import write_archive
-from pfml.export.manifest import write_manifest
 from pfml.export.onnx import export_onnx
 from pfml.export.preprocessing import preprocessing_description
 from pfml.export.runs import model_folder
-from pfml.files import DamagedFileError, sha256_of
 from pfml.models import Embedder, load_embedder
 from pfml.search import ImageIndex, ModelIdentity, Threshold
+from pfml.storage.bundle import parse_manifest
+from pfml.storage.files import DamagedFileError, sha256_of
+from pfml.storage.manifest import write_manifest
+from pfml.storage.zip_archive import write_archive
 
 __all__ = ["PARTS", "export_bundle"]
 
@@ -127,7 +127,7 @@ def _finish(folder: Path, embedder: Embedder, parts: list[str]) -> None:
 
 
 def _copy_sealed(folder: Path, name: str, target: Path) -> dict[str, Any]:
-    """Copy the manifest `name`.json (`pfml.bundles`) and the tensors that it names; its values.
+    """Copy the manifest `name`.json (`pfml.storage.bundle`) and the tensors that it names; its values.
 
     It is read once, so that the copy is of one state, whoever writes meanwhile.
     """

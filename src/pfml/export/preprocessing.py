@@ -34,14 +34,14 @@ def preprocessing_description(embedder: Embedder) -> dict[str, Any]:
                 "rounding": "none: on float values; an image whose short side fits already is not resized",
             },
             {
-                "step": "centre_crop",
+                "step": "center_crop",
                 "side": images.crop,
                 "offset": "round((length - side) / 2), half to even",
             },
             {"step": "scale", "factor": 1 / 255, "from": "8-bit values"},
         ],
         "inside_the_model": {
-            "note": "The model normalises by itself: do not normalise before it.",
+            "note": "The model normalizes by itself: do not normalize before it.",
             "channel_order": images.channel_order,
             "value_scale": images.value_scale,
             "mean": list(images.mean),

@@ -11,7 +11,7 @@ from torch import Tensor
 from pfml.data import ImageSet, load_data
 from pfml.data.decoding import ImageError, UnreadableImagesError, read_rgb
 from pfml.data.readers.folder import image_files
-from pfml.training.config_files import read_config
+from pfml.runs.config_files import read_config
 
 __all__ = ["few_images", "model_folder", "run_folder"]
 
@@ -42,7 +42,7 @@ def few_images(run: Path, places: Sequence[Path] | None = None, *, count: int = 
         count: At most so many; fewer where some of these cannot be read.
     """
     if places:
-        images = ImageSet.unlabelled(image_files(places))
+        images = ImageSet.unlabeled(image_files(places))
     else:
         folder = run_folder(run)
         if folder is None:

@@ -264,10 +264,10 @@ def soft_triple(
     tau: float = 0.2,
     published_start: bool = False,
 ) -> Parts:
-    """Mean of -log softmax over classes of scale * S, S the softmax(s / gamma)-weighted cosines to a class's centres.
+    """Mean of -log softmax over classes of scale * S, S the softmax(s / gamma)-weighted cosines to a class's centers.
 
-    The own class has S - margin; plus tau times the mean distance of centres of a class, halved. That term is ours: the
-    library's needs (C M)^2 bytes. With `published_start` centres are uniform between -1 / sqrt(C M) and 1 / sqrt(C M),
+    The own class has S - margin; plus tau times the mean distance of centers of a class, halved. That term is ours: the
+    library's needs (C M)^2 bytes. With `published_start` centers are uniform between -1 / sqrt(C M) and 1 / sqrt(C M),
     of a length of about sqrt(D / (3 C M)).
     """
     loss = library().losses.SoftTripleLoss(

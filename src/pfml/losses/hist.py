@@ -50,7 +50,7 @@ class HISTLoss(nn.Module):
         terms: Both terms of the last value, detached, before `hypergraph_weight`: "gaussians" and "hypergraph".
     """
 
-    proxies: nn.Parameter  # (C, 1, D): the means, before normalisation
+    proxies: nn.Parameter  # (C, 1, D): the means, before normalization
     log_variances: nn.Parameter  # (C, D), before relu6
 
     def __init__(
@@ -151,7 +151,7 @@ class HypergraphNetwork(nn.Module):
         scores = G linear2(leaky_relu(batch_norm(G linear1(nodes)), 0.1))
 
     In training mode the batch norm takes the statistics of the batch, and its running statistics, which are part of the
-    state_dict, follow; in evaluation mode it takes those. A single node has no variance: it is normalised by the
+    state_dict, follow; in evaluation mode it takes those. A single node has no variance: it is normalized by the
     running statistics in training mode too, and leaves them as they are.
 
     Args:

@@ -61,7 +61,7 @@ class PotentialFieldLoss(nn.Module):
         proxy_init: "normal", or "samples" / "kmeans", which wait for `initialize_proxies`.
         proxy_init_norm: Length of a new proxy parameter in the space "normalized". With Adam, lr / length is the
             angle that a step turns a proxy by, so it should not depend on the number of proxies.
-        proxy_space: "normalized" (free parameters, normalised in forward), "projected" (normalised in forward, and
+        proxy_space: "normalized" (free parameters, normalized in forward), "projected" (normalized in forward, and
             the parameters themselves put back on the sphere by each training forward) or "free" (used as they are).
         proxy_attraction: Whether proxies of one class attract each other, as Eq. 6 says; or how much these pairs
             count beside those of a sample and a proxy.
@@ -213,10 +213,10 @@ class PotentialFieldLoss(nn.Module):
         return resolve_backend(self.backend, num_points, self.proxies, self.field)
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """The proxies as an optimiser's parameter group; an empty list if there are none.
+        """The proxies as an optimizer's parameter group; an empty list if there are none.
 
         The paper trains proxies 100 times faster than the backbone. Weight decay is off for them by default: at rest
-        the field exerts no force at all, and an adaptive optimiser would let the decay alone move the proxies.
+        the field exerts no force at all, and an adaptive optimizer would let the decay alone move the proxies.
         """
         if self.proxies_per_class == 0:
             return []

@@ -33,26 +33,26 @@ def class_sample_proxies(samples: Tensor, per_class: int, *, generator: Generato
 
 
 def kmeans_proxies(samples: Tensor, per_class: int, *, generator: Generator | None = None, restarts: int = 5) -> Tensor:
-    """The centres of k-means over the samples of one class, (M, D); the best of several starts."""
+    """The centers of k-means over the samples of one class, (M, D); the best of several starts."""
     if len(samples) <= per_class:
         return class_sample_proxies(samples, per_class, generator=generator)
     starts = [_spread_seeds(samples, per_class, generator) for _ in range(restarts)]
     candidates = [_lloyd(samples, seeds) for seeds in starts]
-    misfits = [torch.cdist(samples, centres).min(dim=1).values.square().sum() for centres in candidates]
+    misfits = [torch.cdist(samples, centers).min(dim=1).values.square().sum() for centers in candidates]
     return candidates[int(torch.stack(misfits).argmin())]
 
 
-def _lloyd(samples: Tensor, centres: Tensor, iterations: int = 20) -> Tensor:
-    """Move each centre to the mean of the samples nearest to it, until nothing moves."""
+def _lloyd(samples: Tensor, centers: Tensor, iterations: int = 20) -> Tensor:
+    """Move each center to the mean of the samples nearest to it, until nothing moves."""
     for _ in range(iterations):
-        nearest = torch.cdist(samples, centres).argmin(dim=1)
-        sums = torch.zeros_like(centres).index_add_(0, nearest, samples)
-        counts = torch.bincount(nearest, minlength=len(centres))[:, None]
-        moved = torch.where(counts > 0, sums / counts, centres)  # an empty cluster waits where it is
-        if torch.equal(moved, centres):
+        nearest = torch.cdist(samples, centers).argmin(dim=1)
+        sums = torch.zeros_like(centers).index_add_(0, nearest, samples)
+        counts = torch.bincount(nearest, minlength=len(centers))[:, None]
+        moved = torch.where(counts > 0, sums / counts, centers)  # an empty cluster waits where it is
+        if torch.equal(moved, centers):
             break
-        centres = moved
-    return centres
+        centers = moved
+    return centers
 
 
 def _spread_seeds(samples: Tensor, count: int, generator: Generator | None) -> Tensor:
@@ -68,7 +68,7 @@ def _spread_seeds(samples: Tensor, count: int, generator: Generator | None) -> T
     return samples[chosen]
 
 
-#: Initialisations that need embeddings: name -> function of one class's samples.
+#: Initializations that need embeddings: name -> function of one class's samples.
 PROXY_INITS: dict[str, Callable[..., Tensor]] = {
     "samples": class_sample_proxies,
     "kmeans": kmeans_proxies,

@@ -91,7 +91,7 @@ class ProxyAnchorLoss(nn.Module):
         return trusted(fit(samples, proxies, self.num_classes, FIT_LAW), self.trust)
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """The proxies as an optimiser's parameter group; published: 100 times the learning rate of the trunk."""
+        """The proxies as an optimizer's parameter group; published: 100 times the learning rate of the trunk."""
         return [{"params": [self.proxies], "lr": lr, "weight_decay": weight_decay}]
 
     def proxy_points(self) -> Tensor:

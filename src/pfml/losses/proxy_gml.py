@@ -32,7 +32,7 @@ class ProxyGMLLoss(nn.Module):
     Published, in the authors' code: all of the above with 12, 0.05, 0.3 and scale 1; on SOP 1 proxy per class and
     proxy_weight 0. Adam with eps 0.01, proxies at 300 times (SOP 3,000 times) the learning rate of the trunk.
 
-    Ours: embeddings are normalised here too. A class is left out of the softmax if it has no proxy in K(x), where the
+    Ours: embeddings are normalized here too. A class is left out of the softmax if it has no proxy in K(x), where the
     code looks for sums that are exactly 0, and the softmax is computed without the code's small constants. With so few
     classes that all kept proxies would be the sample's own (1 / kept_share classes or fewer) nothing could be learned;
     then as many others are kept, 2 M in all. An empty batch has the loss of the proxies alone.
@@ -115,7 +115,7 @@ class ProxyGMLLoss(nn.Module):
             return loss
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """The proxies as an optimiser's parameter group; published: 300 times the learning rate of the trunk."""
+        """The proxies as an optimizer's parameter group; published: 300 times the learning rate of the trunk."""
         return [{"params": [self.proxies], "lr": lr, "weight_decay": weight_decay}]
 
     def proxy_points(self) -> Tensor:

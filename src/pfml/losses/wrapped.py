@@ -27,7 +27,7 @@ from pfml.sphere import unit
 __all__ = ["PROXY_LENGTH", "Parts", "WrappedLoss", "wrapped"]
 
 #: Length of a proxy at the start, as in `PotentialFieldLoss`. Only directions matter to these losses, so that the
-#: length sets how far a step turns a proxy; published initialisations make it depend on the number of classes. It is
+#: length sets how far a step turns a proxy; published initializations make it depend on the number of classes. It is
 #: made for Adam, whose steps have the size of the learning rate: where they follow the gradient (SGD, Adam with a large
 #: eps), a proxy of length L turns 1 / L^2 as far, and a published recipe needs the length that it was made for.
 PROXY_LENGTH = 3.0
@@ -65,12 +65,12 @@ class WrappedLoss(nn.Module):
     Args:
         num_classes: C; labels must lie in [0, C).
         embedding_dim: D.
-        parts: The loss, its miner and its regulariser.
+        parts: The loss, its miner and its regularizer.
         name: Of the method, for messages and the stored state.
         options: Its hyper-parameters; a stored loss with other ones is refused.
 
     Attributes:
-        terms: The loss and its regulariser as they were last, detached, if it has one: "classes" and "regularizer".
+        terms: The loss and its regularizer as they were last, detached, if it has one: "classes" and "regularizer".
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class WrappedLoss(nn.Module):
         return value
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """Everything that the loss learns as an optimiser's parameter group; an empty list if that is nothing."""
+        """Everything that the loss learns as an optimizer's parameter group; an empty list if that is nothing."""
         parameters = list(self.inner.parameters())
         return [{"params": parameters, "lr": lr, "weight_decay": weight_decay}] if parameters else []
 

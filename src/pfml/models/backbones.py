@@ -23,7 +23,7 @@ class SpecialBackbone:
     """A backbone that is not simply a model of timm's hub.
 
     Args:
-        build: Makes the network for images of a size, randomly initialised.
+        build: Makes the network for images of a size, randomly initialized.
         preprocessing: What its published weights were trained with.
         default_weights: What "default" stands for: see `pfml.models.weights.load_weights`; "file" if none come with
             the package, so that the user must name a file.
@@ -61,7 +61,7 @@ BACKBONES: dict[str, SpecialBackbone] = {
 def create_backbone(
     name: str, *, image_size: int | None = None, resize: int | None = None
 ) -> tuple[Backbone, Preprocessing]:
-    """A randomly initialised backbone and the preprocessing that its published weights expect.
+    """A randomly initialized backbone and the preprocessing that its published weights expect.
 
     Args:
         name: A key of `BACKBONES`, an alias ("resnet50", "vit_small", "dino_vits16"), or any model name of timm's.

@@ -70,7 +70,7 @@ def set_trainable(
 
 
 def batch_norms(model: nn.Module) -> Iterator[_BatchNorm]:
-    """Every BatchNorm of a model, of any dimension, also synchronised ones."""
+    """Every BatchNorm of a model, of any dimension, also synchronized ones."""
     return (layer for layer in model.modules() if isinstance(layer, _BatchNorm))
 
 

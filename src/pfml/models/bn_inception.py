@@ -1,4 +1,4 @@
-"""BN-Inception: Inception with batch normalisation (Ioffe and Szegedy 2015), in the variant that Caffe made common.
+"""BN-Inception: Inception with batch normalization (Ioffe and Szegedy 2015), in the variant that Caffe made common.
 
 Most of deep metric learning's tables have rows for it, and timm does not. Parameters are named as in the published
 weight file `bn_inception-52deb4733.pth`, so that it loads (its vectors have a leading dimension of size 1, which

@@ -9,7 +9,7 @@ __all__ = ["escaped", "model_card", "model_table"]
 
 
 def model_card(description: dict[str, Any]) -> str:
-    """A model card in Markdown, of what `Embedder.save` knows; a run writes more (`pfml.training.run_card`)."""
+    """A model card in Markdown, of what `Embedder.save` knows; a run writes more (`pfml.runs.card`)."""
     return f"""# An image embedder
 
 It turns an image into a point on the unit sphere; images of one class lie close to each other, also of classes that it
@@ -28,14 +28,14 @@ def model_table(description: dict[str, Any]) -> str:
     dimension = model["embedding_dim"] or "as many as the backbone has features"
     trained = "not recorded" if learned is None else f"{learned['dataset']}, {len(learned['class_names']):,} classes"
     values = f"{images['channel_order']} in 0 to {images['value_scale']:g}, mean {images['mean']}, std {images['std']}"
-    crop = f"RGB, short side {images['resize']}, centre crop {images['crop']}, {images['interpolation']}"
+    crop = f"RGB, short side {images['resize']}, center crop {images['crop']}, {images['interpolation']}"
     rows = {
         "backbone": model["backbone"],
         "dimensions": str(dimension),
         "pooling": f"{model['pooling']}, LayerNorm: {model['layer_norm']}",
         "trained on": trained,
         "images": crop,
-        "normalisation, inside the model": values,
+        "normalization, inside the model": values,
     }
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {escaped(value)} |" for name, value in rows.items())])
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from pfml.bundles import read_bundle, read_manifest, write_bundle
 from pfml.data.preprocessing import Preprocessing
-from pfml.files import DamagedFileError, remove_partials, write_atomically
 from pfml.models.backbone import Backbone
 from pfml.models.backbones import create_backbone, default_weights
 from pfml.models.card import model_card
 from pfml.models.head import Head
 from pfml.models.modes import evaluation_mode
 from pfml.models.weights import load_into, load_weights
+from pfml.storage.bundle import read_bundle, read_manifest, write_bundle
+from pfml.storage.files import DamagedFileError, remove_partials, write_atomically
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -95,7 +95,7 @@ class Embedder(nn.Module):
 
     Example:
         >>> embedder = create_embedder("convnet", embedding_dim=64)
-        >>> embedder(torch.rand(2, 3, 32, 32)).shape  # RGB in [0, 1]; normalised inside
+        >>> embedder(torch.rand(2, 3, 32, 32)).shape  # RGB in [0, 1]; normalized inside
         torch.Size([2, 64])
     """
 

@@ -7,7 +7,7 @@ The layers here are computed instead, from the features of the training images:
 - "whitened": the same after the directions in which images of one class differ were weakened. With S the covariance
   within classes and s its mean variance, features are first multiplied by (S + s I)^(-1/4), half of a whitening.
 
-Both are centred, and scaled to the size that a random layer has, so that learning rates mean the same.
+Both are centered, and scaled to the size that a random layer has, so that learning rates mean the same.
 
 Two starts are random: "random", He's normal distribution with fan-out and no bias, as Proxy Anchor's, HIST's and
 Multi-Similarity's code has it; and "uniform", torch's own of a linear layer, as SoftTriple's, ProxyGML's and
@@ -45,16 +45,16 @@ def start_head(head: Head, start: str, features: Tensor, labels: Tensor) -> None
     if start not in FEATURE_STARTS:
         return
     layer = require_layer(head, start)
-    centre = features.double().mean(0)
-    centred = features.double() - centre
-    weaken = _half_whitening(centred, labels) if start == "whitened" else None
-    seen = centred if weaken is None else centred @ weaken
+    center = features.double().mean(0)
+    centered = features.double() - center
+    weaken = _half_whitening(centered, labels) if start == "whitened" else None
+    seen = centered if weaken is None else centered @ weaken
     directions = torch.linalg.eigh(seen.T @ seen).eigenvectors.flip(1)[:, : layer.out_features].T
     weight = directions if weaken is None else directions @ weaken
-    weight *= math.sqrt(2 * head.num_features) / weight.norm()  # as He's initialisation has it on average
+    weight *= math.sqrt(2 * head.num_features) / weight.norm()  # as He's initialization has it on average
     layer.weight.copy_(weight)
     if layer.bias is not None:
-        layer.bias.copy_(-weight @ centre)
+        layer.bias.copy_(-weight @ center)
 
 
 @torch.no_grad()
@@ -79,11 +79,11 @@ def require_layer(head: Head, start: str) -> torch.nn.Linear:
     return head.linear
 
 
-def _half_whitening(centred: Tensor, labels: Tensor) -> Tensor:
+def _half_whitening(centered: Tensor, labels: Tensor) -> Tensor:
     """(S + s I)^(-1/4), symmetric, (F, F)."""
-    counts = torch.bincount(labels).clamp_min(1).to(centred)
-    sums = torch.zeros(len(counts), centred.shape[1]).to(centred).index_add_(0, labels, centred)
-    within = centred - (sums / counts[:, None])[labels]
+    counts = torch.bincount(labels).clamp_min(1).to(centered)
+    sums = torch.zeros(len(counts), centered.shape[1]).to(centered).index_add_(0, labels, centered)
+    within = centered - (sums / counts[:, None])[labels]
     variances, axes = torch.linalg.eigh(within.T @ within / len(within))
     shrunk = (variances.clamp_min(0) + variances.clamp_min(0).mean()).clamp_min(1e-30)
     return (axes * shrunk**-0.25) @ axes.T

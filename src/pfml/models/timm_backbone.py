@@ -20,7 +20,7 @@ ALIASES = {
 
 
 class TimmBackbone(Backbone):
-    """A model of timm's without its pooling and classifier, randomly initialised.
+    """A model of timm's without its pooling and classifier, randomly initialized.
 
     Args:
         name: As `timm.create_model` has it, or one of `ALIASES`.

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pfml.files import DamagedFileError, load_tensors, refuse_non_finite, refuse_zip_bomb
 from pfml.models.backbone import Backbone
 from pfml.models.timm_backbone import TimmBackbone
+from pfml.storage.files import DamagedFileError, load_tensors, refuse_non_finite, refuse_zip_bomb
 
 __all__ = ["WEIGHT_SOURCES", "load_into", "load_weights", "read_weight_file"]
 

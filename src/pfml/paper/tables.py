@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal, get_args
 
-from pfml.words import did_you_mean
+from pfml.typos import did_you_mean
 
 __all__ = ["PaperCell", "PaperRow", "PaperSection", "PaperTable", "Picture", "paper_pictures", "paper_tables"]
 
@@ -94,7 +94,7 @@ class PaperTable:
         number: "Table 1".
         label, lines: Where it stands in the LaTeX source.
         title: What it shows.
-        kind: results, figure (digitised, not printed), or settings (hyper-parameters).
+        kind: results, figure (digitized, not printed), or settings (hyper-parameters).
         headings: Of the columns.
         columns: What each column says of its cells; `average` names a setting, such as the fold, whose values are
             averaged before the mean over seeds.

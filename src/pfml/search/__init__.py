@@ -17,15 +17,14 @@ finds the threshold. `embed_collection` embeds images that are too many for memo
 """
 
 from pfml.search.calibration import calibrate, calibrate_points
-from pfml.search.embedding import CollectionUpdate, embed_collection
+from pfml.search.embedding import CollectionUpdate, Share, embed_collection
 from pfml.search.identity import ModelIdentity, OtherModelError
 from pfml.search.index import ImageIndex
 from pfml.search.listing import Listing, list_images
-from pfml.search.lock import IndexLockedError
-from pfml.search.share import Share
 from pfml.search.state import Entry, Hit
 from pfml.search.threshold import Rate, Threshold
 from pfml.search.update import Update, update_index
+from pfml.storage.lock import IndexLockedError
 
 __all__ = [
     "CollectionUpdate",

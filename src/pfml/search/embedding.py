@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,18 +15,76 @@ import torch
 
 from pfml.data.decoding import Track, in_threads
 from pfml.data.readers.folder import image_paths
-from pfml.evaluation.collection import read_settings, write_settings
-from pfml.evaluation.parts import Part, PartSettings, part_names, read_part, remove_part, write_part
-from pfml.files import DamagedFileError, remove_partials
 from pfml.models.embedder import Embedder
 from pfml.search.identity import ModelIdentity
 from pfml.search.listing import plain_path
-from pfml.search.lock import WriterLock
 from pfml.search.one_pass import embed_files
-from pfml.search.share import WHOLE, Share
 from pfml.search.update import Update
+from pfml.storage.embeddings import read_settings, write_settings
+from pfml.storage.files import DamagedFileError, remove_partials
+from pfml.storage.lock import WriterLock
+from pfml.storage.shard import Part, PartSettings, part_names, read_part, remove_part, write_part
 
-__all__ = ["PART_IMAGES", "CollectionUpdate", "embed_collection"]
+__all__ = ["PART_IMAGES", "WHOLE", "CollectionUpdate", "Share", "embed_collection"]
+
+
+@dataclass(frozen=True)
+class Share:
+    """The `number`-th of `count` shares of the images.
+
+    An image belongs to a share by a digest of its path. So it stays where it is when others come or go, and processes
+    that list a growing folder at different moments neither miss an image nor take one twice. Shares are equal but for
+    chance: of N images in c shares, N / c give or take its square root.
+    """
+
+    number: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.count:
+            raise ValueError(f"a share must be from 1/{self.count} to {self.count}/{self.count}, got {self}")
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    @property
+    def is_whole(self) -> bool:
+        return self.count == 1
+
+    def holds(self, path: str) -> bool:
+        """Whether the image of this path is in the share."""
+        if self.is_whole:
+            return True
+        digest = hashlib.sha256(path.encode(errors="surrogateescape")).digest()
+        return int.from_bytes(digest[:8], "big") % self.count == self.number - 1
+
+    @classmethod
+    def parsed(cls, text: str) -> Share:
+        """The share of a text such as "2/8", or "all"."""
+        if text == "all":
+            return WHOLE
+        found = re.fullmatch(r"(\d+)/(\d+)", text)
+        if found is None or int(found[2]) < 1:
+            raise ValueError(f"a share must be NUMBER/COUNT, such as 2/8 for the second of eight, or all, got {text!r}")
+        return cls(int(found[1]), int(found[2]))
+
+    @classmethod
+    def of_process(cls, environment: Mapping[str, str] = os.environ) -> Share:
+        """The share that torchrun gives this process by RANK and WORLD_SIZE; the whole where it did not start it."""
+        if "RANK" not in environment or "WORLD_SIZE" not in environment:
+            return WHOLE
+        rank, count = environment["RANK"], environment["WORLD_SIZE"]
+        if not rank.isdecimal() or not count.isdecimal() or int(rank) >= int(count):
+            raise ValueError(
+                f"RANK must be a number from 0 to WORLD_SIZE - 1, got RANK={rank!r} and WORLD_SIZE={count!r}: "
+                f"unset them, or name the share with --shard"
+            )
+        return cls(int(rank) + 1, int(count))
+
+
+#: All images.
+WHOLE = Share(1, 1)
+
 
 #: Images in a part, unless it is said otherwise.
 PART_IMAGES = 4096
@@ -87,7 +148,7 @@ def embed_collection(
         pending = list(comparison.pending())
         for number, (paths, revision) in enumerate(pending, 1):
             label = f"embedding part {number:,} of {len(pending):,}"
-            shown = None if track is None else _labelled(track, label)
+            shown = None if track is None else _labeled(track, label)
             _add_part(folder, settings, embedder, paths, revision, comparison, batch_size, workers, shown)
     return update
 
@@ -224,7 +285,7 @@ def _add_part(
     update.added += len(found.paths) - replaced
 
 
-def _labelled(track: Track, label: str) -> Track:
+def _labeled(track: Track, label: str) -> Track:
     def tracked(items: Iterable[Any], _: str, total: int) -> Iterable[Any]:
         return track(items, label, total)
 

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pfml.evaluation.file_state import UNKNOWN_FILE, FileState, packed
-from pfml.evaluation.neighbours import directions
+from pfml.evaluation.nearest_neighbors import directions
 from pfml.search.backends import backend_for
-from pfml.search.heap import return_freed_memory
 from pfml.search.identity import ModelIdentity
-from pfml.search.segments import Segment
 from pfml.search.state import Entry, Hit, State
 from pfml.search.storage import GRACE_SECONDS, IndexFolder, Snapshot
-from pfml.search.stored_vectors import StoredVectors
-from pfml.words import did_you_mean
+from pfml.storage.file_state import UNKNOWN_FILE, FileState, packed
+from pfml.storage.segment import Segment, StoredVectors
+from pfml.typos import did_you_mean
 
-__all__ = ["ImageIndex"]
+__all__ = ["ImageIndex", "return_freed_memory"]
+
+
+def return_freed_memory() -> None:
+    """Give freed pages back, where the C library can (glibc's `malloc_trim`); elsewhere nothing is done.
+
+    A writer of an index makes arrays of megabytes between paths that stay. The C library keeps the holes that these
+    leave, and the process grows by as much as it writes.
+    """
+    trim = _trim()
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _trim() -> Any | None:
+    if os.name == "nt":
+        return None
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)
+
 
 #: Entries in a segment that `compact` writes.
 COMPACTED_ENTRIES = 65_536
@@ -188,7 +209,7 @@ class ImageIndex:
         """Add images, replacing the entries of the same paths; the ids of the new entries. All are added or none.
 
         Args:
-            vectors: (N, D), normalised here.
+            vectors: (N, D), normalized here.
             paths: N different ones, kept as they are given.
             class_names: N, "" where the class is unknown; None if no class is known. Any names are welcome.
             model: What made the vectors.
@@ -257,7 +278,7 @@ class ImageIndex:
         The order is that of float32 products, distances are differences in float64. Equal distances are listed by id.
 
         Args:
-            vectors: (N, D), normalised here.
+            vectors: (N, D), normalized here.
             k: How many.
             model: What made the vectors.
             class_names: Search these classes only.

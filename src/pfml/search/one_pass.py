@@ -13,9 +13,9 @@ from pfml.data.resampling import resample
 from pfml.data.transfer import send
 from pfml.data.windows import Windows
 from pfml.evaluation.evaluate import embed
-from pfml.evaluation.file_state import FileState
-from pfml.files import SpecialFileError
 from pfml.models.embedder import Embedder
+from pfml.storage.file_state import FileState
+from pfml.storage.files import SpecialFileError
 
 __all__ = ["EmbeddedFiles", "OnePass", "embed_files"]
 

@@ -10,11 +10,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from pfml.evaluation.file_state import FileState
-from pfml.files import DamagedFileError
 from pfml.search.backends import BACKENDS, Searcher, backend_for
-from pfml.search.segments import Segment
 from pfml.search.storage import Snapshot
+from pfml.storage.file_state import FileState
+from pfml.storage.files import DamagedFileError
+from pfml.storage.segment import Segment
 
 __all__ = ["Entry", "Hit", "State", "distances_between"]
 

@@ -1,8 +1,8 @@
 """An index on disk: segments that never change, and a manifest that says which of them count.
 
 index.json               the manifest: model, segments with their sha256, sealed with a checksum of itself
-index-*.safetensors      the ids of removed entries, named by the manifest (`pfml.bundles`)
-segment-*.safetensors    vectors, paths, classes; see `pfml.search.segments`
+index-*.safetensors      the ids of removed entries, named by the manifest (`pfml.storage.bundle`)
+segment-*.safetensors    vectors, paths, classes; see `pfml.storage.segment`
 lock                     held by the one writer
 
 A change writes new files first and the manifest last, by a rename. So an interruption at any moment leaves the state
@@ -21,11 +21,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pfml.bundles import read_bundle, write_bundle
-from pfml.files import DamagedFileError, remove_partials
 from pfml.search.identity import ModelIdentity
-from pfml.search.lock import WriterLock
-from pfml.search.segments import Segment, SegmentFile, read_segment, write_segment
+from pfml.storage.bundle import read_bundle, write_bundle
+from pfml.storage.files import DamagedFileError, remove_partials
+from pfml.storage.lock import WriterLock
+from pfml.storage.segment import Segment, SegmentFile, read_segment, write_segment
 
 __all__ = ["GRACE_SECONDS", "IndexFolder", "Snapshot"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pfml.bundles import read_bundle, write_bundle
-from pfml.files import DamagedFileError
 from pfml.search.identity import ModelIdentity
+from pfml.storage.bundle import read_bundle, write_bundle
+from pfml.storage.files import DamagedFileError
 
 __all__ = ["Rate", "Threshold"]
 
@@ -44,7 +44,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Threshold:
-    """An image is unknown if its nearest neighbour is farther than `distance`.
+    """An image is unknown if its nearest neighbor is farther than `distance`.
 
     Args:
         distance: The largest one at which the asked rate was kept on the classes that chose it.
@@ -53,7 +53,7 @@ class Threshold:
         data: The images that it was found by, in words.
         false_accepts: The rate on classes that had no part in the choice.
         false_rejects: On these, of images whose class is in the index, the share that is called unknown.
-        wrong_classes: On these, of images whose class is in the index, the share whose nearest neighbour is accepted
+        wrong_classes: On these, of images whose class is in the index, the share whose nearest neighbor is accepted
             and of another class.
         chosen_on: Number of images and of classes that chose the distance.
         measured_on: Number of images and of classes that the rates were measured on, also the gallery's size there.
@@ -76,7 +76,7 @@ class Threshold:
             raise ValueError(f"a distance on the unit sphere must lie in [0, 2], got {self.distance}")
 
     def is_unknown(self, distance: float) -> bool:
-        """Whether an image with its nearest neighbour at this distance is unknown; at a distance of NaN it is."""
+        """Whether an image with its nearest neighbor at this distance is unknown; at a distance of NaN it is."""
         return not float(distance) <= self.distance
 
     def save(self, folder: str | Path) -> Path:

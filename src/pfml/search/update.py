@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from pfml.data.decoding import ImageError, Track, in_threads
-from pfml.evaluation.collection import EmbeddedImages
-from pfml.evaluation.file_state import FileState
 from pfml.models.embedder import Embedder
 from pfml.search.identity import ModelIdentity
 from pfml.search.index import ImageIndex
 from pfml.search.listing import Listing
 from pfml.search.one_pass import embed_files
 from pfml.search.state import Entry
+from pfml.storage.embeddings import EmbeddedImages
+from pfml.storage.file_state import FileState
 
 __all__ = ["Update", "update_index"]
 
@@ -29,7 +29,7 @@ class Update:
     Args:
         added: New ones.
         replaced: Files that had changed.
-        relabelled: Of another class than before; not embedded again.
+        relabeled: Of another class than before; not embedded again.
         unchanged: Left as they were.
         removed: No longer listed, or gone from the disk.
         failures: Files that cannot be read: they are left out.
@@ -38,14 +38,14 @@ class Update:
 
     added: int = 0
     replaced: int = 0
-    relabelled: int = 0
+    relabeled: int = 0
     unchanged: int = 0
     removed: int = 0
     failures: list[ImageError] = field(default_factory=list)
     taken: int = 0
 
     def __str__(self) -> str:
-        names = ("added", "replaced", "relabelled", "unchanged", "removed")
+        names = ("added", "replaced", "relabeled", "unchanged", "removed")
         counts = {name: getattr(self, name) for name in names if getattr(self, name) or name == "added"}
         done = ", ".join(f"{value:,} {name}" for name, value in counts.items())
         return f"{done}, {len(self.failures):,} unreadable" if self.failures else done
@@ -158,7 +158,7 @@ def _pending(
             sources=[listing.source] * len(entries),
             files=[entry.file for entry in entries],
         )
-        update.relabelled = len(entries)
+        update.relabeled = len(entries)
     return pending
 
 

@@ -18,7 +18,7 @@ __all__ = [
     "ImageAnswer",
     "ImagesAnswer",
     "MapAnswer",
-    "NeighbourAnswer",
+    "NeighborAnswer",
     "PotentialAnswer",
     "QueryAnswer",
     "ReadyAnswer",
@@ -184,7 +184,7 @@ class PotentialAnswer(BaseModel):
     explanation: str
 
 
-class NeighbourAnswer(BaseModel):
+class NeighborAnswer(BaseModel):
     """An indexed image near a suspect."""
 
     id: int
@@ -219,8 +219,8 @@ class SuspectAnswer(BaseModel):
     confidence: float
     listed: bool = Field(description="Whether the audit calls the label wrong.")
     decision: DecisionAnswer | None
-    neighbours: list[NeighbourAnswer] = Field(default=[], description="Only where one suspect is asked for.")
-    evidence: str = Field(description="What the audit wrote about its neighbours.")
+    neighbors: list[NeighborAnswer] = Field(default=[], description="Only where one suspect is asked for.")
+    evidence: str = Field(description="What the audit wrote about its neighbors.")
 
 
 class AuditAnswer(BaseModel):

@@ -15,16 +15,16 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from pfml import __version__
-from pfml.files import DamagedFileError
 from pfml.serving import audit_routes, field_routes, search_routes
 from pfml.serving.answers import ReadyAnswer
 from pfml.serving.audit_queue import AuditFileError
 from pfml.serving.gallery import Gallery
 from pfml.serving.guard import COOKIE, Access, Guard
-from pfml.serving.pictures import BadUploadError
+from pfml.serving.images import BadUploadError
 from pfml.serving.search_routes import Shared
 from pfml.serving.service import Service, UnknownNameError
 from pfml.serving.workers import BusyError
+from pfml.storage.files import DamagedFileError
 
 __all__ = ["create_app"]
 

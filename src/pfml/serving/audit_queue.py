@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pfml.files import write_atomically
-from pfml.words import did_you_mean
+from pfml.storage.files import write_atomically
+from pfml.typos import did_you_mean
 
 __all__ = ["AuditFileError", "AuditQueue", "Decision", "QueuedSuspect", "key_of"]
 
@@ -50,7 +50,7 @@ class QueuedSuspect:
         score: How suspicious it is.
         confidence: The probability that the label is wrong.
         listed: Whether the audit calls the label wrong.
-        neighbours: What the audit wrote about its neighbours.
+        neighbors: What the audit wrote about its neighbors.
     """
 
     key: str
@@ -60,7 +60,7 @@ class QueuedSuspect:
     score: float
     confidence: float
     listed: bool
-    neighbours: str
+    neighbors: str
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _suspect(row: dict[str, str]) -> QueuedSuspect:
             row["suggested"],
             *numbers,
             row["listed"] == "yes",
-            row["neighbours"] or "",
+            row["neighbors"] or "",
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"suspects.csv must be as pfml audit writes it, got {error!r}: run pfml audit again") from None

@@ -1,4 +1,4 @@
-"""The API of the audit: suspects, their neighbours, and what a person decides about them."""
+"""The API of the audit: suspects, their neighbors, and what a person decides about them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pfml.serving.answers import (
     DecisionAnswer,
     DecisionRequest,
     ErrorAnswer,
-    NeighbourAnswer,
+    NeighborAnswer,
     SuspectAnswer,
 )
 from pfml.serving.audit_queue import Decision, QueuedSuspect, key_of
@@ -47,12 +47,12 @@ async def queue(service: Shared) -> AuditAnswer:
 
 @router.get("/{key}")
 async def suspect(service: Shared, key: str) -> SuspectAnswer:
-    """A suspect with its neighbours in the index."""
+    """A suspect with its neighbors in the index."""
 
     def answer() -> SuspectAnswer:
         one = _named(service, key)
         result = _suspect(service, one, service.audit.decisions().get(one.path))
-        result.neighbours = [] if result.image is None else _neighbours(service, result.image)
+        result.neighbors = [] if result.image is None else _neighbors(service, result.image)
         return result
 
     return await service.searching.run(answer)
@@ -105,7 +105,7 @@ def _suspect(service: Service, one: QueuedSuspect, decision: Decision | None) ->
         confidence=one.confidence,
         listed=one.listed,
         decision=None if decision is None else _decision(decision),
-        evidence=shown(one.neighbours),
+        evidence=shown(one.neighbors),
     )
 
 
@@ -113,10 +113,10 @@ def _decision(decision: Decision) -> DecisionAnswer:
     return DecisionAnswer(decision=decision.decision, label=shown(decision.label))
 
 
-def _neighbours(service: Service, image: int) -> list[NeighbourAnswer]:
+def _neighbors(service: Service, image: int) -> list[NeighborAnswer]:
     hits = service.gallery.search(service.vector_of(image), NEIGHBOURS, [], without=image)
     return [
-        NeighbourAnswer(
+        NeighborAnswer(
             id=hit.id,
             name=shown_name(service.gallery.index.entry(hit.id)),
             class_name=shown(hit.class_name),

@@ -12,11 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pfml.bundles import read_bundle, write_bundle
 from pfml.field import PowerLaw
-from pfml.files import DamagedFileError
 from pfml.serving.contributions import pair_potentials
 from pfml.serving.gallery import Contents, Gallery
+from pfml.storage.bundle import read_bundle, write_bundle
+from pfml.storage.files import DamagedFileError
 
 __all__ = ["PLANE", "EmbeddingMap", "MapMaker", "Method", "compute_map", "plane_potential"]
 

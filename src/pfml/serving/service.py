@@ -16,7 +16,7 @@ from pfml.serving.audit_queue import AuditQueue
 from pfml.serving.decode_queue import DecodeQueue, PixelBudget
 from pfml.serving.embedding_map import MapMaker, Method
 from pfml.serving.gallery import Gallery
-from pfml.serving.pictures import Thumbnails, Upload, opened_upload
+from pfml.serving.images import Thumbnails, Upload, opened_upload
 from pfml.serving.workers import Batches, ByteBudget, Turnstile, Workers
 from pfml.terminal import readable
 

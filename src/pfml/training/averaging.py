@@ -59,7 +59,7 @@ class WeightAverage:
     def applied(self) -> Iterator[None]:
         """The mean in place of the weights within the block; afterwards the weights, whatever has happened.
 
-        Values are copied within the same memory, which a compiled network and the optimiser know.
+        Values are copied within the same memory, which a compiled network and the optimizer know.
         """
         trained = {name: self._weights[name].clone() for name in self._means}
         try:

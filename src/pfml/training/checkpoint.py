@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -11,12 +13,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from pfml.bundles import read_bundle, write_bundle
-from pfml.files import DamagedFileError
+from pfml.storage.bundle import read_bundle, write_bundle
+from pfml.storage.files import DamagedFileError
 
 __all__ = [
     "CheckpointWriter",
     "has_checkpoint",
+    "is_kept",
+    "keep_chosen",
+    "kept_tensors",
     "load_checkpoint",
     "pack_optimizer",
     "part",
@@ -91,13 +96,13 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's moments as "parameter number/moment" -> tensor; learning rates follow from the schedule."""
+    """The optimizer's moments as "parameter number/moment" -> tensor; learning rates follow from the schedule."""
     state = optimizer.state_dict()["state"]
     return {f"{number}/{name}": value for number, moments in state.items() for name, value in moments.items()}
 
 
 def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Give the optimiser back what `pack_optimizer` took."""
+    """Give the optimizer back what `pack_optimizer` took."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         number, name = key.split("/", 1)
@@ -112,3 +117,26 @@ def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor
 def part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names begin with `prefix`, named without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def keep_chosen(folder: Path, epoch: int, tensors: dict[str, Tensor], *, also: Collection[int] = ()) -> None:
+    """Keep the state of `epoch` in `folder`, and of the epochs kept before only those in `also`."""
+    write_bundle(folder, _name(epoch), tensors, {"epoch": epoch})
+    for file in folder.glob("chosen-*"):
+        found = re.match(r"chosen-(\d+)[.-]", file.name)
+        if found and int(found[1]) not in {epoch, *also}:
+            file.unlink(missing_ok=True)
+
+
+def is_kept(folder: Path, epoch: int) -> bool:
+    """Whether `folder` holds the state of `epoch`."""
+    return (folder / f"{_name(epoch)}.json").is_file()
+
+
+def kept_tensors(folder: Path, epoch: int) -> dict[str, Tensor]:
+    """The state of `epoch`; a damaged file is refused by name."""
+    return read_bundle(folder, _name(epoch))[1]
+
+
+def _name(epoch: int) -> str:
+    return f"chosen-{epoch}"

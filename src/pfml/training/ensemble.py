@@ -22,16 +22,16 @@ from torch import Tensor
 from pfml.data import ImageSet, RetrievalData
 from pfml.distributed import World
 from pfml.evaluation import embed, retrieval_metrics
-from pfml.files import DamagedFileError, write_atomically
 from pfml.losses.distillation import combined
+from pfml.methods import LossConfig
 from pfml.models import load_embedder
-from pfml.training.config import OptimizerConfig, ScheduleConfig
-from pfml.training.config_files import read_config, write_config
+from pfml.runs.config import OptimizerConfig, RunConfig, ScheduleConfig
+from pfml.runs.config_files import read_config, write_config
+from pfml.runs.folder import RunFolder
+from pfml.storage.files import DamagedFileError, write_atomically
 from pfml.training.environment import precision, resolve_device
-from pfml.training.methods import LossConfig
-from pfml.training.monitor import Monitor
-from pfml.training.run import RunConfig, prepare_data, run
-from pfml.training.run_folder import RunFolder
+from pfml.training.progress import Monitor
+from pfml.training.run import prepare_data, run
 
 __all__ = ["Ensemble", "is_ensemble", "read_ensemble", "run_ensemble", "student_config"]
 

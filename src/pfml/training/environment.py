@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pfml.models import Embedder
-from pfml.training.config import TrainConfig
-from pfml.training.optimisation import OPTIMIZERS
+from pfml.runs.config import TrainConfig
+from pfml.training.optimizer import OPTIMIZERS
 
 __all__ = ["compiled", "compiles", "precision", "reading_lag", "reproducible", "resolve_device", "seeded"]
 
@@ -66,7 +66,7 @@ def compiled(embedder: Embedder, device: torch.device) -> Callable[[Tensor], Ten
 def reading_lag(config: TrainConfig, device: torch.device) -> int:
     """How many steps later the loss of a step is read: on a GPU one, so that it need not wait for being read.
 
-    A scaler (float16) decides about each step by itself, and an optimiser without a fused kernel cannot be held back by
+    A scaler (float16) decides about each step by itself, and an optimizer without a fused kernel cannot be held back by
     the device: their steps are read at once, before the update.
     """
     can_hold = config.autocast != "float16" and OPTIMIZERS[config.optimizer.name].is_fused

@@ -30,20 +30,27 @@ from pfml.data.sources import ImageSource
 from pfml.data.transfer import send
 from pfml.distributed import World
 from pfml.evaluation import embed, evaluate, proxy_alignment
-from pfml.files import write_atomically
 from pfml.losses.checks import DeferredCheck, deferred_checks
 from pfml.models import Embedder
 from pfml.models.batch_norm import set_trainable, start_training_mode
 from pfml.models.head_start import require_layer, start_head, uniform_head
+from pfml.runs.card import write_run_cards
+from pfml.runs.config import TrainConfig
+from pfml.runs.folder import RunFolder
+from pfml.runs.results import of_model, summarize
+from pfml.storage.files import write_atomically
 from pfml.training.averaging import WeightAverage, largest_share
-from pfml.training.checkpoint import CheckpointWriter, part
-from pfml.training.chosen import is_kept, keep_chosen, kept_tensors
-from pfml.training.config import TrainConfig
+from pfml.training.checkpoint import CheckpointWriter, is_kept, keep_chosen, kept_tensors, part
 from pfml.training.environment import compiled, compiles, precision, reading_lag, reproducible, resolve_device
-from pfml.training.interrupts import Interrupted, StopWish, stop_wish
-from pfml.training.monitor import Monitor
-from pfml.training.optimisation import clip_gradients, create_optimizer, gradient_norm, set_learning_rates
-from pfml.training.parallel import (
+from pfml.training.optimizer import (
+    clip_gradients,
+    create_optimizer,
+    gradient_norm,
+    learning_rate_factor,
+    set_learning_rates,
+)
+from pfml.training.progress import Monitor
+from pfml.training.ranks import (
     agree_on_gradients,
     create_rank_loss,
     create_scaler,
@@ -53,13 +60,10 @@ from pfml.training.parallel import (
     require_same_task,
     whole_loss,
 )
-from pfml.training.preparation import create_batches, learned, on_device, require_matches
-from pfml.training.results import of_model, summarize
 from pfml.training.resume import go_on, progress, tensors_of
-from pfml.training.run_card import write_run_cards
-from pfml.training.run_folder import RunFolder
 from pfml.training.saved_loss import save_loss
-from pfml.training.schedules import learning_rate_factor
+from pfml.training.setup import create_batches, learned, on_device, require_matches
+from pfml.training.shutdown import Interrupted, StopWish, stop_wish
 from pfml.training.teachers import load_teachers
 from pfml.training.watch import Batch, Outcome, Watch
 
@@ -217,7 +221,7 @@ class Training:
             yield windows.rows(self.world.part(len(windows)))
 
     def update(self, indices: Tensor, pixels: Tensor) -> list[Outcome]:
-        """One step of the optimiser; what is known by now of this step and of those before it."""
+        """One step of the optimizer; what is known by now of this step and of those before it."""
         config = self.config
         batch = Batch(self.step, self.epoch, self.position, indices)
         factor = learning_rate_factor(config.schedule, self.step, len(self.batches), config.epochs)

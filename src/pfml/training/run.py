@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pfml.data import (
     Corruption,
-    LabelNoise,
     RetrievalData,
     corrupt,
     load_data,
@@ -18,99 +17,28 @@ from pfml.data import (
 from pfml.data.corrections import Corrections
 from pfml.data.datasets import DATASETS
 from pfml.data.decoding import Track, listing_all_unreadable
-from pfml.data.own_images import UNREADABLE, own_images
-from pfml.data.splits import VALIDATION_SPLITS
+from pfml.data.own_images import own_images
 from pfml.distributed import World
-from pfml.files import write_atomically
-from pfml.models import Embedder, EmbedderConfig
+from pfml.methods import METHODS
+from pfml.models import Embedder
+from pfml.runs.config import DataConfig, RunConfig, StorageConfig, TrainConfig
+from pfml.runs.config_files import plain, read_config, write_config
+from pfml.runs.folder import ReadOnlyRunFolder, RunFolder
+from pfml.storage.files import write_atomically
 from pfml.training.checkpoint import has_checkpoint
-from pfml.training.config import TrainConfig
-from pfml.training.config_files import plain, read_config, write_config
 from pfml.training.environment import resolve_device, seeded
-from pfml.training.image_states import refuse_other_pixels, write_image_states
 from pfml.training.loop import Training
-from pfml.training.methods import METHODS
-from pfml.training.methods.untrained import evaluate_untrained, without_layer
-from pfml.training.monitor import Monitor
-from pfml.training.preparation import open_sources
-from pfml.training.run_folder import ReadOnlyRunFolder, RunFolder
-from pfml.training.saved_loss import load_loss
+from pfml.training.progress import Monitor
+from pfml.training.resume import refuse_other_pixels, write_image_states
+from pfml.training.setup import open_sources
+from pfml.training.untrained import evaluate_untrained, without_layer
 
 __all__ = [
-    "DataConfig",
-    "RunConfig",
-    "StorageConfig",
-    "load_loss",
     "prepare_data",
     "run",
     "train",
     "with_absolute_paths",
 ]
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Which images.
-
-    Args:
-        name: glyphs, cub, cars, sop, in-shop, folder or csv; or the path of a folder of class folders or of a CSV.
-        root: The data set's folder (or CSV file); glyphs needs none.
-        validation: Classes taken out of the training classes: none, half (as ProxyNCA++), fold-0 to fold-3 (MLRC).
-        noise: Training labels to change on purpose.
-        corrections: A list of training labels to put right, after any noise, as `pfml audit --apply` writes it.
-        unreadable: Files that cannot be read: skip (left out, counted and named), refuse (the run stops and lists
-            them), or auto: skip those of a folder or CSV of one's own, refuse those of a published data set.
-    """
-
-    name: str = "glyphs"
-    root: Path | None = None
-    validation: str = "none"
-    noise: LabelNoise = field(default_factory=LabelNoise)
-    corrections: Path | None = None
-    unreadable: Literal["auto", "skip", "refuse"] = "auto"
-
-    def __post_init__(self) -> None:
-        if self.validation not in VALIDATION_SPLITS:
-            known = ", ".join(VALIDATION_SPLITS)
-            raise ValueError(f"data.validation must be one of {known}, got {self.validation!r}")
-        if self.unreadable not in UNREADABLE:
-            raise ValueError(f"data.unreadable must be one of {', '.join(UNREADABLE)}, got {self.unreadable!r}")
-
-
-@dataclass(frozen=True)
-class StorageConfig:
-    """Where images wait for their turn.
-
-    Args:
-        storage: Decoded on the device or in memory, or read from files by workers; auto takes the first that fits.
-        budget_gib: Memory that decoded images may take.
-        workers: Processes that read files.
-        short_side: Shrink larger images to this short side when decoding, to save memory; None keeps them exact.
-        cache: Folder that keeps decoded images for the next run.
-    """
-
-    storage: Literal["auto", "device", "memory", "files"] = "auto"
-    budget_gib: float = 8.0
-    workers: int = 2
-    short_side: int | None = None
-    cache: Path | None = None
-
-    def __post_init__(self) -> None:
-        if not self.budget_gib >= 0:
-            raise ValueError(f"storage.budget_gib must not be negative, got {self.budget_gib}")
-        if self.workers < 0:
-            raise ValueError(f"storage.workers must not be negative, got {self.workers}")
-        if self.short_side is not None and self.short_side < 1:
-            raise ValueError(f"storage.short_side must be at least 1, got {self.short_side}")
-
-
-@dataclass(frozen=True)
-class RunConfig(TrainConfig):
-    """A whole run: data, network and training."""
-
-    data: DataConfig = field(default_factory=DataConfig)
-    model: EmbedderConfig = field(default_factory=EmbedderConfig)
-    storage: StorageConfig = field(default_factory=StorageConfig)
 
 
 def run(
@@ -121,7 +49,7 @@ def run(
     monitor: Monitor | None = None,
     world: World | None = None,
 ) -> dict[str, Any]:
-    """Train as `config` says in the folder `out`; the results (see `pfml.training.results`).
+    """Train as `config` says in the folder `out`; the results (see `pfml.runs.results`).
 
     The other arguments are those of `train`.
     """
@@ -183,8 +111,8 @@ def prepare_data(config: DataConfig, track: Track | None = None) -> tuple[Retrie
     if config.corrections is None:
         return data, corruption
     corrections = Corrections.read(config.corrections, data.train)
-    relabelled = len(corrections) - corrections.dropped
-    remark = f"{config.corrections} gives {relabelled:,} images another label and leaves {corrections.dropped:,} out"
+    relabeled = len(corrections) - corrections.dropped
+    remark = f"{config.corrections} gives {relabeled:,} images another label and leaves {corrections.dropped:,} out"
     return replace(data, train=corrections.apply(data.train), remarks=(*data.remarks, remark)), corruption
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pfml.bundles import read_bundle, write_bundle
 from pfml.field import DecayLaw, PowerLaw
-from pfml.files import DamagedFileError
 from pfml.losses import PotentialFieldLoss
+from pfml.methods import METHODS, LossConfig, create_loss
+from pfml.runs.folder import RunFolder
+from pfml.storage.bundle import read_bundle, write_bundle
+from pfml.storage.files import DamagedFileError
 from pfml.training.checkpoint import has_checkpoint, load_checkpoint, part
-from pfml.training.methods import METHODS, LossConfig, create_loss
-from pfml.training.run_folder import RunFolder
 
 __all__ = ["TrainedField", "load_field", "load_loss", "save_loss"]
 

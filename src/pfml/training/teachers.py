@@ -18,7 +18,7 @@ from pfml.losses.distillation import combined
 from pfml.models import Embedder, EmbedderConfig, load_embedder
 from pfml.models.embedder import model_folder
 from pfml.models.folding import folded
-from pfml.training.config import TrainConfig
+from pfml.runs.config import TrainConfig
 
 __all__ = ["Teachers", "load_teachers", "require_unseen", "teacher_digests"]
 

@@ -11,7 +11,7 @@ from pfml.data.image_set import ImageSet, RetrievalData
 from pfml.data.readers.layout import locate
 from pfml.data.readers.published import with_count_remarks
 from pfml.data.splits import zero_shot
-from pfml.files import named_errors
+from pfml.storage.files import named_errors
 
 __all__ = ["read_cars"]
 

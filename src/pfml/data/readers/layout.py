@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pfml.data.readers.published import PUBLISHED
-from pfml.files import named_errors
+from pfml.storage.files import named_errors
 
 __all__ = ["locate", "rows"]
 

@@ -78,7 +78,7 @@ export function element(tag, properties = {}, ...children) {
   return made;
 }
 
-// The picture of an indexed image; where its file is gone, a grey field that says so.
+// The picture of an indexed image; where its file is gone, a gray field that says so.
 export function picture(id, text, size = "thumbnail") {
   const image = element("img", { src: pictureOf(id, size), alt: text, loading: "lazy", decoding: "async" });
   image.addEventListener("error", () => {
@@ -111,8 +111,8 @@ export const readable = (className) => className || "no class";
 export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
 export const signed = (value, digits = 1) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(digits)}`;
 
-// A colour for each class, far from those of its neighbours in the list.
-export function classColour(label, alpha = 1) {
+// A color for each class, far from those of its neighbors in the list.
+export function classColor(label, alpha = 1) {
   if (label < 0) return `rgba(128, 128, 128, ${alpha})`;
   const hue = (label * 137.508 + 210) % 360;
   const light = [52, 42, 62][label % 3];

@@ -1,9 +1,9 @@
-// The audit queue: one suspect at a time, with its neighbours; decisions are saved at once.
+// The audit queue: one suspect at a time, with its neighbors; decisions are saved at once.
 
 import { api, attempt, element, percent, picture, readable, toast } from "/page/api.js";
 
 const byId = (id) => document.getElementById(id);
-const WORDS = { accept: "relabelled as suggested", reject: "kept as given", relabel: "relabelled", drop: "left out" };
+const WORDS = { accept: "relabeled as suggested", reject: "kept as given", relabel: "relabeled", drop: "left out" };
 
 export function startAudit({ status, searchByImage }) {
   let queue = null;
@@ -57,7 +57,7 @@ export function startAudit({ status, searchByImage }) {
     byId("suspect-decision").textContent = words + label;
   }
 
-  function neighbourCard(one, given, suggested) {
+  function neighborCard(one, given, suggested) {
     const kind = one.class_name === suggested ? "is-suggested" : one.class_name === given ? "is-given" : "";
     return element(
       "li",
@@ -88,7 +88,7 @@ export function startAudit({ status, searchByImage }) {
     showDecision(one);
     const whole = await attempt(() => api.suspect(one.key));
     if (!whole || suspect() !== one) return;
-    byId("suspect-neighbours").replaceChildren(...whole.neighbours.map((near) => neighbourCard(near, one.given, one.suggested)));
+    byId("suspect-neighbors").replaceChildren(...whole.neighbors.map((near) => neighborCard(near, one.given, one.suggested)));
   }
 
   function go(position) {

@@ -1,8 +1,8 @@
-// The colours of the classes on the map, if they are few.
+// The colors of the classes on the map, if they are few.
 
-import { classColour, element, readable } from "/page/api.js";
+import { classColor, element, readable } from "/page/api.js";
 
-const MOST = 12; // of more classes, the colours are too alike to tell apart
+const MOST = 12; // of more classes, the colors are too alike to tell apart
 
 // Fills a list with the classes that points or stars of the map have; hides it if they are many, or none.
 export function showClasses(list, map) {
@@ -11,9 +11,9 @@ export function showClasses(list, map) {
   if (list.hidden) return list.replaceChildren();
   const entries = labels.map((label) => {
     const name = readable(map.class_names[label]);
-    const colour = element("i", { "aria-hidden": "true" });
-    colour.style.setProperty("--colour", classColour(label));
-    return element("li", { title: name }, colour, element("span", {}, name));
+    const color = element("i", { "aria-hidden": "true" });
+    color.style.setProperty("--color", classColor(label));
+    return element("li", { title: name }, color, element("span", {}, name));
   });
   return list.replaceChildren(...entries);
 }

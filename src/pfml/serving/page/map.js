@@ -1,6 +1,6 @@
 // The map of the embedding: points and stars on a canvas, the potential of a class under them.
 
-import { api, attempt, classColour, element, pictureOf, readable } from "/page/api.js";
+import { api, attempt, classColor, element, pictureOf, readable } from "/page/api.js";
 import { showClasses } from "/page/legend.js";
 
 const byId = (id) => document.getElementById(id);
@@ -59,7 +59,7 @@ export function startMap({ classes, searchByImage }) {
         const [left, top] = toScreen(data.x[k], data.y[k]);
         if (left < -9 || top < -9 || left > canvas.clientWidth + 9 || top > canvas.clientHeight + 9) continue;
         pen.globalAlpha = pass === false ? 0.45 : 0.9;
-        pen.fillStyle = classColour(label);
+        pen.fillStyle = classColor(label);
         pen.beginPath();
         pen.arc(left, top, pass ? radius * 1.35 : radius, 0, 2 * Math.PI);
         pen.fill();
@@ -81,7 +81,7 @@ export function startMap({ classes, searchByImage }) {
       const [left, top] = toScreen(data.proxy_x[k], data.proxy_y[k]);
       pen.globalAlpha = chosen < 0 || label === chosen ? 1 : 0.35;
       star(left, top, label === chosen ? radius * 1.5 : radius);
-      pen.fillStyle = classColour(label);
+      pen.fillStyle = classColor(label);
       pen.fill();
       pen.strokeStyle = label === chosen ? ink : paper;
       pen.lineWidth = 1.2;
@@ -163,7 +163,7 @@ export function startMap({ classes, searchByImage }) {
     redraw();
   }
 
-  const zoomCentre = (factor) => zoomAt(canvas.clientWidth / 2, canvas.clientHeight / 2, factor);
+  const zoomCenter = (factor) => zoomAt(canvas.clientWidth / 2, canvas.clientHeight / 2, factor);
 
   // The whole map in the frame, whatever the shapes of both.
   function reset() {
@@ -232,8 +232,8 @@ export function startMap({ classes, searchByImage }) {
     if (moves[event.key]) {
       view.x += moves[event.key][0];
       view.y += moves[event.key][1];
-    } else if (event.key === "+" || event.key === "=") zoomCentre(1.4);
-    else if (event.key === "-") zoomCentre(1 / 1.4);
+    } else if (event.key === "+" || event.key === "=") zoomCenter(1.4);
+    else if (event.key === "-") zoomCenter(1 / 1.4);
     else if (event.key === "0") reset();
     else if (event.key === "Enter" && hovered >= 0) return searchBy(hovered);
     else return;
@@ -263,10 +263,10 @@ export function startMap({ classes, searchByImage }) {
     const made = element("canvas", { width: answer.side, height: answer.side });
     const inside = made.getContext("2d");
     const pixels = inside.createImageData(answer.side, answer.side);
-    const colours = dark.matches ? [[96, 150, 255], [255, 110, 110]] : [[38, 92, 220], [214, 48, 49]];
+    const colors = dark.matches ? [[96, 150, 255], [255, 110, 110]] : [[38, 92, 220], [214, 48, 49]];
     answer.values.forEach((value, k) => {
-      const colour = colours[value < 0 ? 0 : 1];
-      pixels.data.set([...colour, Math.round(150 * Math.abs(value))], 4 * k);
+      const color = colors[value < 0 ? 0 : 1];
+      pixels.data.set([...color, Math.round(150 * Math.abs(value))], 4 * k);
     });
     inside.putImageData(pixels, 0, 0);
     return made;
@@ -297,8 +297,8 @@ export function startMap({ classes, searchByImage }) {
   byId("map-class").append(...classes.map((one) => element("option", { value: one.name }, one.name)));
   byId("map-class").addEventListener("change", showPotential);
   byId("map-proxies").addEventListener("change", redraw);
-  byId("map-in").addEventListener("click", () => zoomCentre(1.5));
-  byId("map-out").addEventListener("click", () => zoomCentre(1 / 1.5));
+  byId("map-in").addEventListener("click", () => zoomCenter(1.5));
+  byId("map-out").addEventListener("click", () => zoomCenter(1 / 1.5));
   byId("map-reset").addEventListener("click", reset);
   canvas.addEventListener("keydown", onKey);
   canvas.addEventListener("blur", () => hover(-1));

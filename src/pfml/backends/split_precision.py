@@ -1,0 +1,138 @@
+"""Charges as the kernels of `pfml.backends.fused` want them: positions in two float16 halves, padded to whole tiles."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pfml.superposition import Charges
+
+__all__ = ["BLOCK", "INTERPRETED", "LONGEST", "WIDTH", "ChargeSet", "Rows", "by_pivot", "power_of_two", "screen_slack"]
+
+#: Length to which the longest position is scaled; its high part, a multiple of 2^-5, stays below 2^7.
+LONGEST = 126.0
+#: Whether Triton runs its kernels in Python, on a CPU: for tests.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+#: Side of a tile.
+BLOCK = 16 if INTERPRETED else 128
+#: Dimensions of the forces that one program sums.
+WIDTH = 128
+#: By the nearest of so many charges a large set is sorted.
+PIVOTS = 512
+
+
+@dataclass(eq=False)
+class Rows:
+    """Some or all charges in some order, as the kernels want them; padded to whole tiles."""
+
+    num: int
+    high: Tensor  # (N, P) float16
+    low: Tensor  # (N, P) float16
+    squares: Tensor  # (N,) float32: |high|^2
+    rests: Tensor  # (N,) float32: |high + low|^2 - |high|^2
+    inverses: Tensor  # (N,) float64: 1 / |point|
+    labels: Tensor  # (N,) int64
+    kinds: Tensor  # (N,) int32: 1 for a sample, 0 for a proxy, -1 for padding
+    charges: Tensor  # (N,) int32: which charge it is, samples first
+    slopes: Tensor  # (2, N) float32: d energy / d sums, where gradients are wanted
+    scale: Tensor  # () float32: what positions are multiplied by
+
+    @property
+    def blocks(self) -> int:
+        return len(self.high) // BLOCK
+
+
+class ChargeSet:
+    """Samples and proxies as given."""
+
+    def __init__(self, samples: Charges, proxies: Charges, slopes: Tensor | None) -> None:
+        self.samples, self.proxies, self.slopes = samples, proxies, slopes
+        self.num_samples, self.num = len(samples.points), len(samples.points) + len(proxies.points)
+        self.dims = samples.points.shape[1]
+        self.padded = _multiple(self.dims, 64 if self.dims <= 64 else WIDTH)
+        self.scale = _scale(samples, proxies)
+
+    def rows(self, order: Tensor | None = None, *, into: Rows | None = None) -> Rows:
+        """All charges, or those of `order` (-1 for none), in a new place or in place of others that are done with."""
+        from pfml.backends import kernels
+
+        num = self.num if order is None else len(order)
+        rows = self._empty(num) if into is None else into
+        kernels.prepare[(len(rows.high),)](
+            self.samples.points, self.proxies.points, self.samples.labels, self.proxies.labels,
+            rows.slopes if self.slopes is None else self.slopes, rows.labels if order is None else order, rows.scale,
+            rows.high, rows.low, rows.squares, rows.rests, rows.inverses, rows.labels, rows.kinds, rows.charges,
+            rows.slopes, self.num_samples, self.num, num, self.padded, self.dims,
+            ORDERED=order is not None, SLOPES=self.slopes is not None, SAMPLES_ON_SPHERE=self.samples.on_sphere,
+            PROXIES_ON_SPHERE=self.proxies.on_sphere, WIDTH=power_of_two(self.padded),
+        )  # fmt: skip
+        return rows
+
+    def _empty(self, num: int) -> Rows:
+        points = self.samples.points
+        padded_rows = _multiple(num, BLOCK)
+
+        def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+            return points.new_empty(shape, dtype=dtype)
+
+        return Rows(
+            num=num,
+            high=empty(padded_rows, self.padded, dtype=torch.float16),
+            low=empty(padded_rows, self.padded, dtype=torch.float16),
+            squares=empty(padded_rows, dtype=torch.float32),
+            rests=empty(padded_rows, dtype=torch.float32),
+            inverses=empty(padded_rows, dtype=torch.float64),
+            labels=empty(padded_rows, dtype=torch.int64),
+            kinds=empty(padded_rows, dtype=torch.int32),
+            charges=empty(padded_rows, dtype=torch.int32),
+            slopes=empty(2, 0 if self.slopes is None else padded_rows, dtype=torch.float32),
+            scale=self.scale,
+        )
+
+
+def _scale(samples: Charges, proxies: Charges) -> Tensor:
+    """What brings the longest position to LONGEST; a tensor on the device."""
+    free = [g.points for g in (samples, proxies) if len(g.points) and not g.on_sphere]
+    if not free:
+        return samples.points.new_full((), LONGEST)
+    on_sphere = any(len(g.points) and g.on_sphere for g in (samples, proxies))
+    # in float64, which has the squares of all float32 numbers
+    norms = [torch.linalg.vector_norm(points, dim=1, dtype=torch.float64).amax() for points in free]
+    longest = torch.stack(norms).amax().clamp_min(1.0 if on_sphere else 1e-35)
+    return (LONGEST / longest).to(samples.points.dtype)
+
+
+def by_pivot(rows: Rows, reach: float) -> Tensor:
+    """An order in which charges with the same nearest pivot, and pivots within reach of each other, are neighbors."""
+    positions = rows.high[: rows.num]
+    pivots = positions[:: max(rows.num // PIVOTS, 1)][:PIVOTS]
+    nearest = (positions @ pivots.T).argmax(dim=1)
+    wide = pivots.float()
+    squares = wide.square().sum(dim=1)
+    apart = squares[:, None] + squares[None, :] - 2 * (wide @ wide.T)
+    number = torch.arange(len(pivots), device=apart.device)
+    together = apart <= torch.minimum((1.5 * reach * rows.scale) ** 2, apart.mean() / 2)
+    leader = torch.where(together, number[None, :], number[:, None]).amin(dim=1)
+    return (leader * len(pivots) + number)[nearest].argsort(stable=True)
+
+
+def screen_slack(dims: int) -> float:
+    """By how much less than two scaled positions their high parts can be apart.
+
+    Rounding moves a component by 2^-6 at most; by 3 * 2^-6 if it is 2^6 or larger, since float16 then rounds once more:
+    at most 3 of them can be. What two points move by adds up.
+    """
+    return 2 * 1.001 * 2**-6 * math.sqrt(dims + 3 * (3**2 - 1))
+
+
+def _multiple(size: int, of: int) -> int:
+    return -(-size // of) * of
+
+
+def power_of_two(size: int) -> int:
+    """The next one, from 16 on."""
+    return max(1 << (size - 1).bit_length(), 16)

@@ -1,0 +1,96 @@
+"""The table of methods, to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pfml.methods.method import Method, PublishedRecipe
+from pfml.methods.table import METHODS
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["markdown_table", "recipe_lines", "recipe_table", "recipe_yaml", "rich_table"]
+
+
+def rich_table() -> Table:
+    """Name, what it is, its options and source, for the terminal."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("name", "loss", "options", "source")
+    for name, method in METHODS.items():
+        table.add_row(name, *(escape(cell) for cell in (_loss(method), _options(method), method.source)))
+    return table
+
+
+def markdown_table() -> str:
+    """The whole table."""
+    headings = ("name", "loss", "chooses from the batch", "learns", "options", "source", "notes")
+    rows = [
+        (f"`{name}`", method.description, method.miner, method.learns, _options(method), method.source, method.note)
+        for name, method in METHODS.items()
+    ]
+    return _markdown(headings, rows)
+
+
+def recipe_table() -> str:
+    """All published recipes, those of methods that share them once."""
+    headings = ("methods", "data set", "backbone", "published with", "not as published")
+    sharing: dict[int, list[str]] = {}
+    for name, method in METHODS.items():
+        sharing.setdefault(id(method.recipes), []).append(f"`{name}`")
+    recipes = {id(method.recipes): method.recipes for method in METHODS.values()}
+    rows = [
+        (", ".join(names), recipe.dataset or "any", recipe.backbone or "any", recipe.describe(), recipe.departs)
+        for shared, names in sharing.items()
+        for recipe in recipes[shared]
+    ]
+    return _markdown(headings, rows)
+
+
+def recipe_yaml(name: str, dataset: str = "cub", backbone: str = "resnet50") -> str:
+    """The published recipe of a method as a configuration file; where it is silent, the defaults of `RunConfig`."""
+    import yaml
+
+    from pfml.models import EmbedderConfig
+    from pfml.runs.config import DataConfig, RunConfig
+    from pfml.runs.config_files import plain
+    from pfml.runs.recipes import published_recipe, recipe_config
+
+    base = RunConfig(data=DataConfig(dataset), model=EmbedderConfig(backbone))
+    content = plain(recipe_config(name, base, published=True))
+    lines = recipe_lines(name, published_recipe(name, dataset, backbone))
+    return (
+        "\n".join(f"# {line}" for line in lines) + "\n" + yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    )
+
+
+def recipe_lines(name: str, published: PublishedRecipe) -> list[str]:
+    """What a recipe is, whose values it has if its authors give none for what was asked, and what it lacks."""
+    recipe = published.recipe
+    lines = [f"{name}, {recipe.place}: {recipe.describe()}", published.remark]
+    return [*filter(None, lines), *([f"not as published: {recipe.departs}"] if recipe.departs else [])]
+
+
+def _markdown(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [headings, ("---",) * len(headings), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _loss(method: Method) -> str:
+    return method.description + (f"; {method.miner}" if method.miner else "")
+
+
+def _options(method: Method) -> str:
+    """All options, or of many the first four and those that the name sets."""
+    options = method.options()
+    shown = {name: value for place, (name, value) in enumerate(options.items()) if place < 4 or name in method.values}
+    few = len(options) <= 8
+    text = ", ".join(f"{name} {_value(value)}" for name, value in (options if few else shown).items())
+    return text if few else f"{text}, ..."
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""Self-contained HTML pages: about a run, an audit, the demo."""

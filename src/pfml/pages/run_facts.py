@@ -1,0 +1,280 @@
+"""What a run's folder holds, read and computed once for the page about it."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pfml.data import RetrievalData
+from pfml.data.decoding import Track
+from pfml.data.image_set import ImageSet
+from pfml.evaluation import QueryScores, embed, nearest, query_scores
+from pfml.evaluation.nearest_neighbors import directions
+from pfml.models import Embedder, load_embedder
+from pfml.runs.config import RunConfig
+from pfml.runs.config_files import read_config
+from pfml.runs.folder import RunFolder
+from pfml.suggest.comparison import Untrained
+from pfml.training.environment import precision, resolve_device
+from pfml.training.run import prepare_data
+from pfml.training.saved_loss import load_loss
+
+__all__ = [
+    "ClassScore",
+    "Facts",
+    "HardPair",
+    "Search",
+    "best_queries",
+    "class_scores",
+    "hard_pairs",
+    "read_facts",
+    "search_unseen",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """Every query searched among all others, or in a gallery.
+
+    Args:
+        embeddings, labels: (N, D) and (N,) of the queries, on the CPU.
+        gallery, gallery_labels: Where they are searched; None for the queries themselves.
+        scores: Ranks and precisions of each query.
+        first: (N,) position of the nearest item of each query in the gallery.
+        similarity: (N,) its cosine.
+    """
+
+    embeddings: Tensor
+    labels: Tensor
+    gallery: Tensor | None
+    gallery_labels: Tensor | None
+    scores: QueryScores
+    first: Tensor
+    similarity: Tensor
+
+    @property
+    def found_labels(self) -> Tensor:
+        """(N,): the class of the nearest item of each query."""
+        return (self.labels if self.gallery_labels is None else self.gallery_labels)[self.first]
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """How well the images of one class are found.
+
+    Args:
+        label: The class.
+        queries: Its images that have a match.
+        recall_at_1, map_at_r: Means over them.
+        confused_with: The class that is most often first in place of it; None if none ever is.
+        confusions: How often.
+    """
+
+    label: int
+    queries: int
+    recall_at_1: float
+    map_at_r: float
+    confused_with: int | None
+    confusions: int
+
+
+@dataclass(frozen=True)
+class HardPair:
+    """Two classes that are taken for each other.
+
+    Args:
+        labels: The classes, the lower label first.
+        queries: Images of either whose nearest image is of the other, most similar first.
+        share: Of the images of both classes.
+    """
+
+    labels: tuple[int, int]
+    queries: tuple[int, ...]
+    share: float
+
+
+def search_unseen(
+    embeddings: Tensor, labels: Tensor, gallery: Tensor | None = None, gallery_labels: Tensor | None = None
+) -> Search:
+    """Search each embedding among all others, or in a gallery."""
+    points = directions(embeddings.cpu(), "embeddings")
+    items = None if gallery is None else directions(gallery.cpu(), "gallery")
+    labels = labels.cpu()
+    gallery_labels = None if gallery_labels is None else gallery_labels.cpu()
+    scores = query_scores(points, labels, items, gallery_labels)
+    similarity, first = nearest(points, items, 1)
+    return Search(points, labels, items, gallery_labels, scores, first[:, 0], similarity[:, 0])
+
+
+def class_scores(search: Search) -> list[ClassScore]:
+    """One for each class that has a query with a match, worst first (R@1, then MAP@R, then label)."""
+    scores, found = search.scores, search.found_labels
+    matched = scores.num_matches > 0
+    result = []
+    for label in search.labels[matched].unique().tolist():
+        mine = matched & (search.labels == label)
+        wrong = Counter(found[mine & (found != label)].tolist())
+        other, times = min(wrong.items(), key=lambda item: (-item[1], item[0])) if wrong else (None, 0)
+        recall = (scores.first_rank[mine] == 1).double().mean().item()
+        precision = scores.average_precision_at_r[mine].mean().item()
+        result.append(ClassScore(label, int(mine.sum()), recall, precision, other, times))
+    return sorted(result, key=lambda one: (one.recall_at_1, one.map_at_r, one.label))
+
+
+def hard_pairs(search: Search, *, count: int) -> list[HardPair]:
+    """The `count` pairs of classes most often taken for each other, by the share of their images; hardest first."""
+    found, members = search.found_labels, Counter(search.labels.tolist())
+    matched = search.scores.num_matches > 0
+    mistakes: dict[tuple[int, int], list[int]] = {}
+    for query in (matched & (found != search.labels)).nonzero()[:, 0].tolist():
+        low, high = sorted((int(search.labels[query]), int(found[query])))
+        mistakes.setdefault((low, high), []).append(query)
+    pairs = [
+        HardPair(
+            pair,
+            tuple(sorted(queries, key=lambda query: (-float(search.similarity[query]), query))),
+            len(queries) / (members[pair[0]] + members[pair[1]]),
+        )
+        for pair, queries in mistakes.items()
+    ]
+    return sorted(pairs, key=lambda pair: (-pair.share, pair.labels))[:count]
+
+
+def best_queries(search: Search, count: int) -> Tensor:
+    """Positions of the `count` queries of highest average precision at R, no two of one class.
+
+    Of equal ones, those with more matches come first: it is harder to find many.
+    """
+    scores = search.scores
+    candidates = (scores.num_matches > 0).nonzero()[:, 0].tolist()
+
+    def quality(query: int) -> tuple[float, int, int]:
+        return (-float(scores.average_precision_at_r[query]), -int(scores.num_matches[query]), query)
+
+    chosen: list[int] = []
+    classes: set[int] = set()
+    for query in sorted(candidates, key=quality):
+        label = int(search.labels[query])
+        if len(chosen) < count and label not in classes:
+            chosen.append(query)
+            classes.add(label)
+    return torch.tensor(chosen, dtype=torch.int64)
+
+
+#: Training images whose embeddings are drawn and diagnosed; more would only take longer.
+MOST_TRAINING_IMAGES = 3000
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """A run and what its embedder does.
+
+    Args:
+        folder, config, data: Of the run.
+        results: As in results.json; None if the run has not ended.
+        search: Every image of the unseen classes, searched by the embedder that is reported.
+        moment: Which epoch that embedder is of, in words.
+        loss_epoch: Which epoch the loss is of, in words.
+        loss: The trained loss; None if the folder does not hold it.
+        loss_remark: Why it is missing, in a sentence; empty if it is there.
+        train_images: Some of the training images, if there is a loss to look at them with.
+        train_points: (n, D): where the embedder of the same epoch as the loss puts them.
+        wrong_labels: Rows of noise.csv: image, true class, given class.
+    """
+
+    folder: RunFolder
+    config: RunConfig
+    data: RetrievalData
+    results: dict[str, Any] | None
+    search: Search
+    moment: str
+    loss_epoch: str
+    loss: nn.Module | None
+    loss_remark: str
+    train_images: ImageSet
+    train_points: Tensor
+    wrong_labels: tuple[dict[str, str], ...]
+
+    @property
+    def untrained(self) -> Untrained | None:
+        """What the network found before training, if the run has measured it."""
+        entries = self.folder.entries("untrained")
+        return Untrained(entries[-1]["test"], entries[-1].get("image_size")) if entries else None
+
+
+def read_facts(run: Path, *, device: str = "auto", track: Track | None = None) -> Facts:
+    """Read the run in the folder `run`, and embed its unseen images.
+
+    Args:
+        run: With config.yaml and model/ in it, as `pfml train` leaves it.
+        device: Where to compute.
+        track: Shows the progress.
+    """
+    folder = RunFolder(run)
+    if not folder.config.is_file():
+        raise FileNotFoundError(f"{run} must be the folder of a run, with config.yaml in it, but there is none")
+    if not (folder.model / "model.json").is_file():
+        raise FileNotFoundError(
+            f"{run} must have a model in {folder.model.name}/, but there is none: the run has not ended; "
+            f"go on with pfml train --resume {run}"
+        )
+    config = read_config(folder.config)
+    data, _ = prepare_data(config.data, track)
+    place = resolve_device(device)
+    model, last = folder.chosen_and_last()
+    chosen = load_embedder(model).to(place)
+    moment = "" if chosen.trained_on is None else chosen.trained_on.moment
+
+    def points_of(embedder: Embedder, images: ImageSet) -> Tensor:
+        return embed(embedder, images, autocast=precision(config.autocast), track=track).cpu()
+
+    gallery = None if data.gallery is None else points_of(chosen, data.gallery)
+    gallery_labels = None if data.gallery is None else data.gallery.labels
+    search = search_unseen(points_of(chosen, data.test), data.test.labels, gallery, gallery_labels)
+    loss, remark = _trained_loss(run)
+    some, points = data.train.subset([]), torch.empty(0, chosen.embedding_dim)
+    if loss is not None:
+        step = -(-len(data.train) // MOST_TRAINING_IMAGES)
+        some = data.train.subset(torch.arange(0, len(data.train), step))
+        points = points_of(chosen if model == folder.model else load_embedder(folder.model).to(place), some)
+    moment = moment or ("the last epoch" if model == last else "the epoch that validation chose")
+    loss_epoch = moment.partition(",")[0] if model == folder.model else "the last epoch"
+    return Facts(
+        folder=folder,
+        config=config,
+        data=data,
+        results=_results(folder),
+        search=search,
+        moment=moment,
+        loss_epoch=loss_epoch,
+        loss=loss,
+        loss_remark=remark,
+        train_images=some,
+        train_points=points,
+        wrong_labels=_wrong(folder.noise),
+    )
+
+
+def _trained_loss(run: Path) -> tuple[nn.Module | None, str]:
+    try:
+        return load_loss(run), ""
+    except FileNotFoundError as error:
+        return None, f"Left out: {error}."
+
+
+def _results(folder: RunFolder) -> dict[str, Any] | None:
+    return folder.read_results() if folder.results.is_file() else None
+
+
+def _wrong(noise: Path) -> tuple[dict[str, str], ...]:
+    if not noise.is_file():
+        return ()
+    with noise.open(encoding="utf-8", newline="", errors="surrogateescape") as file:
+        rows = list(csv.DictReader(file))
+    return tuple(row for row in rows if row["true class"] != row["given class"])

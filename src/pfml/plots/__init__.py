@@ -1,0 +1,1 @@
+"""Plots: curves, fields, maps, grids of images, and their theme."""

@@ -1,0 +1,1 @@
+"""A run on disk: its configuration, its folder, its results, its model card."""

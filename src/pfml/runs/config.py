@@ -1,0 +1,318 @@
+"""What a training run is made of. Defaults follow the paper's supplement (CUB, ResNet-50) where it speaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Literal
+
+from pfml.data import LabelNoise
+from pfml.data.own_images import UNREADABLE
+from pfml.data.preprocessing import Augmentation
+from pfml.data.splits import VALIDATION_SPLITS
+from pfml.methods import METHODS, LossConfig
+from pfml.models import EmbedderConfig
+from pfml.models.head_start import HEAD_STARTS
+from pfml.typos import did_you_mean
+
+__all__ = [
+    "OPTIMIZER_OPTIONS",
+    "BatchConfig",
+    "DataConfig",
+    "OptimizerConfig",
+    "RunConfig",
+    "ScheduleConfig",
+    "StorageConfig",
+    "TrainConfig",
+]
+
+#: Optimizer -> the options that only some of them have.
+OPTIMIZER_OPTIONS: dict[str, tuple[str, ...]] = {
+    "adam": ("eps",),
+    "adamw": ("eps",),
+    "sgd": ("momentum", "nesterov"),
+    "rmsprop": ("eps", "momentum", "smoothing", "centered"),
+}
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """How batches are drawn.
+
+    Args:
+        size: Images per batch.
+        samples_per_class: K of P x K sampling, P = size / K; 0 draws images at random. The paper is silent; a field
+            without mates in the batch has only proxies to attract, so the default is 4.
+        per_epoch: Batches in an epoch, for recipes that count steps; None for as many as the training images fill.
+    """
+
+    size: int = 100
+    samples_per_class: int = 4
+    per_epoch: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.per_epoch is not None and self.per_epoch < 1:
+            raise ValueError(f"batch.per_epoch must be >= 1, or null for all images once, got {self.per_epoch}")
+        if self.size < 1 or self.samples_per_class < 0:
+            raise ValueError(
+                f"batch.size must be >= 1 and batch.samples_per_class >= 0, "
+                f"got {self.size} and {self.samples_per_class}"
+            )
+        if self.samples_per_class and self.size % self.samples_per_class:
+            raise ValueError(
+                f"batch.size must be a multiple of batch.samples_per_class, "
+                f"got {self.size} and {self.samples_per_class}"
+            )
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Optimizer and learning rates.
+
+    Args:
+        name: Adam couples weight decay to the step, AdamW does not; SGD; RMSprop.
+        lr: Of the trunk. The paper's text says 5e-4, its table 1e-4.
+        head_lr: Of the embedding layer; None for `lr`.
+        proxy_lr: Of proxies and whatever else the loss learns; None for 100 times `lr`.
+        weight_decay: Of trunk and head.
+        proxy_weight_decay: Of the loss's parameters; at rest a field exerts no force, and decay alone would move them.
+        eps: Added to the root of the second moment (Adam, AdamW, RMSprop).
+        momentum: Share of the last step that is taken once more (SGD, RMSprop).
+        nesterov: Whether the gradient counts before the momentum has passed it (SGD).
+        smoothing: Share of the old mean of squares in the new one (RMSprop); other libraries call it alpha or rho.
+        centered: Whether the mean of the gradient is taken off its second moment (RMSprop).
+        clip_value: Largest gradient component, None for no bound (Proxy Anchor's code: 10).
+        clip_norm: Largest gradient norm over all parameters, None for no bound.
+    """
+
+    name: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
+    lr: float = 1e-4
+    head_lr: float | None = None
+    proxy_lr: float | None = None
+    weight_decay: float = 5e-4
+    proxy_weight_decay: float = 0.0
+    eps: float = 1e-8
+    momentum: float = 0.0
+    nesterov: bool = False
+    smoothing: float = 0.99
+    centered: bool = False
+    clip_value: float | None = None
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "head_lr", "proxy_lr", "clip_value", "clip_norm", "eps"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"optimizer.{name} must be positive, got {value}")
+        for name in ("weight_decay", "proxy_weight_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"optimizer.{name} must not be negative, got {getattr(self, name)}")
+        for name in ("momentum", "smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"optimizer.{name} must lie in [0, 1), got {getattr(self, name)}")
+        if self.name not in OPTIMIZER_OPTIONS:
+            known = ", ".join(OPTIMIZER_OPTIONS)
+            hint = did_you_mean(self.name, OPTIMIZER_OPTIONS)
+            raise ValueError(f"optimizer.name must be one of {known}, got {self.name!r}{hint}")
+        for one in fields(self):
+            owners = [name for name, options in OPTIMIZER_OPTIONS.items() if one.name in options]
+            if owners and self.name not in owners and getattr(self, one.name) != one.default:
+                raise ValueError(
+                    f"optimizer.{one.name} is an option of {', '.join(owners)} and must be left out for {self.name}, "
+                    f"got {getattr(self, one.name)}"
+                )
+        if self.nesterov and not self.momentum:
+            raise ValueError("optimizer.nesterov needs a positive optimizer.momentum, got 0")
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """How learning rates change, all groups alike.
+
+    Args:
+        name: "constant"; "step": times `factor` every `every` epochs; "milestones": times `factor` after each of
+            `milestones`; "cosine": to zero at the end; "one-cycle": up from 1/25 over the first 30 % of the steps, then
+            down to zero, both along a cosine.
+        every: Epochs between steps.
+        factor: Of a step.
+        milestones: Epochs after which "milestones" lowers the rates, counted from the start of the run, warm-up
+            included: (19, 39) trains 19 epochs at the full rate.
+    """
+
+    name: Literal["constant", "step", "milestones", "cosine", "one-cycle"] = "constant"
+    every: int = 10
+    factor: float = 0.5
+    milestones: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or not 0 < self.factor <= 1:
+            raise ValueError(
+                f"schedule.every must be >= 1 and schedule.factor in (0, 1], got {self.every} and {self.factor}"
+            )
+        object.__setattr__(self, "milestones", tuple(self.milestones))  # YAML and JSON give lists
+        if (self.name == "milestones") != bool(self.milestones):
+            raise ValueError(
+                f"schedule.milestones are epochs of schedule.name milestones, which needs some: "
+                f"got {list(self.milestones)} with {self.name}"
+            )
+        if any(epoch < 1 for epoch in self.milestones) or sorted(set(self.milestones)) != list(self.milestones):
+            raise ValueError(f"schedule.milestones must be rising epochs >= 1, got {list(self.milestones)}")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything about training but the data and the network.
+
+    Args:
+        epochs: Passes over the training images.
+        warm_up_epochs: First epochs in which only the embedding layer and the proxies train, at full rate.
+        warm_up_after: Epochs of the whole network before the warm-up; ProxyGML's code warms up in its second epoch.
+        head_start: Where the embedding layer starts: "random" (He's normal distribution, as in Proxy Anchor's code);
+            "uniform" (torch's own of a linear layer); or from the features of the training images, "principal" or
+            "whitened", for a trunk with pretrained weights.
+        batch_norm: "train"; "freeze-statistics" (the affine part trains); "freeze" (Proxy Anchor's sense: statistics
+            frozen, the affine part trained once a warm-up has ended); "freeze-all" (the affine part too, throughout).
+        average: Share of the old mean in the running mean of the network's weights after each step, which is what is
+            evaluated and saved; 0.99 averages about the last hundred steps, 0 keeps no mean. It starts when the warm-up
+            ends, and reaches over half of the steps at most; what the loss learns is not averaged.
+        teachers: Folders of runs whose embedders teach a student by its crops, in place of labels; for the losses that
+            compare with teachers (`pfml methods`: relaxed-contrastive, ...) and no others.
+        evaluate_every: Epochs between evaluations on the unseen classes; the last epoch is always evaluated.
+        select_by: What validation chooses the epoch by; MLRC uses map_at_r.
+        checkpoint_every: Steps between checkpoints within an epoch; 0 saves after each epoch only.
+        seed: Of everything that is random.
+        device: "auto" takes the GPU if there is one.
+        autocast: Precision of the trunk; the loss always computes in float32 at least.
+        compile: Whether torch.compile compiles the network; "auto" does on a GPU, in runs of 5,000 steps or more that
+            need not be deterministic, since it takes half a minute or so first.
+        deterministic: Only operations that give the same bits each time, also on a GPU; slower.
+        log_every: Steps between lines of the log.
+    """
+
+    epochs: int = 200
+    warm_up_epochs: int = 1
+    warm_up_after: int = 0
+    head_start: Literal["random", "uniform", "principal", "whitened"] = "random"
+    batch_norm: Literal["train", "freeze-statistics", "freeze", "freeze-all"] = "freeze"
+    loss: LossConfig = field(default_factory=LossConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    average: float = 0.0
+    teachers: tuple[str, ...] = ()
+    evaluate_every: int = 1
+    select_by: Literal["recall_at_1", "map_at_r"] = "recall_at_1"
+    checkpoint_every: int = 0
+    seed: int = 0
+    device: str = "auto"
+    autocast: Literal["none", "bfloat16", "float16"] = "none"
+    compile: bool | Literal["auto"] = "auto"
+    deterministic: bool = False
+    log_every: int = 10
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("epochs", 1),
+            ("warm_up_epochs", 0),
+            ("warm_up_after", 0),
+            ("evaluate_every", 1),
+            ("checkpoint_every", 0),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        if self.warm_up_after and not self.warm_up_epochs:
+            raise ValueError(f"warm_up_after needs warm_up_epochs of at least 1, got {self.warm_up_after} and 0")
+        if self.log_every < 1:
+            raise ValueError(f"log_every must be >= 1, got {self.log_every}")
+        if not 0 <= self.average < 1:
+            raise ValueError(f"average must lie in [0, 1), got {self.average}")
+        if self.head_start not in HEAD_STARTS:
+            hint = did_you_mean(self.head_start, HEAD_STARTS)
+            raise ValueError(f"head_start must be one of {', '.join(HEAD_STARTS)}, got {self.head_start!r}{hint}")
+        self._check_teachers()
+        if not isinstance(self.compile, bool) and self.compile != "auto":
+            raise ValueError(f"compile must be true, false or auto, got {self.compile!r}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must lie in [0, 2^63), got {self.seed}")
+
+    def _check_teachers(self) -> None:
+        name, students = self.loss.name, [name for name, method in METHODS.items() if method.from_teachers]
+        if name in students and not self.teachers:
+            raise ValueError(f"{name} follows teachers: give the runs that teach, --teachers RUN RUN ...")
+        if self.teachers and name not in students:
+            raise ValueError(f"a student of teachers needs loss.name {' or '.join(students)}, got {name!r}")
+
+    def is_warm_up(self, epoch: int) -> bool:
+        """Whether only the embedding layer and the loss train in this epoch, counted from 0."""
+        return self.warm_up_after <= epoch < self.warm_up_after + self.warm_up_epochs
+
+    @property
+    def settled_from(self) -> int:
+        """The epoch, counted from 0, from which the whole network trains to the end."""
+        return self.warm_up_after + self.warm_up_epochs
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which images.
+
+    Args:
+        name: glyphs, cub, cars, sop, in-shop, folder or csv; or the path of a folder of class folders or of a CSV.
+        root: The data set's folder (or CSV file); glyphs needs none.
+        validation: Classes taken out of the training classes: none, half (as ProxyNCA++), fold-0 to fold-3 (MLRC).
+        noise: Training labels to change on purpose.
+        corrections: A list of training labels to put right, after any noise, as `pfml audit --apply` writes it.
+        unreadable: Files that cannot be read: skip (left out, counted and named), refuse (the run stops and lists
+            them), or auto: skip those of a folder or CSV of one's own, refuse those of a published data set.
+    """
+
+    name: str = "glyphs"
+    root: Path | None = None
+    validation: str = "none"
+    noise: LabelNoise = field(default_factory=LabelNoise)
+    corrections: Path | None = None
+    unreadable: Literal["auto", "skip", "refuse"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.validation not in VALIDATION_SPLITS:
+            known = ", ".join(VALIDATION_SPLITS)
+            raise ValueError(f"data.validation must be one of {known}, got {self.validation!r}")
+        if self.unreadable not in UNREADABLE:
+            raise ValueError(f"data.unreadable must be one of {', '.join(UNREADABLE)}, got {self.unreadable!r}")
+
+
+@dataclass(frozen=True)
+class StorageConfig:
+    """Where images wait for their turn.
+
+    Args:
+        storage: Decoded on the device or in memory, or read from files by workers; auto takes the first that fits.
+        budget_gib: Memory that decoded images may take.
+        workers: Processes that read files.
+        short_side: Shrink larger images to this short side when decoding, to save memory; None keeps them exact.
+        cache: Folder that keeps decoded images for the next run.
+    """
+
+    storage: Literal["auto", "device", "memory", "files"] = "auto"
+    budget_gib: float = 8.0
+    workers: int = 2
+    short_side: int | None = None
+    cache: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.budget_gib >= 0:
+            raise ValueError(f"storage.budget_gib must not be negative, got {self.budget_gib}")
+        if self.workers < 0:
+            raise ValueError(f"storage.workers must not be negative, got {self.workers}")
+        if self.short_side is not None and self.short_side < 1:
+            raise ValueError(f"storage.short_side must be at least 1, got {self.short_side}")
+
+
+@dataclass(frozen=True)
+class RunConfig(TrainConfig):
+    """A whole run: data, network and training."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: EmbedderConfig = field(default_factory=EmbedderConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)

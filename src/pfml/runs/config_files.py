@@ -1,0 +1,181 @@
+"""Configurations as YAML: those that come with the package, and those of runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pfml.runs.config import RunConfig, TrainConfig
+from pfml.storage.files import DamagedFileError, write_atomically
+from pfml.typos import did_you_mean
+
+__all__ = [
+    "CODE_KEYS",
+    "config_groups",
+    "plain",
+    "plain_yaml",
+    "read_config",
+    "read_sealed_text",
+    "refuse_code",
+    "refuse_code_in_text",
+    "shipped_config",
+    "shipped_configs",
+    "write_config",
+]
+
+#: what the first line of a sealed configuration begins with
+SEAL = b"# sha256 of what follows: "
+#: levels of names within names that a configuration may have; it needs five
+DEEPEST = 32
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """A configuration as nested dicts, lists and numbers, as JSON would give it back."""
+    return json.loads(json.dumps(dataclasses.asdict(config), default=str))
+
+
+def write_config(path: Path, config: TrainConfig, *, sealed: bool = False) -> None:
+    """Write the whole configuration as YAML; `sealed` by a checksum in its first line, as that of a run is."""
+    import yaml
+
+    content = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True).encode()
+    seal = SEAL + hashlib.sha256(content).hexdigest().encode() + b"\n" if sealed else b""
+    write_atomically(path, seal + content)
+
+
+def read_sealed_text(path: Path) -> str:
+    """The text of a configuration, after comparing the checksum in its first line, if it has one.
+
+    Raises:
+        DamagedFileError: If the rest of the file is not what was written.
+        UnicodeDecodeError: If it is no text.
+    """
+    content = path.read_bytes()
+    if content.startswith(SEAL):
+        digits = len(SEAL) + 64
+        body = content[digits + 1 :]
+        if content[len(SEAL) : digits + 1] != hashlib.sha256(body).hexdigest().encode() + b"\n":
+            raise DamagedFileError(
+                f"{path} does not match its own checksum: it was damaged or changed after it was written; "
+                f"if you have changed a copy on purpose, remove its first line"
+            )
+    return content.decode()
+
+
+def read_config(path: Path) -> RunConfig:
+    """The configuration of a run or of a file; unknown keys and wrong values are errors that name them."""
+    import yaml
+    from jsonargparse import ArgumentError, ArgumentParser
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} must be the configuration of a run, but there is no such file")
+    try:
+        content = plain_yaml(read_sealed_text(path))
+        if not isinstance(content, dict):
+            raise TypeError(f"it holds {type(content).__name__}, not names and values")
+        if not {"data", "model"} <= content.keys():
+            raise TypeError("it does not say its data and model; runs that were started from Python do not")
+        refuse_code(content, path.name)
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(RunConfig, "run")
+        config: RunConfig = parser.instantiate(parser.parse_object({"run": content})).run
+    except DamagedFileError:
+        raise
+    except (yaml.YAMLError, ArgumentError, TypeError, ValueError, KeyError) as error:
+        raise ValueError(f"{path} must be a configuration: {error}") from None
+    return config
+
+
+def plain_yaml(text: str) -> Any:
+    """What YAML says; aliases and deep nesting, by which a small file takes all memory, are YAMLErrors."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.events.AliasEvent):
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1} has the alias *{event.anchor}: write its value out")
+        depth += isinstance(event, yaml.events.CollectionStartEvent)
+        depth -= isinstance(event, yaml.events.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise yaml.YAMLError(f"line {event.start_mark.line + 1} is nested more than {DEEPEST} deep")
+    return yaml.safe_load(text)
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Name -> file of the configurations that come with the package."""
+    folder = Path(str(resources.files("pfml"))) / "configs"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def shipped_config(name: str) -> RunConfig:
+    """The configuration `name` of the package."""
+    configs = shipped_configs()
+    if name not in configs:
+        hint = did_you_mean(name, configs)
+        raise ValueError(f"the package must have a configuration of that name, got {name!r}{hint}")
+    return read_config(configs[name])
+
+
+#: Keys by which jsonargparse imports a class and calls it.
+CODE_KEYS = ("class_path", "init_args", "dict_kwargs")
+
+
+@cache
+def config_groups() -> frozenset[str]:
+    """The dotted names of those options of a run that are groups of options, such as "data" and "data.noise"."""
+    return frozenset(_groups(RunConfig, ""))
+
+
+def refuse_code(content: Any, where: str, at: str = "") -> None:
+    """Raise ValueError at a key by which the parser would import code, and at a group that is no mapping.
+
+    Args:
+        content: What YAML or JSON says.
+        where: The file or option that says it, for messages.
+        at: The dotted name of `content` itself; "" for a whole configuration.
+    """
+    if at in config_groups() and content is not None and not isinstance(content, dict):
+        raise ValueError(f"{at!r} of {where} must be names and values, got {content!r}: write its options out")
+    items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
+    for key, value in items:
+        name = f"{at}.{key}" if at else str(key)
+        _refuse_key(name, where)
+        refuse_code(value, where, name)
+
+
+def refuse_code_in_text(text: str, where: str, at: str = "") -> None:
+    """The same for YAML or JSON that is yet to be read; YAMLError if it cannot be, or is not plain.
+
+    The parser reads YAML with a program of its own, and what two programs make of one text may differ: both are looked
+    at.
+    """
+    from jsonargparse import get_loader
+
+    for content in (plain_yaml(text), get_loader("yaml")(text)):
+        refuse_code(content, where, at)
+
+
+def refuse_code_option(option: str) -> None:
+    """Raise ValueError at an option, such as "data.class_path", by which the parser would import code."""
+    _refuse_key(option, "the command line")
+
+
+def _refuse_key(name: str, where: str) -> None:
+    for key in CODE_KEYS:
+        if key in name.split("."):
+            raise ValueError(f"{name!r} in {where} is refused: a configuration has plain values, and {key} names code")
+
+
+def _groups(config: type, prefix: str) -> list[str]:
+    found: list[str] = []
+    hints = get_type_hints(config)
+    for one in dataclasses.fields(config):
+        if dataclasses.is_dataclass(kind := hints[one.name]):
+            name = f"{prefix}{one.name}"
+            found += [name, *_groups(kind, f"{name}.")]  # type: ignore[arg-type]
+    return found

@@ -1,0 +1,223 @@
+"""The folder of a run: what was asked for, what happened, what came out.
+
+config.yaml    the resolved configuration; `pfml train --config` takes it
+log.jsonl      one JSON object per line: steps, evaluations, remarks
+noise.csv      which training labels were changed, if any were
+corrections.csv  which were put right, if any were: a copy of the list, which others may change
+checkpoints/   where training can go on
+model/         the embedder: of the epoch that validation chose, or of the last epoch without validation
+model-last/    the embedder of the last epoch, where validation chose another one
+loss/          the loss of the same epoch as model/: proxies, hyper-parameters, class names
+results.json   last epoch, best on test, validation-selected, and which of them model/ is
+tensorboard/   the same curves, if TensorBoard is installed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from pfml.storage.bundle import digest_of
+from pfml.storage.files import DamagedFileError, named_errors, remove_partials, write_atomically, writing
+
+__all__ = ["CurveWriter", "ReadOnlyRunFolder", "RunFolder"]
+
+
+class CurveWriter:
+    """A file of events in `folder`; ImportError without TensorBoard."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary = Event, Summary
+        self.path = folder / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
+        with writing(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self.records: Any = RecordWriter(open(self.path, "wb"))  # noqa: SIM115 - open as long as the run
+            self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+            self.records.flush()
+
+    def add(self, values: list[tuple[str, float]], step: int) -> None:
+        """Add a point to each of these curves; it is in the file when this returns."""
+        with writing(self.path):
+            points = [self._summary.Value(tag=name, simple_value=value) for name, value in values]
+            self._write(self._event(wall_time=time.time(), step=step, summary=self._summary(value=points)))
+            self.records.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        with writing(self.path):
+            self.records.close()
+
+    def _write(self, event: Any) -> None:
+        self.records.write(event.SerializeToString())
+
+
+#: Name of the checksum in results.json and in a line of the log, which has so many digits of it.
+SEAL, DIGITS = "sha256", 16
+
+
+class RunFolder:
+    """Where a run keeps its files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.log = self.path / "log.jsonl"
+        self.noise = self.path / "noise.csv"
+        self.corrections = self.path / "corrections.csv"
+        self.checkpoints = self.path / "checkpoints"
+        self.model = self.path / "model"
+        self.last_model = self.path / "model-last"
+        self.loss = self.path / "loss"
+        self.results = self.path / "results.json"
+        self.failed_batch = self.path / "failed_batch.json"
+        self._tensorboard: Any = None
+
+    def chosen_and_last(self) -> tuple[Path, Path]:
+        """Where the models of the epoch that validation chose and of the last epoch lie; they may be one."""
+        older = (
+            self.path / "model-validation"
+        )  # where runs of version 0.1 kept the chosen one, beside the last in model/
+        if (older / "model.json").is_file():
+            return older, self.model
+        is_apart = (self.last_model / "model.json").is_file()
+        return self.model, self.last_model if is_apart else self.model
+
+    def start(self) -> None:
+        """Make the folder; one that already holds a run is refused, so that nothing is overwritten."""
+        self.refuse_run()
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def refuse_run(self) -> None:
+        """Raise FileExistsError if the folder already holds a run."""
+        if self.config.exists() or self.checkpoints.exists():
+            raise FileExistsError(f"{self.path} already holds a run: resume it, or choose another folder")
+
+    def require_there(self) -> None:
+        """Raise FileNotFoundError if the folder of a run under way was removed: what it writes would be half a run."""
+        if not self.config.is_file():
+            raise FileNotFoundError(
+                f"{self.path} was removed while the run was under way, with its checkpoints: begin a new run"
+            )
+
+    def append(self, kind: str, step: int, **values: Any) -> None:
+        """Add a line to the log, and its numbers to TensorBoard if there is one."""
+        if not self.path.is_dir():
+            self.require_there()
+        with writing(self.log), open(self.log, "a", encoding="utf-8") as file:
+            file.write(_sealed({"kind": kind, "step": step, **values}))
+        writer = self._writer()
+        if writer is not None:
+            writer.add(_numbers(kind, values), step)
+
+    def forget_after(self, step: int, evaluations: int) -> None:
+        """Drop what a resumed run will write again: lines later than `step`, and all but so many evaluations."""
+        remove_partials(self.path, "*")  # left by a kill
+        if not self.log.exists():
+            return
+        kept = [entry for entry in self._lines() if entry["step"] <= step]
+        early = [entry for entry in kept if entry["kind"] == "evaluation"][:evaluations]
+        kept = [entry for entry in kept if entry["kind"] != "evaluation" or entry in early]
+        write_atomically(self.log, "".join(map(_sealed, kept)).encode())
+
+    def entries(self, kind: str) -> list[dict[str, Any]]:
+        """The lines of one kind, oldest first."""
+        return [entry for entry in self._lines() if entry["kind"] == kind]
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """All entries; a line that is none is passed over, with a warning unless a kill may have left it: the last."""
+        lines = self.log.read_bytes().split(b"\n") if self.log.exists() else []
+        entries = [_parsed(line) for line in lines]
+        for number, (line, entry) in enumerate(zip(lines[:-1], entries, strict=False), start=1):
+            if line.strip() and entry is None:
+                warnings.warn(f"{self.log}, line {number} is no entry of a log and was ignored", stacklevel=3)
+        if lines and entries[-1] is None and f'"{SEAL}"'.encode() in lines[-1]:  # more than a kill leaves
+            warnings.warn(f"{self.log}, line {len(lines)} is no entry of a log and was ignored", stacklevel=3)
+        return [entry for entry in entries if entry is not None]
+
+    def write_results(self, results: dict[str, Any]) -> None:
+        """Write results.json, with a checksum of itself."""
+        sealed = {**results, SEAL: digest_of(results)}
+        write_atomically(self.results, (json.dumps(sealed, indent=2) + "\n").encode())
+
+    def read_results(self) -> dict[str, Any]:
+        """What results.json says, after comparing its checksum; runs of version 0.1 have none.
+
+        Raises:
+            DamagedFileError: If it is not what was written.
+        """
+        with named_errors(self.results, "the results of a run, as JSON", ValueError, RecursionError):
+            results = json.loads(self.results.read_bytes())
+        if not isinstance(results, dict) or not {"last", "best_on_test", "validation_selected"} <= results.keys():
+            raise DamagedFileError(f"{self.results} must be the results of a run, got other values")
+        if SEAL in results and results.pop(SEAL) != digest_of(results):
+            raise DamagedFileError(
+                f"{self.results} does not match its own checksum: it was damaged or changed after it was written"
+            )
+        return results
+
+    def close(self) -> None:
+        if self._tensorboard:
+            self._tensorboard.close()
+            self._tensorboard = None
+
+    def _writer(self) -> Any:
+        """TensorBoard's writer; None without TensorBoard, whose curves only repeat the log."""
+        if self._tensorboard is None:
+            try:
+                self._tensorboard = CurveWriter(self.path / "tensorboard")
+            except ImportError:
+                self._tensorboard = False
+        return self._tensorboard or None
+
+
+class ReadOnlyRunFolder(RunFolder):
+    """The folder as all ranks but the first have it, who leave the writing to that one."""
+
+    def require_there(self) -> None: ...
+
+    def start(self) -> None: ...
+
+    def append(self, kind: str, step: int, **values: Any) -> None: ...
+
+    def forget_after(self, step: int, evaluations: int) -> None: ...
+
+    def write_results(self, results: dict[str, Any]) -> None: ...
+
+
+def _sealed(entry: dict[str, Any]) -> str:
+    """An entry as a line of the log, with a checksum of the rest of it."""
+    return json.dumps({**entry, SEAL: digest_of(entry)[:DIGITS]}) + "\n"
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """A line of the log without its checksum; None for what is none, or is not what was written.
+
+    A kill may leave half a line. Lines of version 0.1 have no checksum.
+    """
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_entry = isinstance(entry, dict) and isinstance(entry.get("kind"), str) and isinstance(entry.get("step"), int)
+    if not is_entry or (SEAL in entry and entry.pop(SEAL) != digest_of(entry)[:DIGITS]):
+        return None
+    return entry
+
+
+def _numbers(prefix: str, values: dict[str, Any]) -> list[tuple[str, float]]:
+    """Nested numbers as "prefix/name", as TensorBoard wants them."""
+    found: list[tuple[str, float]] = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found += _numbers(f"{prefix}/{name}", value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found.append((f"{prefix}/{name}", float(value)))
+    return found

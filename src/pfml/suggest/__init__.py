@@ -1,0 +1,1 @@
+"""What to train a folder of images with, and why."""

