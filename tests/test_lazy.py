@@ -13,7 +13,16 @@ import pfml
 
 LAZY = ["pfml", "pfml.losses", "pfml.distributed"]
 #: What the loss is made of: modules, and packages that it may load any part of.
-NEEDED = {"pfml", "pfml.lazy", "pfml.field", "pfml.sphere", "pfml.superposition", "pfml.energy", "pfml.half_precision"}
+NEEDED = {
+    "pfml",
+    "pfml.lazy",
+    "pfml.version",
+    "pfml.field",
+    "pfml.sphere",
+    "pfml.superposition",
+    "pfml.energy",
+    "pfml.half_precision",
+}
 NEEDED |= {"pfml.precision", "pfml.tracing", "pfml.losses"}
 NEEDED |= {f"pfml.losses.{name}" for name in ("potential_field", "checks", "diagnostics", "draw", "proxies", "trust")}
 HEAVY = {"torchvision", "timm", "matplotlib", "scipy", "sklearn", "PIL", "rich", "safetensors", "jsonargparse", "yaml"}

@@ -16,6 +16,7 @@ From images to an embedder:
 from typing import TYPE_CHECKING
 
 from pfml.lazy import lazy_names
+from pfml.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from pfml.data import ImageSet, LabelNoise, RetrievalData, SeenClassError, load_data, with_validation
@@ -79,8 +80,6 @@ else:
             ),
         },
     )
-
-__version__ = "0.1.0"
 
 __all__ = [
     "BatchConfig",

@@ -6,10 +6,10 @@ import shutil
 import sys
 import textwrap
 
-from pfml import __version__
 from pfml.cli.commands import COMMANDS, GROUPS
 from pfml.cli.error_reporting import end
 from pfml.typos import did_you_mean
+from pfml.version import __version__
 
 __all__ = ["answer_without_command", "overview"]
 

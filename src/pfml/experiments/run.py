@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pfml import __version__
 from pfml.allocator import keep_freed_memory
 from pfml.experiments.catalog import EXPERIMENTS
 from pfml.experiments.estimate import Estimator
@@ -38,6 +37,7 @@ from pfml.terminal import plain_console
 from pfml.training.environment import resolve_device
 from pfml.training.progress import Monitor, ProgressMonitor
 from pfml.training.shutdown import Interrupted, stop_wish
+from pfml.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console

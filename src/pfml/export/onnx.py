@@ -145,7 +145,7 @@ def _write(embedder: Embedder, path: Path, description: dict[str, Any]) -> None:
 
 def _metadata(embedder: Embedder, description: dict[str, Any]) -> dict[str, str]:
     """What a reader finds in the file itself."""
-    from pfml import __version__
+    from pfml.version import __version__
 
     learned = embedder.trained_on
     return {

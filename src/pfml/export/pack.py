@@ -112,7 +112,7 @@ def _pack_run(run: Path, identity: ModelIdentity, folder: Path) -> list[str]:
 
 def _finish(folder: Path, embedder: Embedder, parts: list[str]) -> None:
     """The README and the manifest, which closes the bundle."""
-    from pfml import __version__
+    from pfml.version import __version__
 
     (folder / "README.md").write_text(_readme(parts), encoding="utf-8")
     write_manifest(

@@ -12,7 +12,6 @@ import torch
 import yaml
 from torch import Tensor
 
-from pfml import __version__
 from pfml.data import RetrievalData
 from pfml.data.image_set import ImageSet
 from pfml.evaluation import embed
@@ -31,6 +30,7 @@ from pfml.runs.folder import RunFolder
 from pfml.terminal import shell_words
 from pfml.training.environment import resolve_device
 from pfml.training.saved_loss import load_loss
+from pfml.version import __version__
 
 __all__ = ["Contender", "Demo", "Trained", "demo_losses", "demo_page", "describe", "scores_table"]
 

@@ -13,7 +13,6 @@ import torch
 import yaml
 from torch import Tensor
 
-from pfml import __version__
 from pfml.data.decoding import Track
 from pfml.losses import PotentialFieldLoss
 from pfml.pages.page import Block, Figure, Gallery, Listing, Page, Section, Table, write_page
@@ -26,6 +25,7 @@ from pfml.plots.theme import in_both_themes
 from pfml.runs.config_files import plain
 from pfml.suggest.comparison import comparison
 from pfml.terminal import visible
+from pfml.version import __version__
 
 __all__ = [
     "curves_section",

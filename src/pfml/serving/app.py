@@ -14,7 +14,6 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Redirect
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
-from pfml import __version__
 from pfml.serving import audit_routes, field_routes, search_routes
 from pfml.serving.answers import ReadyAnswer
 from pfml.serving.audit_queue import AuditFileError
@@ -25,6 +24,7 @@ from pfml.serving.search_routes import Shared
 from pfml.serving.service import Service, UnknownNameError
 from pfml.serving.workers import BusyError
 from pfml.storage.files import DamagedFileError
+from pfml.version import __version__
 
 __all__ = ["create_app"]
 
