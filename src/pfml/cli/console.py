@@ -66,12 +66,11 @@ def print_scores(console: Console, title: str, rows: dict[str, dict[str, float]]
     from rich.table import Table
     from rich.text import Text
 
-    headings = {"r_precision": "RP", "map_at_r": "MAP@R", "nmi": "NMI"}
-    first = next(iter(rows.values()))
-    recalls = {key: f"R@{key.removeprefix('recall_at_')}" for key in first if key.startswith("recall_at_")}
-    shown = {**recalls, **{key: heading for key, heading in headings.items() if key in first}}
-    table = Table("", *shown.values(), title=title)
+    from pfml.evaluation.metrics import metric_label, metric_text, shown_metrics
+
+    shown = shown_metrics(next(iter(rows.values())))
+    table = Table("", *map(metric_label, shown), title=title)
     for name, scores in rows.items():
         # a name may be a path with brackets, which rich would read as markup
-        table.add_row(Text(name), *(f"{100 * scores[key]:.1f}" for key in shown))
+        table.add_row(Text(name), *(metric_text(key, scores[key]) for key in shown))
     console.print(table)

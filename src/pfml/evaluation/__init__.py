@@ -3,14 +3,17 @@
 from pfml.evaluation.alignment import Alignment, proxy_alignment
 from pfml.evaluation.clustering import kmeans, normalized_mutual_information
 from pfml.evaluation.evaluate import embed, evaluate
+from pfml.evaluation.metrics import METRICS, Metric
 from pfml.evaluation.nearest_neighbors import nearest
 from pfml.evaluation.ranks import QueryScores, query_scores
 from pfml.evaluation.retrieval import RetrievalMetrics, retrieval_metrics
 from pfml.storage.embeddings import EmbeddedImages, open_embeddings, read_embeddings, write_embeddings
 
 __all__ = [
+    "METRICS",
     "Alignment",
     "EmbeddedImages",
+    "Metric",
     "QueryScores",
     "RetrievalMetrics",
     "embed",

@@ -31,9 +31,7 @@ def gathered_batches(mine: Tensor, batches: Sequence[Tensor], world: World) -> T
 
 def metrics_by_first(metrics: Callable[[], RetrievalMetrics], world: World) -> RetrievalMetrics:
     """What `metrics` gives on the first rank, the only one to compute it."""
-    values = world.by_first(lambda: dataclasses.asdict(metrics()))
-    recall = {int(k): share for k, share in values["recall"].items()}  # JSON has texts for keys
-    return RetrievalMetrics(**{**values, "recall": recall})
+    return RetrievalMetrics(**world.by_first(lambda: dataclasses.asdict(metrics())))
 
 
 #: Images that pass through a network on a CPU at a time, of a batch of any size: more are no faster, and the

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from torch import Tensor
 
-from pfml.evaluation.clustering import kmeans, normalized_mutual_information
+from pfml.evaluation.metrics import METRICS, RankedQueries
 from pfml.evaluation.nearest_neighbors import directions
-from pfml.evaluation.ranks import query_scores
+from pfml.evaluation.ranks import QueryScores, query_scores
 
 __all__ = ["RetrievalMetrics", "retrieval_metrics"]
 
 
 @dataclass(frozen=True)
 class RetrievalMetrics:
-    """How well classes are found by nearest neighbors; all of them fractions in [0, 1], means over queries.
+    """How well classes are found by nearest neighbors; shares in [0, 1], means over queries.
 
     A query without a match, whose class has no other member to be found, can only fail: it is left out of every
     mean, as in pytorch-metric-learning's AccuracyCalculator, and counted in `num_without_match`. Code that descends
@@ -25,34 +24,44 @@ class RetrievalMetrics:
     that. (CUB, Cars, SOP and In-Shop have no such query.)
 
     Args:
-        recall: K -> share of queries with a match among the K nearest.
-        precision_at_1: Share of queries whose nearest item is a match; equal to Recall@1.
-        r_precision: Share of matches among the R nearest, R being the number of matches of the query.
-        map_at_r: (1/R) sum over i <= R of precision(i) where item i is a match.
-        nmi: Normalized mutual information of classes and k-means clusters of the queries; None if not asked for.
+        values: Key -> value of the rows of `METRICS` that were computed, with a key for each K of Recall@K.
         num_queries: Of all queries, with or without a match.
         num_without_match: Queries that are in none of the means.
     """
 
-    recall: dict[int, float]
-    precision_at_1: float
-    r_precision: float
-    map_at_r: float
-    nmi: float | None
+    values: dict[str, float]
     num_queries: int
     num_without_match: int
 
+    @property
+    def recall(self) -> dict[int, float]:
+        """K -> share of queries with a match among the K nearest."""
+        prefix = "recall_at_"
+        return {int(key.removeprefix(prefix)): value for key, value in self.values.items() if key.startswith(prefix)}
+
+    @property
+    def precision_at_1(self) -> float:
+        """Share of queries whose nearest item is a match; equal to Recall@1."""
+        return self.values["precision_at_1"]
+
+    @property
+    def r_precision(self) -> float:
+        """Share of matches among the R nearest, R being the number of matches of the query."""
+        return self.values["r_precision"]
+
+    @property
+    def map_at_r(self) -> float:
+        """(1/R) sum over i <= R of precision(i) where item i is a match."""
+        return self.values["map_at_r"]
+
+    @property
+    def nmi(self) -> float | None:
+        """Normalized mutual information of classes and k-means clusters of the queries; None if not asked for."""
+        return self.values.get("nmi")
+
     def as_dict(self) -> dict[str, float]:
-        """Names and numbers, in an order that does not change; `nmi` only if it was asked for."""
-        return {
-            **{f"recall_at_{k}": value for k, value in sorted(self.recall.items())},
-            "precision_at_1": self.precision_at_1,
-            "r_precision": self.r_precision,
-            "map_at_r": self.map_at_r,
-            **({} if self.nmi is None else {"nmi": self.nmi}),
-            "num_queries": self.num_queries,
-            "num_without_match": self.num_without_match,
-        }
+        """All values by key, in the order of `METRICS`, then the counts."""
+        return {**self.values, "num_queries": self.num_queries, "num_without_match": self.num_without_match}
 
 
 def retrieval_metrics(
@@ -74,7 +83,7 @@ def retrieval_metrics(
         gallery: (G, D) where the queries are searched; None for the embeddings themselves, each without itself.
         gallery_labels: (G,) integers; with a gallery only.
         recall_at: The K of Recall@K.
-        nmi: Whether to cluster the queries too, which takes longer than all the rest.
+        nmi: Whether to compute the optional metrics too: NMI, which takes longer than all the rest.
         seed: Of the clustering.
         tile_pairs: Similarities that are held at once, by default 2^22 on a CPU and 2^26 on a GPU.
 
@@ -109,30 +118,17 @@ def retrieval_metrics(
         raise ValueError(
             f"some class must have a member to be found, but none of the {len(labels)} queries has a match"
         )
-    first_rank = scores.first_rank.cpu()[matched]
-    return RetrievalMetrics(
-        recall={int(k): _share(first_rank <= k) for k in recall_at},
-        precision_at_1=_share(first_rank == 1),
-        r_precision=_mean(scores.r_precision.cpu()[matched]),
-        map_at_r=_mean(scores.average_precision_at_r.cpu()[matched]),
-        nmi=_nmi(queries, labels, seed) if nmi else None,
-        num_queries=len(labels),
-        num_without_match=len(labels) - len(first_rank),
-    )
-
-
-def _share(mask: Tensor) -> float:
-    return int(mask.sum()) / len(mask)
-
-
-def _mean(values: Tensor) -> float:
-    """The mean, correctly rounded, so that it depends neither on threads nor on the device."""
-    return math.fsum(values.tolist()) / len(values)
-
-
-def _nmi(queries: Tensor, labels: Tensor, seed: int) -> float:
-    clusters = kmeans(queries, len(labels.unique()), seed=seed)
-    return normalized_mutual_information(labels, clusters)
+    found = QueryScores(*(getattr(scores, field.name).cpu()[matched] for field in fields(scores)))
+    ranked = RankedQueries(queries, labels, items, gallery_labels, found, seed)
+    values: dict[str, float] = {}
+    for key, metric in METRICS.items():
+        if metric.compute is None or (metric.is_optional and not nmi):
+            continue
+        if "{k}" in key:
+            values |= {key.format(k=k): metric.compute(ranked, k) for k in sorted({int(k) for k in recall_at})}
+        else:
+            values[key] = metric.compute(ranked)
+    return RetrievalMetrics(values, len(labels), len(labels) - int(matched.sum()))
 
 
 def _check_labels(points: Tensor, labels: Tensor, name: str, owner: str) -> None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pfml.allocator import keep_freed_memory
+from pfml.evaluation.metrics import summary
 from pfml.experiments.catalog import EXPERIMENTS
 from pfml.experiments.estimate import Estimator
 from pfml.experiments.plan import Plan
@@ -414,7 +415,7 @@ def _count(plan: Plan, records: Sequence[dict[str, Any]]) -> int:
 
 def _score(results: dict[str, Any]) -> str:
     last, pace = results["last"], results.get("seconds_per_epoch")
-    text = f"R@1 {last['recall_at_1']:.1%}, MAP@R {last['map_at_r']:.1%}"
+    text = summary(last)
     return text if pace is None else f"{text}, {pace:.1f} s per epoch"
 
 

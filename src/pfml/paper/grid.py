@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pfml.evaluation.metrics import find_metric, metric_label, shown_metrics
 from pfml.paper import PaperTable
 from pfml.paper.cells import Record, measured
 from pfml.paper.fill import FilledRow, FilledTable, Summary
@@ -16,7 +17,6 @@ __all__ = ["EMPTY", "Entry", "Grid", "GridRow", "GridSection", "Line", "grid_of"
 EMPTY = "\u2013"
 #: What we show of a run, and how it is called.
 EPOCHS = {"last": "ours, last", "best": "ours, best", "validation_selected": "ours, by validation"}
-DECIMALS = {"alignment": 2}
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def other_grid(records: Sequence[Record]) -> Grid | None:
     if not records:
         return None
     names = dict.fromkeys(name for record in records for name in (record["results"].get("last") or {}))
-    metrics = [name for name in names if name.startswith("recall_at_") or name in ("r_precision", "map_at_r", "nmi")]
+    metrics = shown_metrics(names)
     rows = []
     for record in records:
         settings = "".join(f", {name} = {value}" for name, value in record["settings"].items())
@@ -116,7 +116,7 @@ def other_grid(records: Sequence[Record]) -> Grid | None:
             for value, metric in zip(values, metrics, strict=True)
         )
         rows.append(GridRow(name, (Line(record["status"], entries),)))
-    headings = tuple(name.replace("recall_at_", "R@").replace("_", " ") for name in metrics)
+    headings = tuple(map(metric_label, metrics))
     return Grid("Other runs", "Runs for which the paper has no table.", headings, (GridSection("", tuple(rows)),))
 
 
@@ -174,17 +174,23 @@ def _difference(row: FilledRow, number: int, metric: str, compared: str) -> Entr
     paper = row.paper[number]
     if ours is None or paper is None or paper.value is None:
         return Entry(EMPTY)
-    difference = round(ours.mean - paper.value, DECIMALS.get(metric, 1)) + 0.0
+    difference = round(ours.mean - paper.value, _decimals(metric)) + 0.0
     sign = "+" if difference > 0 else "\u2212" if difference < 0 else "±"
     return Entry(f"{sign}{_number(abs(difference), metric)}")
 
 
+def _decimals(metric: str) -> int:
+    row = find_metric(metric)
+    return 1 if row is None else row.decimals
+
+
 def _number(value: float, metric: str) -> str:
-    return f"{value:.{DECIMALS.get(metric, 1)}f}"
+    return f"{value:.{_decimals(metric)}f}"
 
 
 def _caption(table: PaperTable) -> str:
-    unit = {"alignment": "Distances", "seconds_per_epoch": "Seconds"}.get(table.columns[0]["metric"], "Percent")
+    metric = find_metric(table.columns[0]["metric"])
+    unit = "Percent" if metric is None else metric.unit_name
     source = "read off its figure, to about 0.1 (first and last: 0.2)" if table.kind == "figure" else "as printed"
     ours = "ours: this code, mean ± standard deviation over seeds (number of seeds)"
     if table.sections:

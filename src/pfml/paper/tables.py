@@ -9,6 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Literal, get_args
 
+from pfml.evaluation.metrics import find_metric, metric_label
 from pfml.typos import did_you_mean
 
 __all__ = ["PaperCell", "PaperRow", "PaperSection", "PaperTable", "Picture", "paper_pictures", "paper_tables"]
@@ -21,7 +22,6 @@ EMPTY = "-"
 NUMBER = r"\d+(?:\.\d+)?(?:e-?\d+)?"
 PRINTED = re.compile(rf"({NUMBER})(?: ± ({NUMBER}))?")
 DATASETS = ("cub", "cars", "sop")
-METRICS = re.compile(r"recall_at_\d+|precision_at_1|r_precision|map_at_r|alignment|seconds_per_epoch")
 #: What cells inherit: from the table, then the section, the column, the row.
 ATTRIBUTES = ("dataset", "metric", "backbone", "dim", "method")
 
@@ -235,7 +235,7 @@ def _cell(text: str, levels: list[dict[str, Any]], *, words: bool, where: str) -
         raise ValueError(f"a cell must have {', '.join(missing)}, got none in {where}")
     if merged["dataset"] not in DATASETS:
         raise ValueError(f"dataset must be one of {', '.join(DATASETS)}, got {merged['dataset']!r} in {where}")
-    if not words and not METRICS.fullmatch(merged["metric"]):
+    if not words and find_metric(merged["metric"]) is None:
         raise ValueError(f"metric must be one that we measure, got {merged['metric']!r} in {where}")
     value, std = _numbers(text, words=words, where=where)
     return PaperCell(printed=text, value=value, std=std, bold=levels[-1].get("bold", False), **merged)
@@ -256,9 +256,8 @@ def _numbers(text: Any, *, words: bool, where: str) -> tuple[float | None, float
 def _heading(column: Settings) -> str:
     """What a column shows, in short: "CUB R@1"."""
     names = {"cub": "CUB", "cars": "Cars", "sop": "SOP", "resnet50": "R50", "bn_inception": "IBN"}
-    metrics = {"precision_at_1": "P@1", "r_precision": "RP", "map_at_r": "MAP@R", "alignment": "W2"}
     metric = column.get("metric", "")
-    short = metrics.get(metric, metric.replace("recall_at_", "R@").replace("_", " "))
+    short = metric_label(metric) if find_metric(metric) is not None else metric.replace("_", " ")
     dim = str(column["dim"]) if "dim" in column else ""
     parts = [names[column["dataset"]], names.get(column.get("backbone", ""), ""), dim, short]
     return " ".join(part for part in parts if part)

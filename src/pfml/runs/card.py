@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from pfml.data import RetrievalData
+from pfml.evaluation.metrics import metric_label, metric_text, shown_metrics
 from pfml.models.card import escaped, model_table, usage
 from pfml.runs.config import TrainConfig
 from pfml.runs.config_files import plain
@@ -30,7 +31,6 @@ CHOICES = {
     "best_on_test": ("best on test", "the test classes that it reports, which is optimistic"),
     "validation_selected": ("validation-selected", "validation classes, which are neither trained nor tested on"),
 }
-HEADINGS = {"r_precision": "RP", "map_at_r": "MAP@R", "nmi": "NMI"}
 PACKAGES = ("pfml", "torch", "torchvision", "timm", "numpy")
 CLASSES_SHOWN = 20
 
@@ -111,9 +111,8 @@ def _front_matter(data: RetrievalData, config: TrainConfig, entry: dict[str, Any
     import yaml
 
     metrics = [
-        {"type": key, "name": f"{_heading(key)}, {name}", "value": round(float(value), 6)}
-        for key, value in entry["test"].items()
-        if _heading(key)
+        {"type": key, "name": f"{metric_label(key)}, {name}", "value": round(float(entry["test"][key]), 6)}
+        for key in shown_metrics(entry["test"])
     ]
     dataset = _last_part(data.name)
     result = {
@@ -149,14 +148,14 @@ def _data(data: RetrievalData, wrong_labels: int | None) -> str:
 
 def _numbers(results: dict[str, Any]) -> str:
     """Last, best and validation-selected, and what each was chosen on."""
-    shown = [key for key in results["last"]["test"] if _heading(key)]
+    shown = shown_metrics(results["last"]["test"])
     lines = [
-        "| epoch | " + " | ".join(map(_heading, shown)) + " | chosen on |",
+        "| epoch | " + " | ".join(map(metric_label, shown)) + " | chosen on |",
         "|---|" + "---:|" * len(shown) + "---|",
     ]
     for choice, (name, chosen_on) in CHOICES.items():
         if (entry := results[choice]) is not None:
-            scores = " | ".join(f"{100 * entry['test'][key]:.1f}" for key in shown)
+            scores = " | ".join(metric_text(key, entry["test"][key]) for key in shown)
             lines.append(f"| {entry['epoch']}, {name} | {scores} | {chosen_on} |")
     return "\n".join(lines)
 
@@ -208,11 +207,6 @@ def _fenced(text: str, language: str) -> str:
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
-
-
-def _heading(key: str) -> str:
-    """What a metric is called in a table; empty for one that is not shown."""
-    return f"R@{key.removeprefix('recall_at_')}" if key.startswith("recall_at_") else HEADINGS.get(key, "")
 
 
 def _wrong_labels(noise: Path) -> int | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pfml.distributed import World
 from pfml.evaluation import evaluate
+from pfml.evaluation.metrics import HEADLINE, metric_label
 from pfml.models import Embedder
 from pfml.runs.config import RunConfig
 from pfml.runs.results import of_model
@@ -64,25 +65,26 @@ def comparison(untrained: Untrained, results: dict[str, Any], config: RunConfig)
     """
     entry = of_model(results)
     scores = untrained.scores, entry["test"]
-    before, after = ([round(each[key], 3) for key in ("recall_at_1", "map_at_r")] for each in scores)
+    before, after = ([round(each[key], 3) for key in HEADLINE] for each in scores)
     size, own = config.model.image_size, untrained.image_size
     apart = size is not None and own is not None and size != own
     at, at_trained = (f" (at {own} pixels)", f", at {size} pixels") if apart else ("", "")
+    labels = [metric_label(key) for key in HEADLINE]
     numbers = (
-        f"unseen classes, R@1 {before[0]:.1%} before training{at} and {after[0]:.1%} after "
-        f"(epoch {entry['epoch']}{at_trained}), MAP@R {before[1]:.1%} and {after[1]:.1%}"
+        f"unseen classes, {labels[0]} {before[0]:.1%} before training{at} and {after[0]:.1%} after "
+        f"(epoch {entry['epoch']}{at_trained}), {labels[1]} {before[1]:.1%} and {after[1]:.1%}"
     )
     queries = entry["test"]["num_queries"]
     chance = ""
     if before[0] != after[0] and _may_be_chance(before[0], after[0], queries):
-        chance = f", though with {queries:,} images the difference of R@1 may be chance"
+        chance = f", though with {queries:,} images the difference of {labels[0]} may be chance"
     recall, precision_ = (new - old for old, new in zip(before, after, strict=True))
     if recall > 0 and precision_ > 0:
         return f"{numbers}: training has helped{chance}"
     if recall > 0 or precision_ > 0:
         if recall < 0 or precision_ < 0:
             return f"{numbers}: training has helped one and not the other{chance}"
-        better, same = ("R@1", "MAP@R") if recall > 0 else ("MAP@R", "R@1")
+        better, same = labels if recall > 0 else reversed(labels)
         return f"{numbers}: training has improved {better} and left {same} as it was{chance}"
     return (
         f"{numbers}: training has not helped; use the network as it comes ({untrained_command(config)}), "

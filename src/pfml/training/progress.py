@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pfml.evaluation.metrics import HEADLINE, summary
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
@@ -97,10 +99,9 @@ class ProgressMonitor(Monitor):
         parts = [f"epoch {entry['epoch']:>3}/{self._epochs}", f"loss {entry['loss']:.4g}"]
         for role in ("validation", "test"):
             if role in entry:
-                scores = entry[role]
-                parts.append(f"{role} R@1 {scores['recall_at_1']:.1%}, MAP@R {scores['map_at_r']:.1%}")
+                parts.append(f"{role} {summary(entry[role])}")
         parts.append(f"{entry['images_per_second']:,.0f} images/s")
-        self._recall = f"  R@1 {entry['test']['recall_at_1']:.1%}" if "test" in entry else ""
+        self._recall = f"  {summary(entry['test'], HEADLINE[:1])}" if "test" in entry else ""
         if self.lines:
             self.remark("  ".join(parts))
 
