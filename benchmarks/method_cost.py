@@ -26,10 +26,10 @@ from pfml.experiments.catalog import base_config
 from pfml.methods import METHODS
 from pfml.models import Embedder
 from pfml.models.batch_norm import start_training_mode
+from pfml.runs.data import prepare_data
 from pfml.runs.folder import RunFolder
 from pfml.training.loop import Training
 from pfml.training.progress import Monitor
-from pfml.training.run import prepare_data
 
 __all__ = ["main", "seconds_of_steps"]
 

@@ -21,8 +21,8 @@ import torch
 
 from machine import environment, resident_bytes
 from pfml.runs.config_files import shipped_config
+from pfml.runs.data import prepare_data
 from pfml.training import Monitor, RunConfig, run
-from pfml.training.run import prepare_data
 
 __all__ = ["Sample", "Soak", "growth_per_step", "soak"]
 

@@ -39,6 +39,7 @@ from pfml.models import Embedder, EmbedderConfig
 from pfml.models.head_start import start_head
 from pfml.runs.config import DataConfig, RunConfig
 from pfml.runs.config_files import plain, write_config
+from pfml.runs.data import prepare_data
 from pfml.runs.folder import RunFolder
 from pfml.sphere import unit
 from pfml.superposition import Charges
@@ -46,7 +47,7 @@ from pfml.training import Monitor
 from pfml.training.averaging import WeightAverage
 from pfml.training.environment import compiled, resolve_device, seeded
 from pfml.training.loop import Training, on_device
-from pfml.training.run import open_sources, prepare_data
+from pfml.training.setup import open_sources
 from pfml.training.watch import Batch, Outcome
 
 STAGES = ("validation", "test")

@@ -41,7 +41,7 @@ from pfml.runs.folder import RunFolder
 from pfml.training import Monitor
 from pfml.training.environment import precision, resolve_device, seeded
 from pfml.training.loop import Training
-from pfml.training.run import open_sources
+from pfml.training.setup import open_sources
 from pfml.training.teachers import Teachers
 from pfml.training.watch import Batch
 

@@ -14,8 +14,8 @@ from pfml.cli.console import create_console, print_scores
 from pfml.data import ImageSet
 from pfml.data.corrections import Corrections
 from pfml.runs.config_files import read_config, write_config
+from pfml.runs.data import prepare_data
 from pfml.training import run
-from pfml.training.run import prepare_data
 
 COLOURS = {"[/blue]": (20, 40, 220), "[red]": (220, 30, 30), "green": (30, 200, 40), "gray": (128, 128, 128)}
 

@@ -17,8 +17,8 @@ from pfml.data.corrections import Corrections
 from pfml.pages.audit import audit_page
 from pfml.pages.page import render
 from pfml.runs.config import BatchConfig
+from pfml.runs.data import prepare_data
 from pfml.training import DataConfig, run
-from pfml.training.run import prepare_data
 
 COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 40), "red": (220, 30, 30), "gray": (128, 128, 128)}
 

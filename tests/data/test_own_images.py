@@ -5,8 +5,8 @@ import pytest
 from pfml.data import load_data, without_unreadable
 from pfml.data.decoding import UnreadableImagesError
 from pfml.data.own_images import about_lone_images, is_own
+from pfml.runs.data import prepare_data
 from pfml.training import DataConfig
-from pfml.training.run import prepare_data
 from small_index import write_images
 
 CLASSES = ("a", "b", "c", "d")

@@ -231,7 +231,7 @@ def test_concatenation_is_that_of_unit_vectors(letters, tmp_path):
 
     from pfml.evaluation import embed, retrieval_metrics
     from pfml.models import load_embedder
-    from pfml.training.run import prepare_data
+    from pfml.runs.data import prepare_data
 
     plan = small_plan(letters, name="mlrc", methods=("proxy-anchor",))
     run(plan, tmp_path)

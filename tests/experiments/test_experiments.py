@@ -43,7 +43,7 @@ def _thin(monkeypatch, few_letters):
     monkeypatch.setattr(catalog, "NOISE_RATES", (0.0, 0.2))
     monkeypatch.setattr(catalog, "TIMED_PROXIES", (5,))
     monkeypatch.setitem(catalog.SWEEPS, "pfml", sweeps)
-    monkeypatch.setattr(sys.modules["pfml.training.run"], "load_data", lambda name, root: few_letters)
+    monkeypatch.setattr(sys.modules["pfml.runs.data"], "load_data", lambda name, root: few_letters)
     tasks.prepared.cache_clear()
     yield
     tasks.prepared.cache_clear()

@@ -24,7 +24,7 @@ def few_letters():
 
 @pytest.fixture(autouse=True)
 def _few_letters(monkeypatch, few_letters):
-    monkeypatch.setattr(sys.modules["pfml.training.run"], "load_data", lambda name, root: few_letters)
+    monkeypatch.setattr(sys.modules["pfml.runs.data"], "load_data", lambda name, root: few_letters)
     tasks.prepared.cache_clear()
     yield
     tasks.prepared.cache_clear()

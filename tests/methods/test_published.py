@@ -208,7 +208,7 @@ def asked(monkeypatch):
         found.append(config)
         raise ValueError("stopped")
 
-    monkeypatch.setattr(sys.modules["pfml.training.run"], "run", stop)
+    monkeypatch.setattr(sys.modules["pfml.training.runner"], "run", stop)
     return found
 
 

@@ -12,7 +12,7 @@ from pfml.pages.run import run_page, write_run_report
 from pfml.pages.run_facts import best_queries, class_scores, hard_pairs, read_facts, search_unseen
 from pfml.runs.config import DataConfig, RunConfig
 from pfml.training import BatchConfig
-from pfml.training.run import run
+from pfml.training.runner import run
 from small_data import letters, small_config, small_embedder
 
 

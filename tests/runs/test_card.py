@@ -13,7 +13,7 @@ from pfml.models.card import escaped
 from pfml.runs.card import run_card
 from pfml.runs.config import DataConfig, RunConfig
 from pfml.training import BatchConfig, LossConfig, train
-from pfml.training.run import run
+from pfml.training.runner import run
 from small_data import letters, small_config, small_embedder
 
 SCORES = {"recall_at_1": 0.5, "recall_at_2": 0.625, "map_at_r": 0.25, "r_precision": 0.3}
@@ -130,7 +130,7 @@ def test_a_configuration_cannot_close_its_fence_and_hides_the_folders_of_the_mac
 
 
 def test_a_run_without_training_has_a_card_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(import_module("pfml.training.run"), "load_data", lambda name, root: letters())
+    monkeypatch.setattr(import_module("pfml.runs.data"), "load_data", lambda name, root: letters())
     config = RunConfig(
         **vars(small_config(loss=LossConfig("zero-shot"))),
         data=DataConfig("glyphs", noise=LabelNoise(rate=0.25)),
@@ -143,7 +143,7 @@ def test_a_run_without_training_has_a_card_too(tmp_path, monkeypatch):
 
 
 def test_a_noisy_run_counts_its_wrong_labels(tmp_path, monkeypatch):
-    monkeypatch.setattr(import_module("pfml.training.run"), "load_data", lambda name, root: letters())
+    monkeypatch.setattr(import_module("pfml.runs.data"), "load_data", lambda name, root: letters())
     config = RunConfig(
         **vars(small_config(epochs=1)),
         data=DataConfig("glyphs", noise=LabelNoise(rate=0.25)),

@@ -7,10 +7,11 @@ import torch
 from PIL import Image
 
 from pfml.data import LabelNoise
-from pfml.models import EmbedderConfig
+from pfml.models import EmbedderConfig, load_embedder
 from pfml.runs.config_files import read_config
+from pfml.runs.data import load_checked, prepare_data
 from pfml.training import DataConfig, Monitor, RunConfig, StorageConfig, run
-from pfml.training.run import prepare_data
+from pfml.training.runner import create_run_embedder
 from small_data import small_config
 
 COLOURS = {"a": 30, "b": 90, "c": 150, "d": 210}
@@ -174,3 +175,27 @@ def test_a_noise_list_with_validation_is_refused(folder, tmp_path):
     noise = LabelNoise(variant="list", file=tmp_path / "list.csv")
     with pytest.raises(ValueError, match="data.validation must be none"):
         prepare_data(DataConfig(str(folder), validation="half", noise=noise))
+
+
+def test_a_caller_hands_over_data_and_embedder_and_neither_is_made_again(folder, tmp_path, monkeypatch):
+    asked = config(folder, seed=3)
+    alone = run(asked, tmp_path / "alone")
+    data, embedder = prepare_data(asked.data, loaded=load_checked(asked.data)), create_run_embedder(asked)
+
+    def refused(*args, **options):
+        raise AssertionError("what the caller has was made again")
+
+    monkeypatch.setattr("pfml.runs.data.load_data", refused)
+    monkeypatch.setattr("pfml.training.runner.Embedder", refused)
+    handed = run(asked, tmp_path / "handed", data=data, embedder=embedder)
+    assert handed["last"]["loss"] == alone["last"]["loss"]
+    assert handed["last"]["test"] == alone["last"]["test"]
+    saved = load_embedder(tmp_path / "handed").state_dict()
+    assert all(torch.equal(value, saved[name]) for name, value in embedder.state_dict().items())
+
+
+def test_an_embedder_of_another_configuration_is_refused(folder, tmp_path):
+    asked = config(folder)
+    other = create_run_embedder(replace(asked, model=EmbedderConfig("convnet", embedding_dim=16)))
+    with pytest.raises(ValueError, match=r"must be the one of config\.model"):
+        run(asked, tmp_path / "run", embedder=other)

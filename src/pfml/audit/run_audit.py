@@ -19,10 +19,10 @@ from pfml.evaluation import embed
 from pfml.methods import METHODS
 from pfml.models import load_embedder
 from pfml.runs.config_files import read_config
+from pfml.runs.data import prepare_data
 from pfml.runs.folder import RunFolder
 from pfml.training import DataConfig, load_field
 from pfml.training.environment import resolve_device
-from pfml.training.run import prepare_data
 
 __all__ = ["audit_run", "write_corrections"]
 

@@ -161,9 +161,8 @@ def _suggestion(user: RunConfig, given: set[str], split: str | None, console: Co
     from pfml.suggest.suggest import suggest, suggest_model
     from pfml.training.environment import resolve_device
     from pfml.training.progress import ProgressMonitor
-    from pfml.training.run import with_absolute_paths
 
-    config = with_absolute_paths(user).data  # as the run has it, and names files
+    config = user.resolved().data  # as the run has it, and names files
     data = load_data(config.name, config.root)
     device = resolve_device(user.device)
     fixed = {

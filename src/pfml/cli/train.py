@@ -104,7 +104,7 @@ def _trained(
     from pfml.suggest.comparison import Untrained
     from pfml.training.ensemble import run_ensemble
     from pfml.training.progress import ProgressMonitor
-    from pfml.training.run import run
+    from pfml.training.runner import run
 
     ranks = f" on {world.size} ranks" if world.size > 1 else ""
     print_line(console, f"{config.loss.name} on {config.data.name}, {config.model.backbone}, in {out}{ranks}")
@@ -133,7 +133,7 @@ def is_restarted(config: RunConfig, out: Path | None, launch: Launch) -> bool:
     """Whether torchrun has started all ranks anew, and the run in `out` is the one that they have begun."""
     from pfml.distributed.launch import first_words
     from pfml.runs.folder import RunFolder
-    from pfml.training.run import is_begun
+    from pfml.training.runner import is_begun
 
     if launch.may_restart and out is None:
         raise ValueError("with --max-restarts the folder of the run must be named by --out, to be found again")
@@ -162,8 +162,8 @@ def _untrained(config: RunConfig, monitor: Monitor, world: World) -> Untrained |
     from pfml.data.decoding import UnreadableImagesError, check_data
     from pfml.methods import METHODS
     from pfml.models.backbones import default_weights
+    from pfml.runs.data import prepare_data
     from pfml.suggest.comparison import untrained_scores
-    from pfml.training.run import prepare_data
 
     weights = default_weights(config.model.backbone) if config.model.weights == "default" else config.model.weights
     if not is_own(config.data.name) or weights == "none" or not METHODS[config.loss.name].trains:

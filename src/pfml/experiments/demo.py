@@ -22,7 +22,7 @@ from pfml.runs.folder import RunFolder
 from pfml.storage.files import write_atomically
 from pfml.training.environment import resolve_device, seeded
 from pfml.training.progress import ProgressMonitor
-from pfml.training.run import train
+from pfml.training.runner import train
 
 if TYPE_CHECKING:
     from rich.console import Console

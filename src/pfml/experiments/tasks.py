@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,19 +11,20 @@ from typing import Any
 
 import torch
 
-from pfml.data import Corruption, RetrievalData
+from pfml.data import RetrievalData
 from pfml.data.image_set import refuse_seen_classes
 from pfml.data.readers.published import PUBLISHED
 from pfml.evaluation import embed, retrieval_metrics
 from pfml.experiments.planned_run import PlannedRun
 from pfml.experiments.plots import draw_pictures
-from pfml.models import Embedder, load_embedder
+from pfml.methods import METHODS
+from pfml.models import load_embedder
 from pfml.runs.config import DataConfig, RunConfig
+from pfml.runs.data import PreparedData, prepare_data
 from pfml.runs.folder import RunFolder
-from pfml.training.environment import precision, resolve_device, seeded
+from pfml.training.environment import precision, resolve_device
 from pfml.training.progress import Monitor
-from pfml.training.run import prepare_data, train
-from pfml.training.untrained import evaluate_untrained
+from pfml.training.runner import run as train
 
 __all__ = ["TASKS", "Outcome", "Workplace", "prepared"]
 
@@ -54,28 +54,15 @@ class Outcome:
 
 
 def train_run(run: PlannedRun, place: Workplace) -> Outcome:
-    """Train and evaluate, going on from a checkpoint if there is one."""
-    config, folder = run.config, RunFolder(place.folder)
-    data, corruption = prepared(config.data)
-    with seeded(config.seed):
-        embedder = Embedder(config.model)
-    steps = _Steps(place.monitor)
-    resume = folder.config.exists()
-    results = train(embedder, data, config, out=folder.path, resume=resume, storage=config.storage, monitor=steps)
-    if corruption is not None:
-        corruption.write(folder.noise)
-    flat = _flat(results)
-    seconds = seconds_per_epoch(folder, steps.per_epoch * config.batch.size)
-    return Outcome({**flat, **({} if seconds is None else {"seconds_per_epoch": seconds})}, _image_counts(data))
-
-
-def evaluate_run(run: PlannedRun, place: Workplace) -> Outcome:
-    """Evaluate the backbone as it comes, in the dimensions of its features."""
-    shutil.rmtree(place.folder, ignore_errors=True)  # of an evaluation that was cut short
-    data, _ = prepared(run.config.data)
-    results = evaluate_untrained(run.config, data, RunFolder(place.folder), place.monitor)
-    dim = load_embedder(place.folder).embedding_dim
-    return Outcome(_flat(results), _image_counts(data), dim)
+    """Train and evaluate, resuming from a checkpoint if there is one; evaluate only, for a method without training."""
+    folder, steps = RunFolder(place.folder), _Steps(place.monitor)
+    data = prepared(run.config.data)
+    results = train(run.config, folder.path, data=data, resume=folder.config.exists(), monitor=steps)
+    flat, counts = _flat(results), _image_counts(data.data)
+    if not METHODS[run.config.loss.name].trains:
+        return Outcome(flat, counts, load_embedder(folder.path).embedding_dim)
+    seconds = seconds_per_epoch(folder, steps.per_epoch * run.config.batch.size)
+    return Outcome({**flat, **({} if seconds is None else {"seconds_per_epoch": seconds})}, counts)
 
 
 def concatenate_folds(run: PlannedRun, place: Workplace) -> Outcome:
@@ -108,7 +95,7 @@ def draw_run(run: PlannedRun, place: Workplace) -> Outcome:
 TASKS: dict[str, Callable[[PlannedRun, Workplace], Outcome]] = {
     "train": train_run,
     "time": train_run,
-    "untrained": evaluate_run,
+    "untrained": train_run,
     "concatenate": concatenate_folds,
     "draw": draw_run,
 }
@@ -138,7 +125,7 @@ def seconds_per_epoch(folder: RunFolder, images: int) -> float | None:
 
 
 @lru_cache(maxsize=2)
-def prepared(config: DataConfig) -> tuple[RetrievalData, Corruption | None]:
+def prepared(config: DataConfig) -> PreparedData:
     """The data, kept for the next runs, which often have the same."""
     return prepare_data(config)
 

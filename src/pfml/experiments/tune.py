@@ -21,10 +21,11 @@ from pfml.experiments.planned_run import known_before
 from pfml.models import Embedder
 from pfml.runs.config import RunConfig
 from pfml.runs.config_files import plain, write_config
+from pfml.runs.data import prepare_data
 from pfml.storage.files import write_atomically
 from pfml.training.environment import seeded
 from pfml.training.progress import Monitor
-from pfml.training.run import prepare_data, train
+from pfml.training.runner import train
 from pfml.training.setup import create_batches, require_matches
 from pfml.training.shutdown import Interrupted
 from pfml.typos import did_you_mean

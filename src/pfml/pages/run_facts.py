@@ -19,10 +19,10 @@ from pfml.evaluation.nearest_neighbors import directions
 from pfml.models import Embedder, load_embedder
 from pfml.runs.config import RunConfig
 from pfml.runs.config_files import read_config
+from pfml.runs.data import prepare_data
 from pfml.runs.folder import RunFolder
 from pfml.suggest.comparison import Untrained
 from pfml.training.environment import precision, resolve_device
-from pfml.training.run import prepare_data
 from pfml.training.saved_loss import load_loss
 
 __all__ = [

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pfml.data import LabelNoise
+from pfml.data.datasets import DATASETS
 from pfml.data.own_images import UNREADABLE
 from pfml.data.preprocessing import Augmentation
 from pfml.data.splits import VALIDATION_SPLITS
@@ -316,3 +317,22 @@ class RunConfig(TrainConfig):
     data: DataConfig = field(default_factory=DataConfig)
     model: EmbedderConfig = field(default_factory=EmbedderConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
+
+    def resolved(self) -> Self:
+        """The configuration as a run stores it.
+
+        Its paths are absolute, since a run may be resumed from another working directory. Where the method trains
+        nothing, the backbone's features are the embedding: there is no embedding layer.
+        """
+        data, name = self.data, self.data.name
+        if name and name not in DATASETS and Path(name).expanduser().exists():
+            name = str(Path(name).expanduser().absolute())
+        root, corrections, noise_file = (
+            None if path is None else path.expanduser().absolute()
+            for path in (data.root, data.corrections, data.noise.file)
+        )
+        data = replace(data, name=name, root=root, corrections=corrections, noise=replace(data.noise, file=noise_file))
+        teachers = tuple(str(Path(each).expanduser().absolute()) for each in self.teachers)
+        trains = METHODS[self.loss.name].trains
+        model = self.model if trains else replace(self.model, embedding_dim=None)
+        return replace(self, data=data, model=model, teachers=teachers)

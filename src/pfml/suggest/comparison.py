@@ -11,12 +11,12 @@ from pfml.evaluation import evaluate
 from pfml.evaluation.metrics import HEADLINE, metric_label
 from pfml.models import Embedder
 from pfml.runs.config import RunConfig
+from pfml.runs.data import prepare_data
 from pfml.runs.results import of_model
 from pfml.suggest.suggest import BACKBONE
 from pfml.terminal import shell_words
 from pfml.training.environment import precision, resolve_device, seeded
 from pfml.training.progress import Monitor
-from pfml.training.run import prepare_data
 
 __all__ = ["Untrained", "comparison", "untrained_command", "untrained_scores"]
 

@@ -12,7 +12,7 @@ from pfml.runs.config import (
 )
 from pfml.training.loop import NonFiniteLossError
 from pfml.training.progress import Monitor, ProgressMonitor
-from pfml.training.run import run, train
+from pfml.training.runner import run, train
 from pfml.training.saved_loss import TrainedField, load_field, load_loss
 
 __all__ = [

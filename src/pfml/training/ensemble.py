@@ -27,11 +27,12 @@ from pfml.methods import LossConfig
 from pfml.models import load_embedder
 from pfml.runs.config import OptimizerConfig, RunConfig, ScheduleConfig
 from pfml.runs.config_files import read_config, write_config
+from pfml.runs.data import prepare_data
 from pfml.runs.folder import RunFolder
 from pfml.storage.files import DamagedFileError, write_atomically
 from pfml.training.environment import precision, resolve_device
 from pfml.training.progress import Monitor
-from pfml.training.run import prepare_data, run
+from pfml.training.runner import run
 
 __all__ = ["Ensemble", "is_ensemble", "read_ensemble", "run_ensemble", "student_config"]
 

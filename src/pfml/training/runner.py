@@ -1,4 +1,4 @@
-"""From a configuration to a trained embedder."""
+"""From a configuration to a trained embedder: `run` for a whole configuration, `train` for an embedder and data."""
 
 from __future__ import annotations
 
@@ -7,22 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pfml.data import (
-    Corruption,
-    RetrievalData,
-    corrupt,
-    load_data,
-    with_validation,
-)
-from pfml.data.corrections import Corrections
-from pfml.data.datasets import DATASETS
-from pfml.data.decoding import Track, listing_all_unreadable
-from pfml.data.own_images import own_images
+from pfml.data import Corruption, RetrievalData
+from pfml.data.decoding import listing_all_unreadable
 from pfml.distributed import World
 from pfml.methods import METHODS
 from pfml.models import Embedder
-from pfml.runs.config import DataConfig, RunConfig, StorageConfig, TrainConfig
+from pfml.runs.config import RunConfig, StorageConfig, TrainConfig
 from pfml.runs.config_files import plain, read_config, write_config
+from pfml.runs.data import PreparedData, prepare_data
 from pfml.runs.folder import ReadOnlyRunFolder, RunFolder
 from pfml.storage.files import write_atomically
 from pfml.training.checkpoint import has_checkpoint
@@ -31,42 +23,62 @@ from pfml.training.loop import Training
 from pfml.training.progress import Monitor
 from pfml.training.resume import refuse_other_pixels, write_image_states
 from pfml.training.setup import open_sources
-from pfml.training.untrained import evaluate_untrained, without_layer
+from pfml.training.untrained import evaluate_untrained
 
-__all__ = [
-    "prepare_data",
-    "run",
-    "train",
-    "with_absolute_paths",
-]
+__all__ = ["create_run_embedder", "is_begun", "run", "train"]
 
 
 def run(
     config: RunConfig,
     out: str | Path,
     *,
+    data: PreparedData | None = None,
+    embedder: Embedder | None = None,
     resume: bool = False,
     monitor: Monitor | None = None,
     world: World | None = None,
 ) -> dict[str, Any]:
     """Train as `config` says in the folder `out`; the results (see `pfml.runs.results`).
 
-    The other arguments are those of `train`.
+    A method that trains nothing is evaluated only. The other arguments are those of `train`.
+
+    Args:
+        config: The whole run.
+        out: Folder of the run.
+        data: What `prepare_data(config.data)` returns, from a caller that has it already; None to load it here.
+        embedder: What `create_run_embedder(config)` returns, likewise; it is trained in place.
+        resume: Resume from the checkpoint in `out`.
+        monitor: What to show.
+        world: The ranks that train together.
     """
-    world = world or World()
+    world, out, config = world or World(), Path(out), config.resolved()
     monitor = (monitor or Monitor()) if world.is_first else Monitor()
-    config = with_absolute_paths(config)
-    data, corruption = prepare_data(config.data, monitor.track)
+    images, corruption = data or prepare_data(config.data, monitor.track)
+    embedder = create_run_embedder(config) if embedder is None else _matching(embedder, config)
     if not METHODS[config.loss.name].trains:
-        resume = resume and is_begun(config, Path(out))
-        with listing_all_unreadable(data, track=monitor.track):
-            return evaluate_untrained(config, data, RunFolder(Path(out)), monitor, world, resume=resume)
-    with seeded(config.seed):
-        embedder = Embedder(config.model)
+        resume = resume and is_begun(config, out)
+        with listing_all_unreadable(images, track=monitor.track):
+            return evaluate_untrained(embedder, images, config, RunFolder(out), monitor, world, resume=resume)
     if corruption is not None:
-        changed = f"{corruption.wrong:,} of {len(data.train):,} training labels"
-        monitor.remark(f"{changed} are wrong on purpose, listed in {RunFolder(Path(out)).noise}")
-    return _train(embedder, data, config, Path(out), resume, config.storage, monitor, corruption, world)
+        changed = f"{corruption.wrong:,} of {len(images.train):,} training labels"
+        monitor.remark(f"{changed} are wrong on purpose, listed in {RunFolder(out).noise}")
+    return _train(embedder, images, config, out, resume, config.storage, monitor, corruption, world)
+
+
+def create_run_embedder(config: RunConfig) -> Embedder:
+    """The embedder that a run of this configuration starts with, its random weights drawn from the run's seed."""
+    config = config.resolved()
+    with seeded(config.seed):
+        return Embedder(config.model)
+
+
+def _matching(embedder: Embedder, config: RunConfig) -> Embedder:
+    if embedder.config != config.model:
+        raise ValueError(
+            f"the embedder must be the one of config.model, {config.model}, got {embedder.config}: "
+            f"build it with create_run_embedder(config)"
+        )
+    return embedder
 
 
 def is_begun(config: RunConfig, out: Path) -> bool:
@@ -74,61 +86,12 @@ def is_begun(config: RunConfig, out: Path) -> bool:
     folder = RunFolder(out)
     if not folder.config.is_file():
         return False
-    stored = read_config(folder.config)
+    stored, given = read_config(folder.config), config.resolved()
     # a run keeps a copy of its list of corrections
-    given = with_absolute_paths(config)
     given = replace(given, data=replace(given.data, corrections=stored.data.corrections))
-    if plain(stored) != plain(given if METHODS[config.loss.name].trains else without_layer(given)):
+    if plain(stored) != plain(given):
         raise ValueError(f"{out} holds a run of another configuration: choose another folder")
     return True
-
-
-def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Paths that mean the same from another working directory, where the run may be resumed."""
-    data, name = config.data, config.data.name
-    if name and name not in DATASETS and Path(name).expanduser().exists():
-        name = str(Path(name).expanduser().absolute())
-    root, corrections, noise_file = (
-        None if path is None else path.expanduser().absolute()
-        for path in (data.root, data.corrections, data.noise.file)
-    )
-    data = replace(data, name=name, root=root, corrections=corrections, noise=replace(data.noise, file=noise_file))
-    teachers = tuple(str(Path(each).expanduser().absolute()) for each in config.teachers)
-    return replace(config, data=data, teachers=teachers)
-
-
-def prepare_data(config: DataConfig, track: Track | None = None) -> tuple[RetrievalData, Corruption | None]:
-    """The data set with validation classes set apart and training labels changed as asked, and the record of noise.
-
-    Labels are corrupted within the classes that train, so that validation stays clean. Corrections come last, and the
-    record of noise stays what it was without them. Files that cannot be read are left out before anything else.
-
-    Args:
-        config: Which images.
-        track: Shows the progress of reading them, as track(iterable, description, total).
-    """
-    data, corruption = _with_noise(config, track)
-    if config.corrections is None:
-        return data, corruption
-    corrections = Corrections.read(config.corrections, data.train)
-    relabeled = len(corrections) - corrections.dropped
-    remark = f"{config.corrections} gives {relabeled:,} images another label and leaves {corrections.dropped:,} out"
-    return replace(data, train=corrections.apply(data.train), remarks=(*data.remarks, remark)), corruption
-
-
-def _with_noise(config: DataConfig, track: Track | None) -> tuple[RetrievalData, Corruption | None]:
-    data = own_images(config.name, load_data(config.name, config.root), config.unreadable, track)
-    data = with_validation(data, config.validation)
-    noise = config.noise
-    if not noise.rate and noise.variant != "list":
-        return data, None
-    if noise.variant == "list" and config.validation != "none":
-        raise ValueError(
-            "a list of wrong labels counts all training classes, so that data.validation must be none, "
-            f"got {config.validation!r}"
-        )
-    train_images, corruption = corrupt(data.train, noise)
-    return replace(data, train=train_images, remarks=(*data.remarks, *corruption.remarks)), corruption
 
 
 def train(
@@ -149,7 +112,7 @@ def train(
         data: See `pfml.load_data`.
         config: How to train; the paper's values if None.
         out: Folder of the run, for log, checkpoints, model and results; must not hold a run yet.
-        resume: Go on from the checkpoint in `out`.
+        resume: Resume from the checkpoint in `out`.
         storage: Where images wait for their turn.
         monitor: What to show; None for silence, `pfml.ProgressMonitor()` for a progress bar.
         world: The ranks that train together, see `pfml.distributed.open_world`; all of them call this, the first one

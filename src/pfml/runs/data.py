@@ -1,0 +1,73 @@
+"""The data of a run: listed and checked once, divided, its labels corrupted and corrected as the configuration says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from pfml.data import Corruption, RetrievalData, corrupt, load_data, with_validation
+from pfml.data.corrections import Corrections
+from pfml.data.decoding import Track
+from pfml.data.own_images import own_images
+from pfml.runs.config import DataConfig
+
+__all__ = ["PreparedData", "load_checked", "prepare_data"]
+
+
+class PreparedData(NamedTuple):
+    """What a run trains and is evaluated on.
+
+    Args:
+        data: Divided into training, validation and test classes, with the labels that the run trains on.
+        corruption: The record of the label noise that was added; None without noise.
+    """
+
+    data: RetrievalData
+    corruption: Corruption | None = None
+
+
+def load_checked(config: DataConfig, track: Track | None = None) -> RetrievalData:
+    """The data set as listed, without unreadable files if these are skipped; not divided, labels unchanged.
+
+    Args:
+        config: Which images.
+        track: Shows the progress, as track(iterable, description, total).
+    """
+    return own_images(config.name, load_data(config.name, config.root), config.unreadable, track)
+
+
+def prepare_data(
+    config: DataConfig, track: Track | None = None, *, loaded: RetrievalData | None = None
+) -> PreparedData:
+    """The data of a run, in four steps: load and check, set validation classes apart, corrupt labels, correct labels.
+
+    Noise changes labels within the training classes only, so that validation stays clean. Corrections come last and
+    leave the record of noise as it is.
+
+    Args:
+        config: Which images, and what happens to them.
+        track: Shows the progress, as track(iterable, description, total).
+        loaded: What `load_checked` returned for the same images, so that they are not listed and checked again.
+    """
+    data = with_validation(load_checked(config, track) if loaded is None else loaded, config.validation)
+    data, corruption = _corrupted(data, config)
+    if config.corrections is None:
+        return PreparedData(data, corruption)
+    corrections = Corrections.read(config.corrections, data.train)
+    relabeled = len(corrections) - corrections.dropped
+    remark = f"{config.corrections} gives {relabeled:,} images another label and leaves {corrections.dropped:,} out"
+    data = replace(data, train=corrections.apply(data.train), remarks=(*data.remarks, remark))
+    return PreparedData(data, corruption)
+
+
+def _corrupted(data: RetrievalData, config: DataConfig) -> tuple[RetrievalData, Corruption | None]:
+    noise = config.noise
+    if not noise.rate and noise.variant != "list":
+        return data, None
+    if noise.variant == "list" and config.validation != "none":
+        raise ValueError(
+            f"a list of wrong labels counts all training classes, so data.validation must be none, "
+            f"got {config.validation!r}"
+        )
+    train_images, corruption = corrupt(data.train, noise)
+    return replace(data, train=train_images, remarks=(*data.remarks, *corruption.remarks)), corruption
