@@ -21,11 +21,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from pfml.data.sources import open_images
+from pfml.data.image_source import open_images
 from pfml.experiments.catalog import base_config
 from pfml.methods import METHODS
 from pfml.models import Embedder
-from pfml.models.batch_norm import start_training_mode
+from pfml.models.freezing import start_training_mode
 from pfml.runs.data import prepare_data
 from pfml.runs.folder import RunFolder
 from pfml.training.loop import Training

@@ -34,13 +34,13 @@ from torch import Tensor
 
 from machine import BUSY, OthersClock, environment
 from pfml.data import ImageSet, RetrievalData, load_data, open_images
-from pfml.data.decoded import DecodedImages
+from pfml.data.decoded_images import DecodedImages
+from pfml.data.image_source import ImageSource
 from pfml.data.resampling import PixelBuffer
-from pfml.data.sources import ImageSource
 from pfml.losses.checks import deferred_checks
 from pfml.methods import create_loss
 from pfml.models import Embedder, EmbedderConfig
-from pfml.models.batch_norm import set_trainable, start_training_mode
+from pfml.models.freezing import set_trainable, start_training_mode
 from pfml.runs.config_files import write_config
 from pfml.runs.folder import RunFolder
 from pfml.training import BatchConfig, LossConfig, Monitor, OptimizerConfig, TrainConfig

@@ -29,14 +29,14 @@ from torch import Tensor
 
 from pfml import PotentialFieldLoss
 from pfml.data import RetrievalData
-from pfml.data.sources import ImageSource
+from pfml.data.image_source import ImageSource
 from pfml.evaluation import proxy_alignment, retrieval_metrics
 from pfml.experiments.run import device_name, now, versions
 from pfml.losses import ProxyAnchorLoss
 from pfml.losses.checks import CollapseWarning
-from pfml.losses.trust import FIT_LAW, fit, trusted
+from pfml.losses.sample_filter import FIT_LAW, fit, trusted
 from pfml.models import Embedder, EmbedderConfig
-from pfml.models.head_start import start_head
+from pfml.models.head_init import initialize_head
 from pfml.runs.config import DataConfig, RunConfig
 from pfml.runs.config_files import plain, write_config
 from pfml.runs.data import prepare_data
@@ -189,7 +189,7 @@ class Quick(Training):
         found = {"features": self.scored(judged)}
         for start in ("principal", "whitened"):
             head = copy.deepcopy(self.embedder.head)
-            start_head(head, start, train, self.labels)
+            initialize_head(head, start, train, self.labels)
             assert head.linear is not None
             found[f"{start} again"] = self.scored(head.linear(judged))
         if not self.config.average:  # the weights are their own mean by now otherwise

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pfml.evaluation import embed, retrieval_metrics
 from pfml.models import Embedder
-from pfml.models.head_start import HEAD_STARTS, start_head
+from pfml.models.head_init import HEAD_STARTS, initialize_head
 from pfml.sphere import unit
 from pfml.training import ProgressMonitor
 from pfml.training.environment import resolve_device
@@ -57,7 +57,7 @@ def main() -> None:
             assert layer is not None
             torch.nn.init.kaiming_normal_(layer.weight, mode="fan_out")
             torch.nn.init.zeros_(layer.bias)
-            start_head(embedder.head, start, train, noisy.train.labels.to(train.device))
+            initialize_head(embedder.head, start, train, noisy.train.labels.to(train.device))
             with torch.no_grad():
                 yield scored(layer(judged))
 

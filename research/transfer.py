@@ -27,14 +27,14 @@ from cub import Workbench, _anywhere, data_of, decode, divide, with_weights
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pfml.data.sources import ImageSource
+from pfml.data.image_source import ImageSource
 from pfml.evaluation import embed, retrieval_metrics
 from pfml.experiments.run import device_name, now, versions
 from pfml.experiments.tune import with_value
 from pfml.losses.distillation import RelationalKLLoss, combined
 from pfml.methods import LossConfig
 from pfml.models import Embedder, load_embedder
-from pfml.models.head_start import start_head
+from pfml.models.head_init import initialize_head
 from pfml.runs.config import RunConfig
 from pfml.runs.config_files import plain, shipped_config, write_config
 from pfml.runs.folder import RunFolder
@@ -544,7 +544,7 @@ def measure_ensembles(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
             scores[f"soup {share:g}"] = embed(mixed_in, bench.sources["test"], autocast=mixed)
             if mixed_in.head.linear is not None:
                 features = embed(mixed_in, bench.sources["train"], autocast=mixed, features=True)
-                start_head(mixed_in.head, "whitened", features, run.labels)
+                initialize_head(mixed_in.head, "whitened", features, run.labels)
                 scores[f"soup {share:g}, new head"] = embed(mixed_in, bench.sources["test"], autocast=mixed)
         found = {kind: retrieval_metrics(each, labels, recall_at=(1,)).as_dict() for kind, each in scores.items()}
         yield header(task, bench) | {"kind": "ensemble", "candidate": title, "teachers": names, "scores": found}

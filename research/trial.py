@@ -193,7 +193,7 @@ class TrialField(nn.Module):
 
     @torch.no_grad()
     def trusted(self, samples: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Nearly as `pfml.losses.trust`, but strengths go on growing inside contact; and the strongest other class."""
+        """Nearly as `pfml.losses.sample_filter`, but strengths grow on inside contact; and the strongest other."""
         x = torch.log((2 - 2 * samples @ unit(self.proxies.detach().flatten(0, 1)).T).clamp_min(1e-4)) / 2
         by_class = torch.logsumexp((-self.options["att"] * x).view(len(x), self.num_classes, -1), dim=2)
         own = by_class.gather(1, labels[:, None])[:, 0]

@@ -5,7 +5,7 @@ import multiprocessing
 #: Each worker of the tests has one such server, with the modules that are named last: hence one list for all.
 CONTEXT = multiprocessing.get_context("forkserver")
 # installed modules only: a fork server does not know the folders of the tests
-IMPORTED = ("pfml.experiments.store", "pfml.export", "pfml.models.convnet", "pfml.search", "pfml.training")
+IMPORTED = ("pfml.experiments.store", "pfml.export", "pfml.models.small_convnet", "pfml.search", "pfml.training")
 CONTEXT.set_forkserver_preload([*IMPORTED, "torch.distributed"])
 
 

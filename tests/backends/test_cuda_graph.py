@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pfml.backends import cuda_graph as replay
-from pfml.backends.cuda_graph import Replayed
+from pfml.backends.cuda_graph import CudaGraphed
 from pfml.field import PowerLaw
 from pfml.superposition import Charges, Field, PairWeights
 
@@ -16,7 +16,7 @@ FIELD, WEIGHTS = Field(PowerLaw()), PairWeights()
 @pytest.fixture
 def replayed(monkeypatch):
     """A replayed function on a CPU, whose graphs compute when they are replayed."""
-    made = Replayed(lambda samples, *_, **__: (samples.points.sum(), samples.points * 2))
+    made = CudaGraphed(lambda samples, *_, **__: (samples.points.sum(), samples.points * 2))
     made.recorded = 0
 
     def record(inputs, samples, proxies, field, weights, switches):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pfml.data import fused_crops
-from pfml.data.decoded import DecodedImages
+from pfml.data.decoded_images import DecodedImages
 from pfml.data.fused_crops import resample_fused, unavailable
 from pfml.data.preprocessing import Augmentation, Preprocessing
 from pfml.data.resampling import PixelBuffer, resample, resample_batch
@@ -284,7 +284,7 @@ def test_a_source_tells_how_it_makes_crops(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_sources_do_not_need_triton() -> None:
     code = (
-        "import sys; sys.modules['triton'] = None; import torch; from pfml.data import fused_crops, sources; "
+        "import sys; sys.modules['triton'] = None; import torch; from pfml.data import fused_crops, image_source; "
         "print(fused_crops.unavailable(torch.device('cuda')))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -319,7 +319,7 @@ def test_batches_of_photographs_agree_without_a_wait_for_the_device(interpolatio
 
 @pytest.mark.gpu
 def test_batches_of_other_sizes_are_not_compiled_for_again() -> None:
-    from pfml.data import fused_crops as crop_kernels
+    from pfml.data import crop_kernels
 
     def variants() -> int:
         kernels = (crop_kernels.across, crop_kernels.down)

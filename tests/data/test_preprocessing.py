@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pfml.data.preprocessing import Augmentation, Preprocessing
-from pfml.data.randomness import generator_for
+from pfml.data.seeding import generator_for
 
 
 def boxes(size: tuple[int, int], count: int, augmentation: Augmentation, seed: int = 0) -> Tensor:

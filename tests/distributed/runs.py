@@ -109,10 +109,10 @@ def faulty_training(group, out, fault):
         return called
 
     if fault == "image":
-        target, culprit = "pfml.data.decoded.resample", 1
+        target, culprit = "pfml.data.decoded_images.resample", 1
         function = broken(resample, culprit, 2, ValueError("photo 7 cannot be read"))
     elif fault == "memory":
-        target, culprit = "pfml.data.decoded.resample", 1
+        target, culprit = "pfml.data.decoded_images.resample", 1
         function = broken(resample, culprit, 2, MemoryError())
     elif fault == "disk":
         target, culprit = "pfml.training.checkpoint.save_checkpoint", 0

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from pfml.data.image_set import ImageSet, RetrievalData, SeenClassError
+from pfml.data.image_source import open_images
 from pfml.data.preprocessing import Preprocessing
-from pfml.data.sources import open_images
 from pfml.evaluation import embed, evaluate, retrieval_metrics
 from pfml.models import TrainedOn, create_embedder
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pfml.data.image_set import ImageSet
-from pfml.data.sources import open_images
+from pfml.data.image_source import open_images
 from pfml.evaluation import embed, retrieval_metrics
 from pfml.evaluation import ranks as race_module
 from pfml.evaluation import ranks as ranks_module

@@ -48,7 +48,7 @@ def test_images_are_normalized_inside(embedder: Embedder) -> None:
 
 
 def test_head_and_trunk_share_out_the_parameters(embedder: Embedder) -> None:
-    head, trunk = embedder.head_parameters(), embedder.trunk_parameters()
+    head, trunk = embedder.head_parameters(), embedder.backbone_parameters()
     assert len(head) == 2
     assert {id(p) for p in (*head, *trunk)} == {id(p) for p in embedder.parameters()}
     assert not {id(p) for p in head} & {id(p) for p in trunk}

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pfml.models.backbone import Backbone
-from pfml.models.backbones import create_backbone
-from pfml.models.convnet import SmallConvNet
+from pfml.models.backbone_table import create_backbone
+from pfml.models.small_convnet import SmallConvNet
 from pfml.models.weights import load_weights, read_weight_file
 from pfml.storage.files import DamagedFileError, save_tensors
 

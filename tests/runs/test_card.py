@@ -9,7 +9,7 @@ import yaml
 
 from pfml.data import ImageSet, LabelNoise, RetrievalData, with_validation
 from pfml.models import EmbedderConfig, TrainedOn
-from pfml.models.card import escaped
+from pfml.models.model_card import escaped
 from pfml.runs.card import run_card
 from pfml.runs.config import DataConfig, RunConfig
 from pfml.training import BatchConfig, LossConfig, train

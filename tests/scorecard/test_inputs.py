@@ -12,7 +12,7 @@ from PIL import Image
 
 from pfml.data import ImageSet
 from pfml.data.decoding import ImageError, UnreadableImagesError, check_images, read_rgb
-from pfml.data.sources import open_images
+from pfml.data.image_source import open_images
 from pfml.storage import manifest as manifest_module
 from pfml.storage.files import DamagedFileError
 from pfml.storage.zip_archive import extract_archive

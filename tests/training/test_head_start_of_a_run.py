@@ -5,7 +5,7 @@ import torch
 
 from pfml.evaluation import embed
 from pfml.models import create_embedder
-from pfml.models.head_start import start_head
+from pfml.models.head_init import initialize_head
 from pfml.training import train
 from pfml.training.checkpoint import load_checkpoint
 from small_data import InterruptAt, letters, small_config, small_embedder
@@ -23,7 +23,7 @@ def test_a_run_starts_its_head_from_the_features_of_its_training_images(tmp_path
     features = embed(expected, letters().train, features=True)
     assert features.shape == (len(letters().train), expected.head.num_features)
     torch.testing.assert_close(features, inputs_of_the_layer(expected))
-    start_head(expected.head, start, features, letters().train.labels)
+    initialize_head(expected.head, start, features, letters().train.labels)
     torch.testing.assert_close(seen[0].embedder.head.linear.weight, expected.head.linear.weight)
     torch.testing.assert_close(seen[0].embedder.head.linear.bias, expected.head.linear.bias)
 

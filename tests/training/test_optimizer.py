@@ -34,7 +34,7 @@ class OneNumber(nn.Module):
         super().__init__()
         self.value = nn.Parameter(torch.tensor([value], dtype=torch.float64))
 
-    def trunk_parameters(self):
+    def backbone_parameters(self):
         return [self.value]
 
     def head_parameters(self):
@@ -123,7 +123,7 @@ def test_a_held_first_step_leaves_neither_a_trace_nor_a_momentum_of_chance():
 def test_a_parameter_may_join_its_group_later():
     embedder = small_embedder()
     optimizer = create_optimizer(TRAINED["sgd"], embedder, nn.Module(), fused=True)
-    first, *others = list(embedder.trunk_parameters())
+    first, *others = list(embedder.backbone_parameters())
     first.grad = torch.ones_like(first)
     optimizer.step()
     for one in others:

@@ -19,7 +19,7 @@ from torch import Tensor
 from pfml.backends.operator import Compute
 from pfml.superposition import Charges, Field, PairWeights
 
-__all__ = ["Replayed"]
+__all__ = ["CudaGraphed"]
 
 #: Calls of one kind before it is recorded: the first ones compile kernels, and some never come again.
 CALLS_BEFORE = 3
@@ -42,7 +42,7 @@ class _Recording(NamedTuple):
     parts: tuple[tuple[int, torch.Size, torch.dtype], ...]  # of each result: where it begins
 
 
-class Replayed:
+class CudaGraphed:
     """A function of charges that is recorded as a CUDA graph once it has been called a few times in the same way."""
 
     def __init__(self, compute: Compute) -> None:

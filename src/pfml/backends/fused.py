@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pfml.backends.cuda_graph import Replayed
+from pfml.backends.cuda_graph import CudaGraphed
 from pfml.backends.operator import FieldOperator
 from pfml.backends.split_precision import (
     BLOCK,
@@ -128,7 +128,7 @@ def _superpose_here(
     return sums, gradients[0], gradients[1]
 
 
-_operator = FieldOperator("triton", _superpose, quicker=Replayed)
+_operator = FieldOperator("triton", _superpose, quicker=CudaGraphed)
 
 
 def _pulls_are_alike(pair: Interaction) -> bool:

@@ -31,13 +31,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pfml.backends.tile_groups import Group, rows_at_once, slices
+from pfml.backends.tile_groups import TileGroup, rows_at_once, slices
 from pfml.field import Interaction
 from pfml.superposition import Field, PairWeights, source_weights
 
 __all__ = ["Counts", "sweep", "sweep_block"]
 
-OWN, OTHER = 0, 1  # rows of `Group.sums` and `Group.slopes`
+OWN, OTHER = 0, 1  # rows of `TileGroup.sums` and `TileGroup.slopes`
 
 #: Pairs in a tile: 1,024 x 1,024 stay in a CPU's caches; a GPU wants them so large that it need not wait for Python.
 TILE_PAIRS = {"cpu": 2**20, "cuda": 2**26}
@@ -74,8 +74,8 @@ class Counts(NamedTuple):
 class Tile:
     """The pairs (left[rows], right[columns]); on the diagonal of a symmetric block, each pair once."""
 
-    left: Group
-    right: Group
+    left: TileGroup
+    right: TileGroup
     rows: slice
     columns: slice
     on_diagonal: bool
@@ -113,7 +113,7 @@ class Tile:
         return i, listed - i * width
 
 
-def sweep(samples: Group, proxies: Group, anchors: Group, field: Field, weights: PairWeights) -> None:
+def sweep(samples: TileGroup, proxies: TileGroup, anchors: TileGroup, field: Field, weights: PairWeights) -> None:
     """Add the field of all pairs to `sums`, and to `gradient` in groups that have one.
 
     `anchors` are the proxies that are anchors: `proxies` itself, or copies of some of them.
@@ -132,7 +132,7 @@ def sweep(samples: Group, proxies: Group, anchors: Group, field: Field, weights:
         sweep_block(left, right, field, own, other)
 
 
-def sweep_block(left: Group, right: Group, field: Field, own: Counts, other: Counts) -> None:
+def sweep_block(left: TileGroup, right: TileGroup, field: Field, own: Counts, other: Counts) -> None:
     """Add the field of every pair of a charge of `left` and one of `right`; each pair once if they are one group.
 
     Both groups need the same center. Energies are added to the sums of both, forces to the gradients if both have one.
@@ -146,7 +146,7 @@ def sweep_block(left: Group, right: Group, field: Field, own: Counts, other: Cou
             _superpose(tile, field, own, other, may_share_class)
 
 
-def _tiles(left: Group, right: Group) -> Iterator[tuple[Tile, bool]]:
+def _tiles(left: TileGroup, right: TileGroup) -> Iterator[tuple[Tile, bool]]:
     """The tiles of a block, each with whether a class may occur on both of its sides."""
     if not len(left) or not len(right):
         return
@@ -166,7 +166,7 @@ def _even_split(length: int, largest: int) -> int:
     return math.ceil(length / math.ceil(length / largest))
 
 
-def _label_range(group: Group, rows: slice) -> tuple[int, int]:
+def _label_range(group: TileGroup, rows: slice) -> tuple[int, int]:
     low, high = torch.aminmax(group.labels[rows])
     return int(low), int(high)
 

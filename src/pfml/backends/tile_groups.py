@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["PREPARED_BYTES", "Group", "chunks", "rows_at_once", "slices"]
+__all__ = ["PREPARED_BYTES", "TileGroup", "chunks", "rows_at_once", "slices"]
 
 #: A group whose prepared copy is larger than this is prepared tile by tile instead.
 PREPARED_BYTES = 2**27
@@ -17,7 +17,7 @@ CHUNK = {"cpu": 2**18, "cuda": 2**24}
 
 
 @dataclass(eq=False)
-class Group:
+class TileGroup:
     """The charges of one kind during a sweep, and what the sweep adds up for them."""
 
     points: Tensor  # (n, D) as given
@@ -58,10 +58,10 @@ class Group:
             self.squared_norms[rows] = centered.square_().sum(dim=1)
         self.largest_square = self.squared_norms.max().item() if len(self) else 0.0
 
-    def copies(self, rows: Tensor, center: Tensor | None = None) -> Group:
+    def copies(self, rows: Tensor, center: Tensor | None = None) -> TileGroup:
         """Copies of the charges in these rows, with sums and a gradient, and if given a center, of their own."""
         points = self.points.index_select(0, rows)
-        made = Group(
+        made = TileGroup(
             points=points,
             labels=self.labels[rows],
             inverse_norms=None if self.inverse_norms is None else self.inverse_norms[rows],
@@ -75,10 +75,10 @@ class Group:
         made.prepare()
         return made
 
-    def part(self, rows: slice) -> Group:
+    def part(self, rows: slice) -> TileGroup:
         """Consecutive charges of this group: what is added up for them is added up here."""
         assert self.copied_rows is None
-        return Group(
+        return TileGroup(
             points=self.points[rows],
             labels=self.labels[rows],
             inverse_norms=None if self.inverse_norms is None else self.inverse_norms[rows],
@@ -91,7 +91,7 @@ class Group:
             largest_square=self.largest_square,
         )
 
-    def add_copies(self, copies: Group) -> None:
+    def add_copies(self, copies: TileGroup) -> None:
         """Add what was summed for copies of some of these charges."""
         assert copies.copied_rows is not None
         self.sums.index_add_(1, copies.copied_rows, copies.sums)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pfml.backends.operator import FieldOperator
 from pfml.backends.sweep import sweep
-from pfml.backends.tile_groups import CHUNK, Group, chunks, slices
+from pfml.backends.tile_groups import CHUNK, TileGroup, chunks, slices
 from pfml.field import Interaction
 from pfml.sphere import inverse_norms
 from pfml.superposition import Anchors, Charges, Field, PairWeights
@@ -17,7 +17,7 @@ from pfml.superposition import Anchors, Charges, Field, PairWeights
 __all__ = ["centered_groups", "group_of", "pair_sums", "superpose_shares", "tiled_energy"]
 
 
-def superpose_shares(group: Group, shares: Tensor, field: Field, *, own: float, other: float) -> None:
+def superpose_shares(group: TileGroup, shares: Tensor, field: Field, *, own: float, other: float) -> None:
     """Add the field of all pairs of `group` to its sums, and to its gradient if it has one.
 
     Args:
@@ -86,7 +86,7 @@ tiled_energy = _operator.energy
 pair_sums = _operator.sums
 
 
-def centered_groups(samples: Charges, proxies: Charges, *, gradients: bool) -> tuple[Group, Group]:
+def centered_groups(samples: Charges, proxies: Charges, *, gradients: bool) -> tuple[TileGroup, TileGroup]:
     """Samples and proxies, ready for a sweep; both centered at the mean of a few of them."""
     made = group_of(samples, gradient=gradients), group_of(proxies, gradient=gradients)
     few = torch.cat([group.exact(slice(0, 512)) for group in made])
@@ -97,10 +97,10 @@ def centered_groups(samples: Charges, proxies: Charges, *, gradients: bool) -> t
     return made
 
 
-def group_of(charges: Charges, *, gradient: bool) -> Group:
+def group_of(charges: Charges, *, gradient: bool) -> TileGroup:
     """Charges with room for what a sweep adds up for them; set a center and call `prepare` before a sweep."""
     points = charges.points
-    return Group(
+    return TileGroup(
         points=points,
         labels=charges.labels,
         inverse_norms=_inverse_norms(points) if charges.on_sphere else None,
@@ -125,5 +125,5 @@ def _inverse_norms(points: Tensor) -> Tensor:
     return inverse
 
 
-def _gradient_or_nothing(group: Group) -> Tensor:
+def _gradient_or_nothing(group: TileGroup) -> Tensor:
     return group.points.new_empty(0) if group.gradient is None else group.gradient

@@ -216,7 +216,7 @@ def _distances(
 ) -> InitialDistances | None:
     """Distances as the network places images before training; None for one without pretrained weights."""
     from pfml.models import Embedder
-    from pfml.models.backbones import default_weights
+    from pfml.models.backbone_table import default_weights
     from pfml.suggest.first_look import first_look
     from pfml.training.environment import seeded
     from pfml.training.progress import ProgressMonitor

@@ -161,7 +161,7 @@ def _untrained(config: RunConfig, monitor: Monitor, world: World) -> Untrained |
     """What the pretrained network finds by itself among one's own images; None where there is no such network."""
     from pfml.data.decoding import UnreadableImagesError, check_data
     from pfml.methods import METHODS
-    from pfml.models.backbones import default_weights
+    from pfml.models.backbone_table import default_weights
     from pfml.runs.data import prepare_data
     from pfml.suggest.comparison import untrained_scores
 

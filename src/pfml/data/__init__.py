@@ -4,12 +4,12 @@ from pfml.data.datasets import DATASETS, load_data
 from pfml.data.decoding import check_data, check_images
 from pfml.data.glyphs import draw_glyphs, read_glyphs
 from pfml.data.image_set import ImageSet, RetrievalData, SeenClassError
-from pfml.data.noise import Corruption, LabelNoise, corrupt
+from pfml.data.image_source import open_images
+from pfml.data.label_noise import Corruption, LabelNoise, corrupt
 from pfml.data.own_images import without_unreadable
 from pfml.data.preprocessing import Augmentation, Preprocessing
 from pfml.data.readers import read_cars, read_cub, read_folder, read_in_shop, read_sop, read_table
 from pfml.data.sampling import BalancedBatches, RandomBatches
-from pfml.data.sources import open_images
 from pfml.data.splits import with_validation, zero_shot
 from pfml.data.windows import Windows
 

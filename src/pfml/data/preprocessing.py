@@ -178,7 +178,7 @@ class Augmentation:
             indices: (B,) int64.
             sizes: (N, 2), heights and widths of ALL images (`source.sizes`), of which `indices` takes its own.
             preprocessing: Gives size and interpolation of the crops.
-            generator: See `pfml.data.randomness.generator_for`.
+            generator: See `pfml.data.seeding.generator_for`.
         """
         # all draws at once, whatever is used of them: flips are the same with and without random crops
         draws = torch.rand(len(indices), 2 * CROP_TRIES + 3, generator=generator, dtype=torch.float64)

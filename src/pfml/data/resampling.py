@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pfml.data.transfer import send
+from pfml.data.pinned_memory import to_device
 from pfml.data.windows import INTERPOLATIONS, Windows
 from pfml.precision import full_precision
 
@@ -144,7 +144,7 @@ def resample_batch(pixels: PixelBuffer, windows: Windows, *, chunk_values: int =
         for chosen in _chunks(end - first, chunk_values):
             part = windows.rows(chosen)
             crops = _weigh_one(pixels.image(int(part.indices)), part) if len(part) == 1 else _weigh(pixels, part)
-            out.index_copy_(0, send(chosen, out.device), crops)
+            out.index_copy_(0, to_device(chosen, out.device), crops)
     return out
 
 
@@ -166,15 +166,15 @@ def _copy(pixels: PixelBuffer, windows: Windows) -> Tensor:
     length = 3 * size * size
     if bool((sizes == size).all()) and bool((pixels.offsets[indices] == indices * length).all()):
         whole = pixels.data[: len(pixels.data) // length * length]
-        crops = whole.view(-1, 3, size, size).index_select(0, send(indices, device))
-        mirrored = send(windows.flipped.nonzero()[:, 0], device)
+        crops = whole.view(-1, 3, size, size).index_select(0, to_device(indices, device))
+        mirrored = to_device(windows.flipped.nonzero()[:, 0], device)
         crops.index_copy_(0, mirrored, crops.index_select(0, mirrored).flip(-1))
         return crops.float().div_(255.0)
     axis = torch.arange(size)
     columns = torch.where(windows.flipped[:, None], size - 1 - axis, axis) + corner[:, 1:]  # (B, size)
     rows = (corner[:, :1] + axis) * sizes[:, 1:]  # (B, size)
     planes = pixels.offsets[indices, None] + torch.arange(3) * sizes.prod(1, keepdim=True)  # (B, 3)
-    planes, rows, columns = (send(part, device) for part in (planes, rows, columns))
+    planes, rows, columns = (to_device(part, device) for part in (planes, rows, columns))
     return (
         pixels.data[planes[:, :, None, None] + rows[:, None, :, None] + columns[:, None, None, :]].float().div_(255.0)
     )
@@ -197,7 +197,7 @@ def _weigh(pixels: PixelBuffer, windows: Windows) -> Tensor:
     sizes = pixels.sizes[windows.indices]
     # one copy to the device for all of the geometry; the last valid position keeps the padding inside the image
     parts = [pixels.offsets[windows.indices, None], sizes.prod(1, keepdim=True), sizes[:, 1:], first, end - 1]
-    geometry = send(torch.cat(parts, dim=1), device)[:, :, None]
+    geometry = to_device(torch.cat(parts, dim=1), device)[:, :, None]
     offset, area, image_width, top, left, bottom, right = geometry.unbind(1)  # each (B, 1)
     rows = torch.minimum(top + torch.arange(height, device=device), bottom) * image_width + offset  # (B, height)
     columns = torch.minimum(left + torch.arange(width, device=device), right)  # (B, width)
@@ -215,7 +215,7 @@ def _weights(windows: Windows, first: Tensor, lengths: tuple[int, int], device: 
     size, radius = windows.size, INTERPOLATIONS[windows.interpolation]
     flipped = torch.stack([torch.zeros_like(windows.flipped), windows.flipped], dim=1)
     parts = [windows.start, windows.extent, windows.lower, windows.upper, first, flipped]
-    geometry = send(torch.cat(parts, dim=1), device).view(-1, 6, 2, 1)  # float64
+    geometry = to_device(torch.cat(parts, dim=1), device).view(-1, 6, 2, 1)  # float64
     start, extent, lower, upper, origin, mirrored = geometry.unbind(1)  # each (B, 2, 1)
     step = extent / size
     stretch = step.clamp(min=1.0)

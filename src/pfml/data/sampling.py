@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfml.data.randomness import generator_for
+from pfml.data.seeding import generator_for
 
 __all__ = ["BalancedBatches", "EpochBatches", "RandomBatches"]
 

@@ -173,7 +173,7 @@ def _held(problem: ShardedProblem, rank: int) -> int:
 
 
 def _group_bytes(problem: ShardedProblem, rows: int, on_sphere: bool, forces: bool) -> int:
-    """Bytes of one `Group`: points, a centered copy if it is small, forces; label, norms, sums and slopes."""
+    """Bytes of one `TileGroup`: points, a centered copy if it is small, forces; label, norms, sums and slopes."""
     row = problem.embedding_dim * problem.number_bytes
     copies = 1 + (rows * row <= PREPARED_BYTES) + forces
     return rows * (copies * row + 8 + 8 + 16 + 2 * problem.number_bytes + 8 * on_sphere)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Generator, Tensor
 
-from pfml.losses.proxies import class_proxies
+from pfml.losses.proxy_init import class_proxies
 
 __all__ = ["normal_rows", "sample_rows"]
 

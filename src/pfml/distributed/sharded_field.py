@@ -25,11 +25,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pfml.backends.sweep import Counts, sweep_block
-from pfml.backends.tile_groups import Group
+from pfml.backends.tile_groups import TileGroup
 from pfml.backends.tiled import centered_groups, group_of
 from pfml.distributed.peers import Peers
 from pfml.distributed.schedule import Meeting, meetings, part_sizes, part_slice
-from pfml.losses.trust import some_of
+from pfml.losses.sample_filter import some_of
 from pfml.precision import full_precision
 from pfml.superposition import Charges, Field, PairWeights, source_weights
 
@@ -86,8 +86,8 @@ class ShardedField:
     proxies_per_class: int
     pairs: int = 0
     bytes_held: int = 0
-    samples: Group = dataclasses.field(init=False)
-    proxies: Group = dataclasses.field(init=False)
+    samples: TileGroup = dataclasses.field(init=False)
+    proxies: TileGroup = dataclasses.field(init=False)
     of_guests: Tensor = dataclasses.field(init=False)  # what guests have summed here: their part of a linear energy
     on_sphere: bool = dataclasses.field(init=False)  # the proxies
 
@@ -179,7 +179,7 @@ class ShardedField:
         for total, come, _ in arriving:
             total += come
 
-    def _received_guest(self, here: Meeting, away: int, rows: slice) -> Group:
+    def _received_guest(self, here: Meeting, away: int, rows: slice) -> TileGroup:
         """The proxies of another rank, while `rows` of this one go to the rank `away`."""
         first = part_slice(self.proxy_sizes, here.guest).start
         coming = torch.arange(
@@ -198,7 +198,7 @@ class ShardedField:
         guest.prepare()
         return guest
 
-    def _add_block(self, left: Group, right: Group, counts: BlockCounts) -> None:
+    def _add_block(self, left: TileGroup, right: TileGroup, counts: BlockCounts) -> None:
         if not counts_at_all(counts):
             return
         self.pairs += len(left) * (len(left) - 1) // 2 if left is right else len(left) * len(right)
@@ -209,7 +209,7 @@ class ShardedField:
         self.bytes_held = max(self.bytes_held, held)
 
 
-def _group_bytes(group: Group) -> int:
+def _group_bytes(group: TileGroup) -> int:
     """What a group takes."""
     tensors = (group.points, group.labels, group.inverse_norms, group.squared_norms, group.sums, group.slopes)
     return sum(tensor.nbytes for tensor in (*tensors, group.gradient, group.prepared) if tensor is not None)

@@ -20,8 +20,8 @@ from pfml.distributed.shards import agreed_batch, check_options, check_shard, ch
 from pfml.field import DecayLaw
 from pfml.half_precision import watched, widened
 from pfml.losses.potential_field import REDUCTIONS, PotentialFieldLoss
-from pfml.losses.proxies import warn_of_classes_without_samples
-from pfml.losses.trust import check_trust, trusted
+from pfml.losses.proxy_init import warn_of_classes_without_samples
+from pfml.losses.sample_filter import check_trust, trusted
 from pfml.sphere import unit
 from pfml.superposition import Charges
 

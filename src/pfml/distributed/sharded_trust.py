@@ -1,4 +1,4 @@
-"""Which of all ranks' samples fit their labels, where each rank has a part of the proxies (see `pfml.losses.trust`).
+"""Which of all ranks' samples fit their labels; each rank has a part of the proxies (see `pfml.losses.sample_filter`).
 
 The proxies are laid class by class, so that only the ends of a rank's part may cut a class:
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from pfml.distributed.peers import Peers
 from pfml.distributed.schedule import part_slice
 from pfml.field import DecayLaw
-from pfml.losses.trust import fit_of, own_and_strongest, proxy_strengths, some_of, strengths
+from pfml.losses.sample_filter import fit_of, own_and_strongest, proxy_strengths, some_of, strengths
 from pfml.superposition import Charges
 
 __all__ = ["Cuts", "cuts", "sharded_fit"]
@@ -61,7 +61,7 @@ def _home(proxy_sizes: Sequence[int], per_class: int, rank: int) -> int | None:
 def sharded_fit(
     peers: Peers, samples: Charges, proxies: Charges, proxy_sizes: Sequence[int], per_class: int, law: DecayLaw
 ) -> Tensor:
-    """`pfml.losses.trust.fit` of all ranks' samples and proxies, (B,), the same bits on every rank.
+    """`pfml.losses.sample_filter.fit` of all ranks' samples and proxies, (B,), the same bits on every rank.
 
     Args:
         peers: All ranks, which call this together.

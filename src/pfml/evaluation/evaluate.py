@@ -11,13 +11,13 @@ from torch import Tensor
 
 from pfml.data.decoding import Track
 from pfml.data.image_set import ImageSet, RetrievalData, refuse_seen_classes
-from pfml.data.sources import ImageSource, open_images
-from pfml.data.transfer import send
+from pfml.data.image_source import ImageSource, open_images
+from pfml.data.pinned_memory import to_device
 from pfml.distributed.schedule import part_sizes, part_slice
 from pfml.distributed.world import World
 from pfml.evaluation.retrieval import RetrievalMetrics, retrieval_metrics
 from pfml.models.embedder import Embedder
-from pfml.models.modes import evaluation_mode
+from pfml.models.evaluation_mode import evaluation_mode
 
 __all__ = ["embed", "evaluate", "gathered_batches", "metrics_by_first"]
 
@@ -145,7 +145,7 @@ def embed(
     with world.together(), evaluation_mode(embedder), mixed:
         for windows, crops in track(cropped, "embedding", len(plan)) if track is not None else cropped:
             with torch.inference_mode():  # not around the crops: threads make them, which know nothing of it
-                for some in send(crops, place).split(CPU_IMAGES if place.type == "cpu" else len(windows)):
+                for some in to_device(crops, place).split(CPU_IMAGES if place.type == "cpu" else len(windows)):
                     result[done : done + len(some)] = network(some).float()
                     done += len(some)
     return gathered_batches(result, batches, world)

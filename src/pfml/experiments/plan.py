@@ -20,7 +20,7 @@ from pfml.experiments.catalog import (
 from pfml.experiments.planned_run import PlannedRun
 from pfml.experiments.study import Study, study_for
 from pfml.methods import METHODS
-from pfml.models.backbones import default_weights
+from pfml.models.backbone_table import default_weights
 from pfml.typos import did_you_mean
 
 __all__ = ["Plan", "PlanOptions", "plan_experiment"]

@@ -18,9 +18,9 @@ from pfml.field import ContrastiveLaw, DecayLaw, power_law
 from pfml.half_precision import watched, widened
 from pfml.losses.checks import check_batch
 from pfml.losses.diagnostics import FieldDiagnostics, diagnose
-from pfml.losses.draw import draw_anchors
-from pfml.losses.proxies import PROXY_INITS, class_proxies, normal_proxies, warn_of_classes_without_samples
-from pfml.losses.trust import check_trust, fit, some_of, trusted
+from pfml.losses.proxy_init import PROXY_INITS, class_proxies, normal_proxies, warn_of_classes_without_samples
+from pfml.losses.sample_filter import check_trust, fit, some_of, trusted
+from pfml.losses.subsampling import subsample_anchors
 from pfml.sphere import unit
 from pfml.superposition import Charges, Field, PairWeights
 
@@ -75,7 +75,7 @@ class PotentialFieldLoss(nn.Module):
             to do with is exact; in "log" the energies of samples are. In evaluation mode everything is exact again.
         trust: 0 (Eq. 6: every label is right), or for labels that may be wrong: in training mode a sample at which its
             own class is less than `trust` times as strong as another class neither acts nor is acted upon
-            (see `pfml.losses.trust`); `trusted` tells which ones.
+            (see `pfml.losses.sample_filter`); `trusted` tells which ones.
 
     Example:
         >>> loss = PotentialFieldLoss(num_classes=100, embedding_dim=512)
@@ -191,7 +191,7 @@ class PotentialFieldLoss(nn.Module):
             keep = trusted(fit(samples, proxies, self.num_classes, self.field.law), self.trust)
             samples = some_of(samples, keep)
         if self.training and self.proxy_sample is not None and self.proxy_sample < len(proxies.points):
-            drawn = draw_anchors(samples.labels, self.num_classes, self.proxies_per_class, self.proxy_sample)
+            drawn = subsample_anchors(samples.labels, self.num_classes, self.proxies_per_class, self.proxy_sample)
             proxies = proxies._replace(anchors=drawn)
         with torch.autocast(samples.points.device.type, enabled=False):
             num_points = len(samples.points) + len(proxies.points)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pfml.losses.checks import check_batch
-from pfml.losses.trust import FIT_LAW, check_trust, fit, trusted
+from pfml.losses.sample_filter import FIT_LAW, check_trust, fit, trusted
 from pfml.sphere import unit
 from pfml.superposition import Charges
 
@@ -33,7 +33,7 @@ class ProxyAnchorLoss(nn.Module):
         scale, margin: As published.
         trust: 0 (as published: every label is right), or for labels that may be wrong: in training mode samples that do
             not fit theirs count nowhere. How well one fits is told by the field of the proxies, with the decay of the
-            preset pfml-robust (see `pfml.losses.trust`); `trusted` tells which ones do.
+            preset pfml-robust (see `pfml.losses.sample_filter`); `trusted` tells which ones do.
 
     Attributes:
         terms: Both terms of the last value, detached: "pull" and "push".

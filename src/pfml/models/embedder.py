@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from pfml.data.preprocessing import Preprocessing
 from pfml.models.backbone import Backbone
-from pfml.models.backbones import create_backbone, default_weights
-from pfml.models.card import model_card
+from pfml.models.backbone_table import create_backbone, default_weights
+from pfml.models.evaluation_mode import evaluation_mode
 from pfml.models.head import Head
-from pfml.models.modes import evaluation_mode
+from pfml.models.model_card import model_card
 from pfml.models.weights import load_into, load_weights
 from pfml.storage.bundle import read_bundle, read_manifest, write_bundle
 from pfml.storage.files import DamagedFileError, remove_partials, write_atomically
@@ -137,7 +137,7 @@ class Embedder(nn.Module):
         """The parameters that no published weights exist for."""
         return list(self.head.parameters())
 
-    def trunk_parameters(self) -> list[nn.Parameter]:
+    def backbone_parameters(self) -> list[nn.Parameter]:
         """The parameters of the backbone, frozen or not."""
         return list(self.backbone.parameters())
 

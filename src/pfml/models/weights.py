@@ -15,7 +15,7 @@ from pfml.storage.files import DamagedFileError, load_tensors, refuse_non_finite
 
 __all__ = ["WEIGHT_SOURCES", "load_into", "load_weights", "read_weight_file"]
 
-#: sources that are not files; "default" is resolved by `pfml.models.backbones.default_weights`
+#: sources that are not files; "default" is resolved by `pfml.models.backbone_table.default_weights`
 WEIGHT_SOURCES = ("default", "hub", "package", "none")
 #: classifiers of published files, which an embedder has no use for
 CLASSIFIERS = ("fc.", "last_linear.", "classifier.", "head.")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pfml.data.image_set import ImageSet
+from pfml.data.image_source import ImageSource, open_images
 from pfml.data.preprocessing import Preprocessing
-from pfml.data.sources import ImageSource, open_images
 from pfml.evaluation import nearest, query_scores
 from pfml.evaluation.nearest_neighbors import directions
 from pfml.plots.theme import png_of_image

@@ -16,7 +16,7 @@ from typing import Any
 
 from pfml.data import RetrievalData
 from pfml.evaluation.metrics import metric_label, metric_text, shown_metrics
-from pfml.models.card import escaped, model_table, usage
+from pfml.models.model_card import escaped, model_table, usage
 from pfml.runs.config import TrainConfig
 from pfml.runs.config_files import plain
 from pfml.runs.folder import RunFolder

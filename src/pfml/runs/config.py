@@ -13,7 +13,7 @@ from pfml.data.preprocessing import Augmentation
 from pfml.data.splits import VALIDATION_SPLITS
 from pfml.methods import METHODS, LossConfig
 from pfml.models import EmbedderConfig
-from pfml.models.head_start import HEAD_STARTS
+from pfml.models.head_init import HEAD_STARTS
 from pfml.typos import did_you_mean
 
 __all__ = [

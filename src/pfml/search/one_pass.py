@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from pfml.data.decoding import ImageError, Track, in_threads, read_rgb, read_size
+from pfml.data.pinned_memory import to_device
 from pfml.data.resampling import resample
-from pfml.data.transfer import send
 from pfml.data.windows import Windows
 from pfml.evaluation.evaluate import embed
 from pfml.models.embedder import Embedder
@@ -68,7 +68,7 @@ def embed_files(
 
 
 class OnePass:
-    """An image source (`pfml.data.sources.ImageSource`) that decodes files as they are asked for.
+    """An image source (`pfml.data.image_source.ImageSource`) that decodes files as they are asked for.
 
     A file that cannot be decoded is noted in `failures`, and a black image takes its place in the batch: the caller
     drops what became of it.
@@ -94,7 +94,7 @@ class OnePass:
     def crops(self, plan: Iterable[Windows]) -> Iterator[Tensor]:
         """(B, 3, size, size) float32 RGB in [0, 1] on the device, for each item of the plan, in its order."""
         for crops in in_threads(lambda windows: resample(self._image, windows), plan, self.workers):
-            yield send(crops, self.device)
+            yield to_device(crops, self.device)
 
     def _image(self, index: int) -> Tensor:
         height, width = self.sizes[index].tolist()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pfml.data import ImageSet, check_images, open_images
 from pfml.data.decoding import Track, UnreadableImagesError, read_size
-from pfml.data.randomness import generator_for
+from pfml.data.seeding import generator_for
 from pfml.evaluation import embed
 from pfml.models import Embedder
 

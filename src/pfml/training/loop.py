@@ -25,15 +25,15 @@ import torch
 from torch import Tensor
 
 from pfml.data import RetrievalData, Windows
-from pfml.data.randomness import generator_for
-from pfml.data.sources import ImageSource
-from pfml.data.transfer import send
+from pfml.data.image_source import ImageSource
+from pfml.data.pinned_memory import to_device
+from pfml.data.seeding import generator_for
 from pfml.distributed import World
 from pfml.evaluation import embed, evaluate, proxy_alignment
 from pfml.losses.checks import DeferredCheck, deferred_checks
 from pfml.models import Embedder
-from pfml.models.batch_norm import set_trainable, start_training_mode
-from pfml.models.head_start import require_layer, start_head, uniform_head
+from pfml.models.freezing import set_trainable, start_training_mode
+from pfml.models.head_init import initialize_head, initialize_uniformly, require_layer
 from pfml.runs.card import write_run_cards
 from pfml.runs.config import TrainConfig
 from pfml.runs.folder import RunFolder
@@ -252,7 +252,7 @@ class Training:
         if self.teachers is not None:
             return self.teachers(pixels)
         mine = batch.indices[self.world.part(len(batch.indices))]
-        return send(self.data.train.labels[mine], self.device)
+        return to_device(self.data.train.labels[mine], self.device)
 
     def energy(self, embeddings: Tensor, targets: Tensor, batch: Batch) -> Tensor:
         """The loss of a batch, all ranks' parts; embeddings that are not finite end the run with the batch's name."""
@@ -323,11 +323,11 @@ class Training:
         if start == "random":
             return
         if start == "uniform":
-            uniform_head(head, generator=generator_for(self.config.seed, "head", 0))
+            initialize_uniformly(head, generator=generator_for(self.config.seed, "head", 0))
             return
         require_layer(head, start)
         features = self.embeddings("train", features=True)
-        start_head(head, start, features, self.labels)
+        initialize_head(head, start, features, self.labels)
         self.world.copy_first(list(head.state_dict().values()))
 
     def place_proxies(self) -> None:

@@ -63,7 +63,7 @@ def create_optimizer(
     """
     proxy_lr = 100 * config.lr if config.proxy_lr is None else config.proxy_lr
     groups = [
-        {"params": list(embedder.trunk_parameters()), "lr": config.lr, "weight_decay": config.weight_decay},
+        {"params": list(embedder.backbone_parameters()), "lr": config.lr, "weight_decay": config.weight_decay},
         {
             "params": list(embedder.head_parameters()),
             "lr": config.lr if config.head_lr is None else config.head_lr,

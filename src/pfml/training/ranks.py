@@ -20,7 +20,7 @@ from pfml.distributed.state import gather_rows, gather_state, shard_rows, shard_
 from pfml.losses import PotentialFieldLoss
 from pfml.methods import METHODS, LossConfig, create_loss
 from pfml.models import Embedder
-from pfml.models.batch_norm import batch_norms
+from pfml.models.freezing import batch_norms
 from pfml.runs.config import TrainConfig
 from pfml.runs.config_files import plain
 from pfml.training.checkpoint import pack_optimizer, unpack_optimizer

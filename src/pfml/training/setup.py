@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from pfml.data import BalancedBatches, ImageSet, RandomBatches, RetrievalData, open_images
-from pfml.data.decoded import DecodedImages
+from pfml.data.decoded_images import DecodedImages
 from pfml.data.decoding import listing_all_unreadable
 from pfml.data.image_set import refuse_seen_classes
-from pfml.data.sources import ImageSource
+from pfml.data.image_source import ImageSource
 from pfml.models import Embedder, TrainedOn
 from pfml.runs.config import TrainConfig
 from pfml.training.progress import Monitor

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pfml.data.preprocessing import Preprocessing
 from pfml.models.backbone import Backbone
 from pfml.models.bn_inception import BNInception
-from pfml.models.convnet import SmallConvNet
 from pfml.models.resnet_he import ResNet50He
+from pfml.models.small_convnet import SmallConvNet
 from pfml.models.timm_backbone import ALIASES, TimmBackbone
 
 __all__ = ["BACKBONES", "SpecialBackbone", "create_backbone", "default_weights"]

@@ -59,7 +59,7 @@ def set_trainable(
         raise ValueError(f"warming_up needs warm_up_epochs of at least 1, got {warm_up_epochs}")
     for parameter in embedder.head_parameters():
         parameter.requires_grad_(True)
-    for parameter in embedder.trunk_parameters():
+    for parameter in embedder.backbone_parameters():
         parameter.requires_grad_(not warming_up)
     affine_frozen = batch_norm == "freeze-all" or (batch_norm == "freeze" and warm_up_epochs == 0)
     if affine_frozen:

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pfml.data.decoded import DecodedImages, decode
+from pfml.data.decoded_images import DecodedImages, decode
 from pfml.data.decoding import (
     Track,
     UnreadableImagesError,
@@ -20,7 +20,7 @@ from pfml.data.decoding import (
     shrink,
     shrunk_size,
 )
-from pfml.data.files import FileImages
+from pfml.data.file_images import FileImages
 from pfml.data.image_set import ImageSet
 from pfml.data.pixel_cache import PixelCache
 from pfml.data.resampling import PixelBuffer

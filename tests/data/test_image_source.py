@@ -20,15 +20,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from pfml.data import pixel_cache, sources
-from pfml.data.decoded import DecodedImages
+from pfml.data import image_source, pixel_cache
+from pfml.data.decoded_images import DecodedImages
 from pfml.data.decoding import UnreadableImagesError, read_rgb, shrink
-from pfml.data.files import FileImages
+from pfml.data.file_images import FileImages
 from pfml.data.image_set import ImageSet
+from pfml.data.image_source import open_images
 from pfml.data.preprocessing import Augmentation, Preprocessing
-from pfml.data.randomness import generator_for
 from pfml.data.resampling import resample
-from pfml.data.sources import open_images
+from pfml.data.seeding import generator_for
 from pfml.data.windows import Windows
 from processes import failures_of_several
 
@@ -245,8 +245,8 @@ def test_a_cache_spares_the_next_run_the_decoding(
     def refuse(*_: object) -> None:
         raise AssertionError("nothing is left to decode")
 
-    monkeypatch.setattr(sources, "decode", refuse)
-    monkeypatch.setattr(sources, "read_size", refuse)
+    monkeypatch.setattr(image_source, "decode", refuse)
+    monkeypatch.setattr(image_source, "read_size", refuse)
     second = open_images(images, cache=tmp_path, short_side=26)
     assert second.description.startswith("12 images read from a cache into memory")
     assert torch.equal(first.pixels.data, second.pixels.data)
@@ -456,14 +456,14 @@ def test_impossible_options_are_refused(images: ImageSet, options: dict, message
 def test_auto_prefers_the_gpu_if_half_of_its_free_memory_suffices(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2000, 4000))
-    assert sources._place("auto", 1000, cuda, 1.0, may_stay_files=True)[0] == "device"
-    place, reason = sources._place("auto", 1001, cuda, 1.0, may_stay_files=True)
+    assert image_source._place("auto", 1000, cuda, 1.0, may_stay_files=True)[0] == "device"
+    place, reason = image_source._place("auto", 1001, cuda, 1.0, may_stay_files=True)
     assert place == "memory"
     assert "half of the free memory of cuda is less" in reason
-    assert sources._place("auto", 1000, cuda, 1e-7, may_stay_files=True)[0] == "files"
-    assert sources._place("device", 1001, cuda, 0.0, may_stay_files=True)[0] == "device"
+    assert image_source._place("auto", 1000, cuda, 1e-7, may_stay_files=True)[0] == "files"
+    assert image_source._place("device", 1001, cuda, 0.0, may_stay_files=True)[0] == "device"
     with pytest.raises(ValueError, match="are free on cuda"):
-        sources._place("device", 2001, cuda, 1.0, may_stay_files=True)
+        image_source._place("device", 2001, cuda, 1.0, may_stay_files=True)
 
 
 @pytest.mark.gpu

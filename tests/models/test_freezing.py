@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pfml.models import Embedder, create_embedder
-from pfml.models.batch_norm import freeze_statistics, set_trainable, start_training_mode
+from pfml.models.freezing import freeze_statistics, set_trainable, start_training_mode
 
 HEAD = {"head.linear.weight", "head.linear.bias"}
 AFFINE = {f"backbone.layers.{layer}.{name}" for layer in (2, 6, 9) for name in ("weight", "bias")}

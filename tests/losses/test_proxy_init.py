@@ -1,6 +1,6 @@
 import torch
 
-from pfml.losses.proxies import class_sample_proxies, kmeans_proxies, normal_proxies
+from pfml.losses.proxy_init import class_sample_proxies, kmeans_proxies, normal_proxies
 from pfml.sphere import unit
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pfml.models.head import Head
-from pfml.models.head_start import start_head
+from pfml.models.head_init import initialize_head
 
 FEATURES, DIM, CLASSES = 12, 5, 4
 
@@ -26,7 +26,7 @@ def examples() -> tuple[Tensor, Tensor]:
 def started(start: str, features: Tensor, labels: Tensor, **options: bool) -> Head:
     torch.manual_seed(1)
     head = Head(FEATURES, DIM, **options)
-    start_head(head, start, features, labels)
+    initialize_head(head, start, features, labels)
     return head
 
 
@@ -98,8 +98,8 @@ def test_a_class_without_images_does_no_harm(examples):
 
 def test_heads_that_cannot_start_so_are_refused(examples):
     with pytest.raises(ValueError, match=r"needs a head with a linear layer: set model\.embedding_dim"):
-        start_head(Head(FEATURES, None), "whitened", *examples)
+        initialize_head(Head(FEATURES, None), "whitened", *examples)
     with pytest.raises(ValueError, match=r"model\.embedding_dim must be <= 12, got 13"):
-        start_head(Head(FEATURES, 13), "principal", *examples)
+        initialize_head(Head(FEATURES, 13), "principal", *examples)
     with pytest.raises(ValueError, match="head_start must be one of .*, got 'pca'"):
-        start_head(Head(FEATURES, DIM), "pca", *examples)
+        initialize_head(Head(FEATURES, DIM), "pca", *examples)

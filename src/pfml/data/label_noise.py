@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pfml.data.image_set import ImageSet
-from pfml.data.randomness import generator_for
+from pfml.data.seeding import generator_for
 from pfml.storage.files import named_errors, write_atomically
 from pfml.typos import did_you_mean
 

@@ -11,7 +11,7 @@ import torch
 
 from pfml import PotentialFieldLoss
 from pfml.backends import BACKENDS
-from pfml.losses.draw import draw_anchors
+from pfml.losses.subsampling import subsample_anchors
 from pfml.methods import LossConfig, create_loss
 from pfml.superposition import Anchors, PairWeights
 from states import EVERYWHERE, FIELDS, WEIGHTS, State, energy_and_gradients
@@ -93,7 +93,7 @@ def test_in_eq_6_whatever_samples_have_to_do_with_is_exact(backend):
 
 def test_a_draw_holds_the_batch_once_and_distinct_others_that_stand_for_the_rest():
     for _ in range(20):
-        rows, weights = draw_anchors(torch.tensor(BATCH), CLASSES, PER_CLASS, BLOCK)
+        rows, weights = subsample_anchors(torch.tensor(BATCH), CLASSES, PER_CLASS, BLOCK)
         assert rows.shape == weights.shape == (len(BATCH) * PER_CLASS + BLOCK,)
         counts = Counter()
         for row, weight in zip(rows.tolist(), weights.tolist(), strict=True):
@@ -111,7 +111,7 @@ def test_every_block_is_drawn_equally_often():
     draws = 3000
     seen = Counter()
     for _ in range(draws):
-        rows, _ = draw_anchors(torch.tensor(BATCH), CLASSES, PER_CLASS, BLOCK)
+        rows, _ = subsample_anchors(torch.tensor(BATCH), CLASSES, PER_CLASS, BLOCK)
         seen[tuple(sorted(rows[-BLOCK:].tolist()))] += 1
     assert set(seen) == set(BLOCKS)
     expected = draws / len(BLOCKS)
@@ -122,7 +122,7 @@ def test_every_block_is_drawn_equally_often():
 @pytest.mark.parametrize("block", [1, 5, 9])
 def test_a_draw_of_any_batch_stands_for_all_proxies(labels, block):
     labels = torch.tensor(labels, dtype=torch.int64)
-    rows, weights = draw_anchors(labels, CLASSES, PER_CLASS, block)
+    rows, weights = subsample_anchors(labels, CLASSES, PER_CLASS, block)
     assert len(rows) == len(labels) * PER_CLASS + block
     others = (CLASSES - len(labels.unique())) * PER_CLASS
     counted = rows[weights > 0]
@@ -137,7 +137,7 @@ def test_the_loss_is_the_energy_of_its_draw(backend, normalization):
     embeddings, labels = batch()
     got = value_and_gradients(loss, embeddings, labels)
     torch.manual_seed(3)
-    drawn = draw_anchors(labels, 40, 2, 15)
+    drawn = subsample_anchors(labels, 40, 2, 15)
     samples, proxies = loss._charges(embeddings, labels)
     energy = BACKENDS["dense"](samples, proxies._replace(anchors=drawn), loss.field, loss.weights)
     expected = energy, *torch.autograd.grad(energy, (embeddings, loss.proxies))
@@ -203,7 +203,7 @@ def test_the_operator_of_the_draw_keeps_torch_s_contract():
     utilities = ("test_schema", "test_faketensor")  # a draw has no gradient, and differs from one call to the next
     for labels in (torch.tensor(BATCH), torch.empty(0, dtype=torch.int64)):
         arguments = (labels, CLASSES, PER_CLASS, 3)
-        outcome = torch.library.opcheck(torch.ops.pfml.draw_anchors, arguments, test_utils=utilities)
+        outcome = torch.library.opcheck(torch.ops.pfml.subsample_anchors, arguments, test_utils=utilities)
         assert outcome == dict.fromkeys(utilities, "SUCCESS")
 
 

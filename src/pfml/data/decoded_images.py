@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pfml.data.decoding import Track, collect, read_rgb
 from pfml.data.fused_crops import resample_fused, unavailable
+from pfml.data.pinned_memory import to_device
 from pfml.data.resampling import PixelBuffer, resample, resample_batch
-from pfml.data.transfer import send
 from pfml.data.windows import Windows
 
 __all__ = ["DecodedImages", "decode"]
@@ -69,7 +69,7 @@ class DecodedImages:
                     crops = resample_batch(self.pixels, windows)
                 else:
                     crops = resample(self.pixels.image, windows, pool=pool if self.workers > 1 else None)
-                yield send(crops, self.device)
+                yield to_device(crops, self.device)
 
 
 def decode(

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from pfml.allocator import keep_freed_memory
 from pfml.data.decoding import ImageError, read_rgb
+from pfml.data.pinned_memory import to_device
 from pfml.data.resampling import resample
-from pfml.data.transfer import send
 from pfml.data.windows import Windows
 
 __all__ = ["FileImages"]
@@ -69,7 +69,7 @@ class FileImages:
         Workers run ahead, so the plan is asked for its items before they are delivered.
         """
         if self.workers == 0:
-            yield from (send(self._reader.crops(_packed(windows)), self.device) for windows in plan)
+            yield from (to_device(self._reader.crops(_packed(windows)), self.device) for windows in plan)
             return
         if self._under_way:
             # the kept workers are busy with another plan, which goes on after this one

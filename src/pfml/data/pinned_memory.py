@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["send"]
+__all__ = ["to_device"]
 
 
-def send(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on `device`; through pinned memory, since a plain copy would wait for all work on the GPU."""
     if device.type != "cuda" or tensor.is_cuda:
         return tensor.to(device)

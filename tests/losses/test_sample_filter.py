@@ -6,7 +6,7 @@ import torch
 from pfml import PotentialFieldLoss
 from pfml.field import PowerLaw
 from pfml.losses.checks import deferred_checks
-from pfml.losses.trust import fit, trusted
+from pfml.losses.sample_filter import fit, trusted
 from pfml.superposition import Charges
 
 CLASSES, PER_CLASS, DIM = 6, 3, 16
@@ -123,7 +123,7 @@ def test_many_proxies_are_looked_at_in_parts(monkeypatch):
     embeddings, labels = blobs(loss)
     samples, proxies = loss._charges(embeddings, labels)
     whole = fit(samples, proxies, CLASSES, loss.field.law)
-    monkeypatch.setattr("pfml.losses.trust.PAIRS_AT_ONCE", 7 * CLASSES * PER_CLASS)
+    monkeypatch.setattr("pfml.losses.sample_filter.PAIRS_AT_ONCE", 7 * CLASSES * PER_CLASS)
     torch.testing.assert_close(fit(samples, proxies, CLASSES, loss.field.law), whole)
 
 

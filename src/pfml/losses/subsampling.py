@@ -7,10 +7,10 @@ from torch import Tensor
 
 from pfml.superposition import Anchors
 
-__all__ = ["draw_anchors"]
+__all__ = ["subsample_anchors"]
 
 
-def draw_anchors(labels: Tensor, num_classes: int, per_class: int, block: int) -> Anchors:
+def subsample_anchors(labels: Tensor, num_classes: int, per_class: int, block: int) -> Anchors:
     """All proxies of the batch's classes, each once, and `block` of the others at random, to stand for all of those.
 
     The sum of weights * values at the rows is, on average over draws, the sum of the values of all C * M proxies.
@@ -22,11 +22,11 @@ def draw_anchors(labels: Tensor, num_classes: int, per_class: int, block: int) -
         per_class: M; the proxies of class c are the rows c * M to (c + 1) * M - 1.
         block: How many of the other proxies to draw, less than C * M; all of them if there are fewer.
     """
-    return Anchors(*torch.ops.pfml.draw_anchors(labels, num_classes, per_class, block))
+    return Anchors(*torch.ops.pfml.subsample_anchors(labels, num_classes, per_class, block))
 
 
-@torch.library.custom_op("pfml::draw_anchors", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
-def _draw_anchors(labels: Tensor, num_classes: int, per_class: int, block: int) -> tuple[Tensor, Tensor]:
+@torch.library.custom_op("pfml::subsample_anchors", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+def _subsample_anchors(labels: Tensor, num_classes: int, per_class: int, block: int) -> tuple[Tensor, Tensor]:
     labels = labels.clamp(0, num_classes - 1).sort().values  # a wrong label is the business of `check_batch`
     is_first = torch.ones_like(labels, dtype=torch.bool)
     is_first[1:] = labels[1:] != labels[:-1]
@@ -45,7 +45,7 @@ def _draw_anchors(labels: Tensor, num_classes: int, per_class: int, block: int) 
     return rows, weights
 
 
-@_draw_anchors.register_fake
+@_subsample_anchors.register_fake
 def _(labels: Tensor, num_classes: int, per_class: int, block: int) -> tuple[Tensor, Tensor]:
     size = labels.shape[0] * per_class + block
     return labels.new_empty(size), labels.new_empty(size, dtype=torch.float64)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pfml.data.preprocessing import Preprocessing
-from pfml.models.backbones import BACKBONES, create_backbone, default_weights
+from pfml.models.backbone_table import BACKBONES, create_backbone, default_weights
 from pfml.models.timm_backbone import ALIASES, TimmBackbone
 
 HALF = (0.5, 0.5, 0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pfml.models.convnet import SmallConvNet
+from pfml.models.small_convnet import SmallConvNet
 
 
 def test_32_pixels_become_a_map_of_96_channels_and_8_by_8() -> None:

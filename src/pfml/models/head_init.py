@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pfml.models.head import Head
 
-__all__ = ["FEATURE_STARTS", "HEAD_STARTS", "start_head"]
+__all__ = ["FEATURE_STARTS", "HEAD_STARTS", "initialize_head"]
 
 HEAD_STARTS = ("random", "uniform", "principal", "whitened")
 #: ... that look at the features of the training images.
@@ -31,12 +31,12 @@ FEATURE_STARTS = ("principal", "whitened")
 
 
 @torch.no_grad()
-def start_head(head: Head, start: str, features: Tensor, labels: Tensor) -> None:
+def initialize_head(head: Head, start: str, features: Tensor, labels: Tensor) -> None:
     """Put the linear layer of `head` where `start` says.
 
     Args:
         head: Changed in place.
-        start: One of `FEATURE_STARTS`; "random" leaves the layer as it is, and so does "uniform": see `uniform_head`.
+        start: One of `FEATURE_STARTS`; "random" and "uniform" leave the layer as it is.
         features: What the layer gets for the training images, (N, F).
         labels: Their classes, (N,); "principal" does not look at them.
     """
@@ -58,7 +58,7 @@ def start_head(head: Head, start: str, features: Tensor, labels: Tensor) -> None
 
 
 @torch.no_grad()
-def uniform_head(head: Head, *, generator: torch.Generator) -> None:
+def initialize_uniformly(head: Head, *, generator: torch.Generator) -> None:
     """Draw weight and bias of the linear layer between -1 / sqrt(F) and 1 / sqrt(F), as torch does."""
     if head.linear is None:
         raise ValueError("head_start='uniform' needs a head with a linear layer: set model.embedding_dim")
