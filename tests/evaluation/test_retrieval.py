@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pfml.evaluation import nearest, query_scores, retrieval_metrics
-from pfml.evaluation import ranks as race_module
+from pfml.evaluation import nearest, query_scores, ranks, retrieval_metrics
 from pfml.evaluation.nearest_neighbors import directions
 
 CPU = "cpu"
@@ -136,14 +135,14 @@ def test_the_memory_budget_does_not_change_the_result(tile_pairs, with_gallery):
 
 def test_the_memory_budget_bounds_the_tiles(monkeypatch):
     largest = 0
-    see = race_module.Race.see
+    count = ranks.RankCounter.count
 
     def watched(self, tile, *args, **kwargs):
         nonlocal largest
         largest = max(largest, tile.numel())
-        see(self, tile, *args, **kwargs)
+        count(self, tile, *args, **kwargs)
 
-    monkeypatch.setattr(race_module.Race, "see", watched)
+    monkeypatch.setattr(ranks.RankCounter, "count", watched)
     embeddings, labels = crowd(100, 5)
     retrieval_metrics(embeddings, labels, tile_pairs=100)
     assert largest == 100
@@ -211,9 +210,9 @@ def test_booleans_are_counted_and_found_eight_at_a_time(height, width):
     generator = torch.Generator().manual_seed(0)
     for share in (0.01, 1.0):
         mask = torch.rand(height, width, generator=generator) < share
-        assert torch.equal(race_module._count(mask, 0), mask.sum(0))
-        assert torch.equal(race_module._count(mask, 1), mask.sum(1))
-        assert torch.equal(torch.stack(race_module._where(mask), 1), mask.nonzero())
+        assert torch.equal(ranks._count_true(mask, 0), mask.sum(0))
+        assert torch.equal(ranks._count_true(mask, 1), mask.sum(1))
+        assert torch.equal(torch.stack(ranks._where(mask), 1), mask.nonzero())
 
 
 def test_lengths_and_dtypes_of_embeddings_do_not_matter():
@@ -252,7 +251,7 @@ def test_the_keys_of_the_dictionary_are_in_a_fixed_order():
     ]
 
 
-def test_bad_input_is_refused_with_its_place():
+def test_bad_input_is_refused_with_its_count_pairs():
     embeddings, labels = crowd(30, 3)
     broken = embeddings.clone()
     broken[7, 2], broken[11, 0] = torch.nan, torch.inf
