@@ -27,9 +27,9 @@ import numpy
 import torch
 from PIL import Image
 
-from pfml.evaluation import open_embeddings
 from pfml.models import create_embedder
 from pfml.search import ImageIndex, ModelIdentity
+from pfml.storage.embeddings import open_embeddings
 
 TIMES = 8
 PART = 256

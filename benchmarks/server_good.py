@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from pfml.data import ImageSet
-from pfml.evaluation.evaluate import embed
+from pfml.evaluation.model_evaluation import embed
 from pfml.models import load_embedder
 from pfml.search import ImageIndex
 

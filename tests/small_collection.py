@@ -2,9 +2,9 @@
 
 import torch
 
-from pfml.evaluation import open_embeddings
 from pfml.models import load_embedder
 from pfml.search import embed_collection
+from pfml.storage.embeddings import open_embeddings
 from small_index import write_images
 
 NAMES = tuple(f"{'abc'[k % 3]}/{k:02d}.png" for k in range(23))

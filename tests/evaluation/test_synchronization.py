@@ -1,4 +1,4 @@
-"""How often evaluation synchronizes with the device: counted on a CPU, where each such operation is seen, and on a GPU."""
+"""How often evaluation synchronizes with the device, counted on a CPU and on a GPU."""
 
 from __future__ import annotations
 

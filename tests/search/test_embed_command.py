@@ -10,8 +10,8 @@ import torch
 
 from pfml.cli import main
 from pfml.cli.left_out import LEFT_OUT
-from pfml.evaluation import open_embeddings, read_embeddings
 from pfml.search import ImageIndex, Share
+from pfml.storage.embeddings import open_embeddings, read_embeddings
 from small_collection import NAMES, files_of, write_collection
 from small_data import small_embedder
 

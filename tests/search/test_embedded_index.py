@@ -5,8 +5,8 @@ import shutil
 import pytest
 import torch
 
-from pfml.evaluation import open_embeddings
 from pfml.search import ImageIndex, ModelIdentity, OtherModelError, Share, embed_collection, list_images, update_index
+from pfml.storage.embeddings import open_embeddings
 from small_collection import NAMES, SMALL, write_collection
 from small_data import small_embedder
 from small_index import write_images

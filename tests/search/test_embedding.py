@@ -12,9 +12,10 @@ import torch
 
 import small_collection as helpers
 from pfml.data.image_set import ImageSet
-from pfml.evaluation import embed, open_embeddings, read_embeddings
+from pfml.evaluation import embed
 from pfml.models import load_embedder
 from pfml.search import IndexLockedError, OtherModelError, Share, embed_collection
+from pfml.storage.embeddings import open_embeddings, read_embeddings
 from pfml.storage.files import DamagedFileError
 from pfml.storage.lock import WriterLock
 from pfml.storage.shard import part_names

@@ -2,7 +2,7 @@ import numpy
 import pytest
 import torch
 
-from pfml.evaluation import read_embeddings, write_embeddings
+from pfml.storage.embeddings import read_embeddings, write_embeddings
 from pfml.storage.files import DamagedFileError
 
 

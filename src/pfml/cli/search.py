@@ -39,9 +39,9 @@ def index(
     workers: int = 2,
 ) -> None:
     """Embed the images of a folder or CSV into an index that pfml search searches; again to bring it up to date."""
-    from pfml.evaluation import open_embeddings
     from pfml.models import load_embedder
     from pfml.search import ImageIndex, ModelIdentity, list_images, update_index
+    from pfml.storage.embeddings import open_embeddings
     from pfml.training.environment import resolve_device
     from pfml.training.progress import ProgressMonitor
 

@@ -1,18 +1,16 @@
-"""Retrieval metrics, clustering, and how proxies and data agree."""
+"""Metrics only: retrieval, clustering, and the alignment of proxies with data."""
 
 from pfml.evaluation.alignment import Alignment, proxy_alignment
 from pfml.evaluation.clustering import kmeans, normalized_mutual_information
-from pfml.evaluation.evaluate import embed, evaluate
 from pfml.evaluation.metrics import METRICS, Metric
+from pfml.evaluation.model_evaluation import embed, evaluate
 from pfml.evaluation.nearest_neighbors import nearest
 from pfml.evaluation.ranks import QueryScores, query_scores
 from pfml.evaluation.retrieval import RetrievalMetrics, retrieval_metrics
-from pfml.storage.embeddings import EmbeddedImages, open_embeddings, read_embeddings, write_embeddings
 
 __all__ = [
     "METRICS",
     "Alignment",
-    "EmbeddedImages",
     "Metric",
     "QueryScores",
     "RetrievalMetrics",
@@ -21,10 +19,7 @@ __all__ = [
     "kmeans",
     "nearest",
     "normalized_mutual_information",
-    "open_embeddings",
     "proxy_alignment",
     "query_scores",
-    "read_embeddings",
     "retrieval_metrics",
-    "write_embeddings",
 ]

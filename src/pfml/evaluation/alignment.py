@@ -1,4 +1,4 @@
-"""How far proxies lie from the embeddings that they stand for."""
+"""Distance of proxies to the embeddings of their class: the paper's W2, and the Wasserstein-2 distance."""
 
 from __future__ import annotations
 

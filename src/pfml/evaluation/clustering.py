@@ -18,15 +18,15 @@ ROUNDS = 256
 def kmeans(points: Tensor, num_clusters: int, *, seed: int = 0, iterations: int = 20) -> Tensor:
     """The cluster of each point, (N,) int64 in [0, num_clusters): Lloyd's algorithm from k-means++ seeds.
 
-    Seeds are drawn one at a time, each with probability proportional to the squared distance from those before it.
-    Beyond 256 clusters several are drawn at once, since every round reads all points: with 11,316 clusters 45 per
-    round. A cluster that loses all its points is moved to the point that is farthest from its own center.
+    Seeds are sampled one at a time, each with probability proportional to the squared distance from those before it.
+    Beyond 256 clusters several are sampled per round, since every round reads all points: 45 for 11,316 clusters.
+    A cluster that loses all its points is moved to the point that is farthest from its own center.
 
     Args:
         points: (N, D).
         num_clusters: At most N.
         seed: The result depends on nothing else, but for the rounding of sums on a GPU.
-        iterations: At most; it ends when no point changes its cluster.
+        iterations: At most; it stops when no point changes its cluster.
     """
     if not 1 <= num_clusters <= len(points):
         raise ValueError(f"num_clusters must lie in [1, {len(points)}], the number of points, got {num_clusters}")
@@ -52,22 +52,22 @@ def _seeds(points: Tensor, num_clusters: int, generator: torch.Generator) -> Ten
         count = min(per_round, num_clusters - len(chosen))
         weights = squares.double().cpu()
         weights[chosen] = 0
-        more = _draw(weights, chosen, count, generator)
+        more = _sample(weights, chosen, count, generator)
         chosen = torch.cat([chosen, more])
         squares = torch.minimum(squares, _assign(points, points[more])[1])
     return points[chosen]
 
 
-def _draw(weights: Tensor, chosen: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def _sample(weights: Tensor, chosen: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """`count` distinct points with probabilities proportional to `weights`; any others if too few have a weight.
 
-    By exponential clocks, of which the first to ring win: torch.multinomial refuses more than 2^24 points.
+    The smallest of exponential variables divided by the weights: torch.multinomial refuses more than 2^24 points.
     """
-    clocks = torch.empty_like(weights).exponential_(generator=generator) / weights
+    keys = torch.empty_like(weights).exponential_(generator=generator) / weights
     spare = weights == 0
-    clocks[spare] = torch.finfo(torch.float64).max
-    clocks[chosen] = torch.inf
-    return clocks.topk(count, largest=False).indices
+    keys[spare] = torch.finfo(torch.float64).max
+    keys[chosen] = torch.inf
+    return keys.topk(count, largest=False).indices
 
 
 def _assign(points: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:

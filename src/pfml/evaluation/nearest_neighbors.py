@@ -20,8 +20,8 @@ def nearest(queries: Tensor, gallery: Tensor | None, k: int, *, memory: int | No
     """The k most similar gallery items of each query: (similarities, indices), both (N, k), best first.
 
     Similarity is the cosine, so the order is that of Euclidean distance between the normalized vectors. Products are
-    full float32. Items of equal similarity are listed by index; which of those that tie for the last place are
-    listed is left to torch.topk. (`retrieval_metrics`, which must not depend on such ties, ranks by itself.)
+    full float32. Items of equal similarity are listed by index; torch.topk decides which of those that tie for the
+    last position are listed. (`retrieval_metrics` does not depend on such ties: it counts ranks.)
 
     Args:
         queries: (N, D), normalized here.
@@ -55,9 +55,9 @@ def nearest(queries: Tensor, gallery: Tensor | None, k: int, *, memory: int | No
             if among_themselves:
                 tile.diagonal(start).fill_(-torch.inf)
             best = tile.topk(k, dim=1)
-            by_index, place = best.indices.sort(dim=1)
-            similarities[start:stop], place = best.values.gather(1, place).sort(dim=1, descending=True, stable=True)
-            indices[start:stop] = by_index.gather(1, place)
+            by_index, order = best.indices.sort(dim=1)
+            similarities[start:stop], order = best.values.gather(1, order).sort(dim=1, descending=True, stable=True)
+            indices[start:stop] = by_index.gather(1, order)
     return similarities, indices
 
 

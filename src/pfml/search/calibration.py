@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pfml.data.decoding import Track
 from pfml.data.image_set import ImageSet, refuse_seen_classes
-from pfml.evaluation.evaluate import embed
+from pfml.evaluation.model_evaluation import embed
 from pfml.evaluation.nearest_neighbors import directions
 from pfml.models.embedder import Embedder
 from pfml.precision import full_precision

@@ -12,7 +12,7 @@ from pfml.data.decoding import ImageError, Track, in_threads, read_rgb, read_siz
 from pfml.data.pinned_memory import to_device
 from pfml.data.resampling import resample
 from pfml.data.windows import Windows
-from pfml.evaluation.evaluate import embed
+from pfml.evaluation.model_evaluation import embed
 from pfml.models.embedder import Embedder
 from pfml.storage.file_state import FileState
 from pfml.storage.files import SpecialFileError

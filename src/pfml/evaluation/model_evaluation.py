@@ -1,4 +1,4 @@
-"""From an embedder and images to metrics."""
+"""Embeddings of images by a model, and the metrics of these embeddings."""
 
 from __future__ import annotations
 
@@ -19,23 +19,11 @@ from pfml.evaluation.retrieval import RetrievalMetrics, retrieval_metrics
 from pfml.models.embedder import Embedder
 from pfml.models.evaluation_mode import evaluation_mode
 
-__all__ = ["embed", "evaluate", "gathered_batches", "metrics_by_first"]
+__all__ = ["embed", "evaluate"]
 
 
-def gathered_batches(mine: Tensor, batches: Sequence[Tensor], world: World) -> Tensor:
-    """The rows of all batches in their order; those of this rank are of the batches `world.part(len(batches))`."""
-    counts = part_sizes(len(batches), world.size)
-    sizes = [sum(map(len, batches[part_slice(counts, rank)])) for rank in range(world.size)]
-    return world.gathered(mine, sizes)
-
-
-def metrics_by_first(metrics: Callable[[], RetrievalMetrics], world: World) -> RetrievalMetrics:
-    """What `metrics` gives on the first rank, the only one to compute it."""
-    return RetrievalMetrics(**world.by_first(lambda: dataclasses.asdict(metrics())))
-
-
-#: Images that pass through a network on a CPU at a time, of a batch of any size: more are no faster, and the
-#: activations of the first layers take gigabytes.
+#: Images that a CPU embeds at a time, whatever the batch size: more are no faster, and the activations of the first
+#: layers take gigabytes.
 CPU_IMAGES = 32
 
 
@@ -64,9 +52,9 @@ def evaluate(
         seed: Of the clustering.
         test_source: The test images, opened before, for repeated evaluation; None to open them for this one.
         gallery_source: The gallery's images likewise.
-        batch_size: Images that pass through the network at a time.
+        batch_size: Images that the model embeds at a time.
         device: Where to compute; the embedder is moved there, and stays. None for where it is.
-        autocast: torch.bfloat16 or torch.float16 for mixed precision in the network; None for float32.
+        autocast: torch.bfloat16 or torch.float16 for mixed precision in the model; None for float32.
         track: Shows the progress, as track(iterable, description, total).
         world: The ranks that share the work and all get the result; None for one process by itself.
 
@@ -107,7 +95,7 @@ def evaluate(
             seed=seed,
         )
 
-    return metrics_by_first(metrics, world or World())
+    return _metrics_by_first(metrics, world or World())
 
 
 def embed(
@@ -132,20 +120,32 @@ def embed(
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     if device is not None:
         embedder.to(device)
-    place = next(embedder.parameters()).device
-    source = open_images(images, device=place, track=track) if isinstance(images, ImageSet) else images
+    location = next(embedder.parameters()).device
+    source = open_images(images, device=location, track=track) if isinstance(images, ImageSet) else images
     batches = [indices for indices in torch.arange(len(source.sizes)).split(batch_size) if len(indices)]
     mine = batches[world.part(len(batches))]
-    network, width = (embedder.features, embedder.head.num_features) if features else (embedder, embedder.embedding_dim)
-    result = torch.empty(sum(map(len, mine)), width, device=place)
-    mixed = contextlib.nullcontext() if autocast is None else torch.autocast(place.type, dtype=autocast)
+    model, width = (embedder.features, embedder.head.num_features) if features else (embedder, embedder.embedding_dim)
+    result = torch.empty(sum(map(len, mine)), width, device=location)
+    mixed = contextlib.nullcontext() if autocast is None else torch.autocast(location.type, dtype=autocast)
     plan = [embedder.preprocessing.windows(indices, source.sizes) for indices in mine]
     cropped = zip(plan, source.crops(plan), strict=True)
     done = 0
     with world.together(), evaluation_mode(embedder), mixed:
         for windows, crops in track(cropped, "embedding", len(plan)) if track is not None else cropped:
-            with torch.inference_mode():  # not around the crops: threads make them, which know nothing of it
-                for some in to_device(crops, place).split(CPU_IMAGES if place.type == "cpu" else len(windows)):
-                    result[done : done + len(some)] = network(some).float()
+            with torch.inference_mode():  # not around the crops: it does not reach the threads that make them
+                for some in to_device(crops, location).split(CPU_IMAGES if location.type == "cpu" else len(windows)):
+                    result[done : done + len(some)] = model(some).float()
                     done += len(some)
-    return gathered_batches(result, batches, world)
+    return _gathered_batches(result, batches, world)
+
+
+def _gathered_batches(mine: Tensor, batches: Sequence[Tensor], world: World) -> Tensor:
+    """The rows of all batches in order, on every rank; `mine` are those of `world.part(len(batches))`."""
+    counts = part_sizes(len(batches), world.size)
+    sizes = [sum(map(len, batches[part_slice(counts, rank)])) for rank in range(world.size)]
+    return world.gathered(mine, sizes)
+
+
+def _metrics_by_first(metrics: Callable[[], RetrievalMetrics], world: World) -> RetrievalMetrics:
+    """The result of `metrics` on every rank; only the first rank computes it."""
+    return RetrievalMetrics(**world.by_first(lambda: dataclasses.asdict(metrics())))
