@@ -1,4 +1,4 @@
-# make demo and make test set up everything they need in .venv; the second time they start at once.
+# make demo and make test set up .venv on first use.
 .PHONY: help demo test test-slow browser lint format bench bench-gpu reproduce-glyphs clean
 
 PYTHON ?= python3
@@ -6,13 +6,14 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 help:
-	@echo "make demo       train on the embedded letters by three methods, write a report (out/demo/report.html)"
+	@echo "make demo       train three methods on the embedded glyphs, write a report (out/demo/report.html)"
 	@echo "make test       run the test suite"
 	@echo "make test-slow  run the tests that take minutes"
 	@echo "make lint       check style and types"
 	@echo "make bench      time the field and the evaluation on this CPU (out/bench/)"
+	@echo "make format     fix style"
 	@echo "make bench-gpu  time the field, the loss, the evaluation and training on this GPU (out/bench/gpu.csv, gpu.png)"
-	@echo "make reproduce-glyphs  all experiments of the paper on the embedded letters, in 40 minutes on 2 cores at most"
+	@echo "make reproduce-glyphs  run all experiments of the paper on the embedded glyphs, at most 40 minutes on 2 cores"
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -33,7 +34,7 @@ test: $(READY) browser
 test-slow: $(READY) browser
 	$(BIN)/python -m pytest -m slow
 
-# The search page is tested in a real browser, Debian's.
+# The search page is tested in Debian's chromium.
 browser:
 	@command -v chromium > /dev/null || { \
 		echo "chromium is missing, installing it"; \
@@ -56,7 +57,7 @@ bench: $(READY)
 bench-gpu: $(READY)
 	$(BIN)/python benchmarks/gpu.py
 
-# Minutes are an upper bound for each: what does not fit is done by the next call, which goes on from there.
+# The budgets are minutes, an upper bound for each experiment; the next call resumes the rest.
 GLYPHS := --datasets glyphs --seeds 0 --out out/experiments
 FEW := --methods proxy-anchor,pfml,pfml-log
 reproduce-glyphs: $(READY)
