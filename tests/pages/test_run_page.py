@@ -9,7 +9,8 @@ from pfml.data import LabelNoise
 from pfml.methods import LossConfig
 from pfml.pages.page import render
 from pfml.pages.run import run_page, write_run_report
-from pfml.pages.run_facts import best_queries, class_scores, hard_pairs, read_facts, search_unseen
+from pfml.pages.run_facts import class_scores, hard_pairs, read_facts, search_unseen
+from pfml.plots.grids import choose_queries
 from pfml.runs.config import DataConfig, RunConfig
 from pfml.training import BatchConfig
 from pfml.training.runner import run
@@ -70,9 +71,8 @@ def test_a_hard_pair_counts_the_mistakes_of_both_classes():
 
 
 def test_the_best_queries_are_of_different_classes():
-    chosen = best_queries(SEARCH, 2)
+    chosen = choose_queries(SEARCH.scores, SEARCH.labels, best=2)
     assert SEARCH.labels[chosen].tolist() == [2, 0]
-    assert len(best_queries(SEARCH, 9)) == 3
 
 
 def test_the_page_has_every_section_and_stands_alone(page):

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from pfml.plots.curves import Curve, draw_loss, draw_metric, loss_curve, mean_loss_curve, metric_curve
+from pfml.plots.curves import Curve, loss_curve, mean_loss_curve, metric_curve, plot_loss, plot_metric
 from pfml.plots.theme import DARK, LIGHT, png_of_figure
 from pfml.runs.folder import RunFolder
 
@@ -14,8 +14,11 @@ def folder(tmp_path):
     for step, loss in enumerate([8.0, 6.0, 4.0, 2.0], start=1):
         entries.append({"kind": "step", "step": step, "epoch": (step - 1) // 2, "loss": loss})
         if step % 2 == 0:
-            test = {"recall_at_1": step / 10, "map_at_r": step / 20}
-            entries.append({"kind": "evaluation", "step": step, "epoch": step // 2, "loss": loss + 1, "test": test})
+            roles = {
+                "test": {"recall_at_1": step / 10, "map_at_r": step / 20},
+                "validation": {"recall_at_1": step / 5},
+            }
+            entries.append({"kind": "evaluation", "step": step, "epoch": step // 2, "loss": loss + 1, **roles})
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     return RunFolder(tmp_path)
 
@@ -23,6 +26,10 @@ def folder(tmp_path):
 def test_a_metric_is_read_at_each_evaluation(folder):
     assert metric_curve(folder, "run", "recall_at_1") == Curve("run", (1.0, 2.0), (0.2, 0.4))
     assert metric_curve(folder, "run", "map_at_r") == Curve("run", (1.0, 2.0), (0.1, 0.2))
+
+
+def test_validation_classes_have_a_curve_of_their_own(folder):
+    assert metric_curve(folder, "run", "recall_at_1", role="validation") == Curve("run", (1.0, 2.0), (0.4, 0.8))
 
 
 def test_the_untrained_net_is_at_epoch_zero(folder):
@@ -44,7 +51,7 @@ def test_a_run_without_an_evaluation_is_refused(tmp_path):
 
 def test_lines_show_percent_in_the_order_of_the_runs(folder):
     curves = [metric_curve(folder, name, "recall_at_1") for name in ("first", "second")]
-    figure = draw_metric(curves, LIGHT, levels={"pixels": 0.3})
+    figure = plot_metric(curves, LIGHT, levels={"pixels": 0.3})
     (axes,) = figure.axes
     lines = {line.get_label(): line for line in axes.lines}
     assert list(lines["first"].get_ydata()) == [20.0, 40.0]
@@ -52,21 +59,21 @@ def test_lines_show_percent_in_the_order_of_the_runs(folder):
     assert [lines[name].get_color() for name in ("pixels", "first", "second")] == list(LIGHT.series[:3])
 
 
-def test_themes_and_widths_change_the_picture(folder):
+def test_themes_and_widths_change_the_plot(folder):
     curves = [metric_curve(folder, "run", "recall_at_1")]
-    pictures = {png_of_figure(draw_metric(curves, theme, width=300)) for theme in (LIGHT, DARK)}
-    pictures.add(png_of_figure(draw_metric(curves, LIGHT, width=320)))
-    assert len(pictures) == 3
+    plots = {png_of_figure(plot_metric(curves, theme, width=300)) for theme in (LIGHT, DARK)}
+    plots.add(png_of_figure(plot_metric(curves, LIGHT, width=320)))
+    assert len(plots) == 3
 
 
-def test_a_loss_is_drawn_by_steps_and_by_epochs(folder):
+def test_a_loss_is_plotted_by_steps_and_by_epochs(folder):
     steps, means = loss_curve(folder, "run"), mean_loss_curve(folder, "run")
-    figure = draw_loss(steps, means, LIGHT, color=2)
+    figure = plot_loss(steps, means, LIGHT, color=2)
     raw, mean = figure.axes[0].lines
     assert list(raw.get_ydata()) == [8.0, 6.0, 4.0, 2.0]
     assert list(mean.get_ydata()) == [7.0, 3.0]
     assert mean.get_color() == LIGHT.series[2]
     assert (
-        len({png_of_figure(draw_loss(steps, means, theme, width=w)) for theme in (LIGHT, DARK) for w in (200, 210)})
+        len({png_of_figure(plot_loss(steps, means, theme, width=w)) for theme in (LIGHT, DARK) for w in (200, 210)})
         == 4
     )

@@ -10,9 +10,9 @@ from pfml.plots.field_slice import (
     ColorScale,
     SphereSlice,
     best_slice,
-    draw_field_slice,
     measure_field,
     neighboring_classes,
+    plot_field_slice,
 )
 from pfml.plots.theme import DARK, LIGHT, png_of_figure
 
@@ -38,32 +38,32 @@ def scene():
     return loss, embeddings, labels
 
 
-def test_the_frame_is_orthonormal_and_every_place_lies_on_the_sphere(slice_of_space):
+def test_the_frame_is_orthonormal_and_every_point_of_the_plot_lies_on_the_sphere(slice_of_space):
     frame = slice_of_space.frame
     torch.testing.assert_close(frame @ frame.T, torch.eye(3, dtype=torch.float64))
-    places = torch.rand(30, 2, generator=torch.Generator().manual_seed(1)) * 3 - 1.5
-    torch.testing.assert_close(slice_of_space.lift(places).norm(dim=1), torch.ones(30, dtype=torch.float64))
+    coordinates = torch.rand(30, 2, generator=torch.Generator().manual_seed(1)) * 3 - 1.5
+    torch.testing.assert_close(slice_of_space.lift(coordinates).norm(dim=1), torch.ones(30, dtype=torch.float64))
 
 
-def test_flatten_is_the_inverse_of_lift(slice_of_space):
-    places = torch.rand(30, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3 - 1.5
-    places[0] = 0.0
-    lifted = slice_of_space.lift(places)
-    torch.testing.assert_close(slice_of_space.flatten(lifted), places)
+def test_project_is_the_inverse_of_lift(slice_of_space):
+    coordinates = torch.rand(30, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3 - 1.5
+    coordinates[0] = 0.0
+    lifted = slice_of_space.lift(coordinates)
+    torch.testing.assert_close(slice_of_space.project(lifted), coordinates)
     torch.testing.assert_close(slice_of_space.nearness(lifted), torch.ones(30, dtype=torch.float64))
 
 
-def test_distances_from_the_middle_are_angles(slice_of_space):
-    places = torch.tensor([[0.3, 0.4], [-1.2, 0.5]], dtype=torch.float64)
-    angles = torch.acos(slice_of_space.lift(places) @ slice_of_space.frame[0])
+def test_distances_from_the_center_are_angles(slice_of_space):
+    coordinates = torch.tensor([[0.3, 0.4], [-1.2, 0.5]], dtype=torch.float64)
+    angles = torch.acos(slice_of_space.lift(coordinates) @ slice_of_space.frame[0])
     torch.testing.assert_close(angles, torch.tensor([0.5, 1.3], dtype=torch.float64))
 
 
 def test_a_point_off_the_slice_is_moved_to_its_nearest_point_on_it(slice_of_space):
     (point,) = unit_vectors(1, DIM, seed=5)
-    nearest = slice_of_space.lift(slice_of_space.flatten(point[None]))[0]
-    places = torch.rand(2000, 2, generator=torch.Generator().manual_seed(1)) * 6 - 3
-    assert (slice_of_space.lift(places) @ point).max() <= nearest @ point + 1e-12
+    nearest = slice_of_space.lift(slice_of_space.project(point[None]))[0]
+    coordinates = torch.rand(2000, 2, generator=torch.Generator().manual_seed(1)) * 6 - 3
+    assert (slice_of_space.lift(coordinates) @ point).max() <= nearest @ point + 1e-12
     torch.testing.assert_close(slice_of_space.nearness(point[None])[0], nearest @ point)
 
 
@@ -92,28 +92,28 @@ def test_the_field_on_the_grid_is_that_of_the_equations(scene):
     proxies, proxy_labels = loss.proxy_points().flatten(0, 1).double().tolist(), loss.proxy_labels.tolist()
     out_of_reach = 3 * (CLASSES - 1) / 0.3**3
     for row, column in ((0, 0), (1, 3), (4, 2)):
-        (place,) = field.slice.lift(torch.stack([line[column], line[row]])[None]).tolist()
-        expected = class_potential(2, place, proxies, proxy_labels, delta=0.3) - out_of_reach
+        (point,) = field.slice.lift(torch.stack([line[column], line[row]])[None]).tolist()
+        expected = class_potential(2, point, proxies, proxy_labels, delta=0.3) - out_of_reach
         assert field.potential[row, column].item() == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
-def test_the_picture_holds_the_samples_and_proxies_of_its_classes(scene):
+def test_the_plot_holds_the_samples_and_proxies_of_its_classes(scene):
     loss, embeddings, labels = scene
     field = measure_field(loss, embeddings, labels, (2, 0, 4), cells=5)
     assert field.sample_labels.unique().tolist() == [0, 2, 4]
     assert field.proxy_labels.tolist() == [2, 2, 2, 0, 0, 0, 4, 4, 4]
     torch.testing.assert_close(field.proxies[3:6], loss.proxy_points()[0].double())
-    figure = draw_field_slice(field, {2: "two", 0: "zero", 4: "four"}, LIGHT)
+    figure = plot_field_slice(field, {2: "two", 0: "zero", 4: "four"}, LIGHT)
     drawn = [len(one.get_offsets()) for one in figure.axes[0].collections if len(one.get_offsets()) in (3, 10)]
     assert drawn == [10, 10, 10, 3, 3, 3]
     assert [text.get_text() for text in figure.legends[0].get_texts()][:3] == ["two", "zero", "four"]
 
 
-def test_themes_and_widths_change_the_picture(scene):
+def test_themes_and_widths_change_the_plot(scene):
     field = measure_field(*scene, (2, 0, 4), cells=9)
     names = {2: "two", 0: "zero", 4: "four"}
     options = ((LIGHT, 200), (DARK, 200), (LIGHT, 210))
-    assert len({png_of_figure(draw_field_slice(field, names, theme, width=width)) for theme, width in options}) == 3
+    assert len({png_of_figure(plot_field_slice(field, names, theme, width=width)) for theme, width in options}) == 3
 
 
 def test_the_color_scale_is_odd_growing_and_ends_at_the_peak():

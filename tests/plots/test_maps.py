@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pfml.plots.maps import choose_images, draw_map, flatten
+from pfml.plots.maps import choose_images, plot_glyph_map, project
 from pfml.plots.theme import DARK, LIGHT
 
 
@@ -36,32 +36,50 @@ def clusters():
 
 def test_clusters_stay_together_on_the_map_and_fill_it(clusters):
     points, labels = clusters
-    places = flatten(points, perplexity=8)
-    assert places.amin(0).tolist() == [0.0, 0.0]
-    assert places.amax(0).tolist() == [1.0, 1.0]
-    distances = torch.cdist(places, places).fill_diagonal_(torch.inf)
+    coordinates = project(points, perplexity=8)
+    assert coordinates.amin(0).tolist() == [0.0, 0.0]
+    assert coordinates.amax(0).tolist() == [1.0, 1.0]
+    distances = torch.cdist(coordinates, coordinates).fill_diagonal_(torch.inf)
     assert (labels[distances.argmin(1)] == labels).all()
 
 
 def test_a_map_depends_on_directions_perplexity_and_nothing_random(clusters):
     points, _ = clusters
-    places = flatten(points, perplexity=8)
+    coordinates = project(points, perplexity=8)
     lengths = 2.0 ** torch.arange(-20.0, 20.0)[:, None]
-    assert torch.equal(flatten(points * lengths, perplexity=8), places)
-    assert torch.equal(flatten(points, perplexity=8), places)
-    assert not torch.equal(flatten(points, perplexity=4), places)
+    assert torch.equal(project(points * lengths, perplexity=8), coordinates)
+    assert torch.equal(project(points, perplexity=8), coordinates)
+    assert not torch.equal(project(points, perplexity=4), coordinates)
 
 
-def test_three_points_make_no_map():
-    with pytest.raises(ValueError, match="at least 4 points, got 3"):
-        flatten(torch.eye(3))
+@pytest.mark.parametrize("method", ["tsne", "pca"])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5])
+def test_few_points_have_coordinates_too(method, count):
+    coordinates = project(torch.eye(6)[:count], method)
+    assert coordinates.shape == (count, 2)
+    assert coordinates.isfinite().all()
+    assert ((coordinates >= 0) & (coordinates <= 1)).all()
 
 
-def test_images_stand_at_their_places_in_the_color_of_their_class():
+def test_one_scale_for_both_axes_and_a_margin_keep_the_shape(clusters):
+    points = clusters[0]
+    stretched, kept = project(points, "pca"), project(points, "pca", keep_aspect=True, margin=0.1)
+    assert kept.amin() == pytest.approx(0.1)
+    assert kept.amax() == pytest.approx(0.9)
+    assert (kept.amin(0) + kept.amax(0)).tolist() == pytest.approx([1.0, 1.0])
+    width = (kept.amax(0) - kept.amin(0)) / 0.8
+    assert torch.allclose((kept - kept.amin(0)) / 0.8 / width, stretched)
+
+
+def test_one_dimension_can_be_projected():
+    assert project(torch.tensor([[1.0], [-1.0], [2.0]]), "pca").shape == (3, 2)
+
+
+def test_glyphs_are_at_their_coordinates_in_the_color_of_their_class():
     tiles = torch.ones(3, 3, 10, 10)
-    places = torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.5, 0.5]])
-    picture = draw_map(places, torch.tensor([0, 1, 1]), tiles, LIGHT, width=50)
-    image = np.asarray(Image.open(BytesIO(picture)).convert("RGB")).astype(int)
+    coordinates = torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.5, 0.5]])
+    plot = plot_glyph_map(coordinates, torch.tensor([0, 1, 1]), tiles, LIGHT, width=50)
+    image = np.asarray(Image.open(BytesIO(plot)).convert("RGB")).astype(int)
     assert image.shape == (100, 100, 3)
     bottom_left, top_right, middle, empty = image[95, 5], image[5, 95], image[50, 50], image[5, 5]
     assert empty.tolist() == [255, 255, 255]
@@ -69,8 +87,11 @@ def test_images_stand_at_their_places_in_the_color_of_their_class():
     assert np.abs(bottom_left - middle).max() > 40
 
 
-def test_faint_ground_is_not_drawn_and_themes_differ():
-    places, labels = torch.rand(4, 2, generator=torch.Generator().manual_seed(0)), torch.zeros(4, dtype=torch.int64)
-    faint = draw_map(places, labels, torch.full((4, 3, 8, 8), 0.3), LIGHT, width=40)
+def test_a_faint_background_is_not_plotted_and_themes_differ():
+    coordinates, labels = (
+        torch.rand(4, 2, generator=torch.Generator().manual_seed(0)),
+        torch.zeros(4, dtype=torch.int64),
+    )
+    faint = plot_glyph_map(coordinates, labels, torch.full((4, 3, 8, 8), 0.3), LIGHT, width=40)
     assert set(np.unique(np.asarray(Image.open(BytesIO(faint)).convert("RGB")))) == {255}
-    assert draw_map(places, labels, torch.full((4, 3, 8, 8), 0.3), DARK, width=40) != faint
+    assert plot_glyph_map(coordinates, labels, torch.full((4, 3, 8, 8), 0.3), DARK, width=40) != faint

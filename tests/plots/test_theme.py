@@ -16,10 +16,10 @@ from pfml.plots.theme import (
 )
 
 
-def test_pictures_are_drawn_in_both_themes_at_the_asked_size():
+def test_plots_are_made_in_both_themes_at_the_asked_size():
     light, dark = in_both_themes(lambda theme: new_figure(theme, width=100, height=50))
-    for picture, theme in ((light, LIGHT), (dark, DARK)):
-        image = Image.open(BytesIO(picture)).convert("RGB")
+    for plot, theme in ((light, LIGHT), (dark, DARK)):
+        image = Image.open(BytesIO(plot)).convert("RGB")
         assert image.size == (100 * PIXEL_DENSITY, 50 * PIXEL_DENSITY)
         assert "#{:02x}{:02x}{:02x}".format(*image.getpixel((3, 3))) == theme.paper
 
@@ -34,7 +34,7 @@ def test_pixels_can_be_left_to_the_page():
     clear[:10] = True
     image = np.asarray(Image.open(BytesIO(png_of_image(Image.fromarray(colors), transparent=clear))).convert("RGBA"))
     assert ((image[..., 3] == 0) == clear).all()
-    assert np.abs(image[10:, :, :3].astype(int) - colors[10:]).mean() < 12  # 255 colors stand for 1,200
+    assert np.abs(image[10:, :, :3].astype(int) - colors[10:]).mean() < 12  # 255 colors in place of 1,200
 
 
 def test_classes_have_different_colors_brighter_on_dark_pages():
@@ -43,7 +43,7 @@ def test_classes_have_different_colors_brighter_on_dark_pages():
     assert all(sum(on_dark) > sum(on_light) for on_light, on_dark in zip(light, dark, strict=True))
 
 
-def test_a_name_that_no_font_has_is_drawn_without_a_word(recwarn):
+def test_a_name_that_no_font_has_is_plotted_without_a_warning(recwarn):
     figure = Figure()
     figure.suptitle("finch\x1b[2J 鳥")
     assert png_of_figure(figure).startswith(b"\x89PNG")

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from pfml.data import RetrievalData
-from pfml.evaluation import embed
+from pfml.evaluation import embed, query_scores
+from pfml.evaluation.nearest_neighbors import directions
 from pfml.models import load_embedder
-from pfml.plots.grids import choose_queries, draw_retrievals, retrieve, thumbnails
-from pfml.plots.maps import choose_images, draw_map, flatten
+from pfml.plots.grids import choose_queries, plot_retrievals, retrieve, thumbnails
+from pfml.plots.maps import choose_images, plot_glyph_map, project
 from pfml.plots.theme import LIGHT, png_of_image
 from pfml.storage.files import write_atomically
 from pfml.theory.figures import draw_field, draw_pipeline, draw_theory
@@ -45,18 +46,18 @@ def draw_pictures(run: Path, data: RetrievalData, out: Path, *, seed: int = 0) -
     points, labels = embed(embedder, data.test).cpu(), data.test.labels
     gallery = None if data.gallery is None else embed(embedder, data.gallery).cpu()
     gallery_labels = None if data.gallery is None else data.gallery.labels
-    queries = choose_queries(
-        points, labels, random=QUERIES, worst=0, seed=seed, gallery=gallery, gallery_labels=gallery_labels
-    )
+    items = None if gallery is None else directions(gallery, "gallery")
+    scores = query_scores(directions(points, "embeddings"), labels, items, gallery_labels)
+    queries = choose_queries(scores, labels, random=QUERIES, seed=seed)
     found = retrieve(points, labels, queries, k=FOUND, gallery=gallery, gallery_labels=gallery_labels)
     is_small = isinstance(data.test.images, Tensor)
     side = data.test.images.shape[-1] if isinstance(data.test.images, Tensor) else 128
-    sheet = draw_retrievals(found, data.test, data.gallery, side=side, zoom=2 if is_small else 1)
+    sheet = plot_retrievals(found, data.test, data.gallery, side=side, zoom=2 if is_small else 1)
     write_atomically(out / "retrieval.png", sheet)
     chosen = choose_images(labels, classes=MAP_CLASSES, per_class=MAP_IMAGES, seed=seed)
-    places = flatten(points[chosen], seed=seed)
+    places = project(points[chosen], seed=seed)
     tiles = thumbnails(data.test, chosen, side=46)
-    drawn = draw_map(places, labels[chosen], tiles, LIGHT) if is_small else _photo_map(places, tiles)
+    drawn = plot_glyph_map(places, labels[chosen], tiles, LIGHT) if is_small else _photo_map(places, tiles)
     write_atomically(out / "map.png", drawn)
     return [out / "retrieval.png", out / "map.png"]
 

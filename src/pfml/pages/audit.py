@@ -10,7 +10,7 @@ import torch
 
 from pfml.audit import Audit, Suspect, precision_recall
 from pfml.pages.page import Figure, Gallery, Page, Section, Table, write_page
-from pfml.plots.grids import Retrievals, draw_retrievals
+from pfml.plots.grids import Retrievals, plot_retrievals
 from pfml.plots.theme import Theme, in_both_themes, new_figure, style_axes
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _suspects(audit: Audit, suspects: list[Suspect]) -> tuple[str | Gallery, ...
 def _figure(audit: Audit, one: Suspect) -> Figure:
     near = torch.tensor([[other.index for other in one.neighbors]])
     correct = torch.tensor([[other.label == one.given for other in one.neighbors]])
-    picture = draw_retrievals(Retrievals(torch.tensor([one.index]), near, correct), audit.images, side=96)
+    picture = plot_retrievals(Retrievals(torch.tensor([one.index]), near, correct), audit.images, side=96)
     found = "; ".join(f"{other.label} at {other.distance:.2f} ({100 * other.share:.1f} %)" for other in one.neighbors)
     truth = ""
     if audit.true_labels is not None:

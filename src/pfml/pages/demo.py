@@ -14,15 +14,16 @@ from torch import Tensor
 
 from pfml.data import RetrievalData
 from pfml.data.image_set import ImageSet
-from pfml.evaluation import embed
+from pfml.evaluation import embed, query_scores
+from pfml.evaluation.nearest_neighbors import directions
 from pfml.losses import PotentialFieldLoss
 from pfml.methods import LossConfig
 from pfml.models import load_embedder
 from pfml.pages.page import Figure, Gallery, Listing, Page, Section, Table
-from pfml.plots.curves import draw_loss, draw_metric, loss_curve, mean_loss_curve, metric_curve
-from pfml.plots.field_slice import FieldSlice, draw_field_slice, measure_field, neighboring_classes
-from pfml.plots.grids import choose_queries, draw_retrievals, image_sheet, retrieve, thumbnails
-from pfml.plots.maps import choose_images, draw_map, flatten
+from pfml.plots.curves import loss_curve, mean_loss_curve, metric_curve, plot_loss, plot_metric
+from pfml.plots.field_slice import FieldSlice, measure_field, neighboring_classes, plot_field_slice
+from pfml.plots.grids import choose_queries, image_grid, plot_retrievals, retrieve, thumbnails
+from pfml.plots.maps import choose_images, plot_glyph_map, project
 from pfml.plots.theme import in_both_themes
 from pfml.runs.config import RunConfig
 from pfml.runs.config_files import plain
@@ -173,7 +174,7 @@ def _letters(demo: Demo) -> Section:
     rows, columns = min(map(len, halves)), min(half.shape[1] for half in halves)
     tiles = torch.cat([half[:rows, :columns] for half in halves], dim=1)
     figure = Figure(
-        image_sheet(tiles, zoom=3, column_gaps=(columns,)),
+        image_grid(tiles, zoom=3, column_gaps=(columns,)),
         f"Left: {rows} of the letters to train on, a row each. Right: {rows} of the unseen letters. "
         f"Letters and images are drawn at random.",
         alt="Noisy images of letters, of the training set on the left, unseen ones on the right",
@@ -194,12 +195,12 @@ def _curves(demo: Demo) -> Section:
     for metric, title in (("recall_at_1", "R@1 on unseen letters"), ("map_at_r", "MAP@R on unseen letters")):
         start, level = (one.scores[metric] for one in (demo.untrained, demo.pixels))
         curves = [metric_curve(c.folder, c.name, metric, untrained=start) for c in demo.trained.values()]
-        light, dark = in_both_themes(partial(draw_metric, curves, levels={demo.pixels.name: level}))
+        light, dark = in_both_themes(partial(plot_metric, curves, levels={demo.pixels.name: level}))
         figures.append(Figure(light, "", alt=f"{title} over epochs, a line per method", dark=dark, title=title))
     losses = []
     for number, contender in enumerate(demo.trained.values(), start=1):
         steps, means = loss_curve(contender.folder, contender.name), mean_loss_curve(contender.folder, contender.name)
-        light, dark = in_both_themes(partial(draw_loss, steps, means, color=number))
+        light, dark = in_both_themes(partial(plot_loss, steps, means, color=number))
         title = f"Loss: {contender.name}"
         losses.append(Figure(light, "", alt=f"{title} over epochs", dark=dark, title=title))
     loss_caption = (
@@ -221,8 +222,8 @@ def _maps(demo: Demo) -> Section:
     tiles = thumbnails(demo.data.test, chosen, side=MAP_SIDE)
     figures = []
     for contender in _shown(demo):
-        places = flatten(contender.embeddings[chosen], seed=seed)
-        light, dark = in_both_themes(partial(draw_map, places, labels[chosen], tiles))
+        places = project(contender.embeddings[chosen], seed=seed)
+        light, dark = in_both_themes(partial(plot_glyph_map, places, labels[chosen], tiles))
         alt = f"t-SNE map of unseen letters by {contender.name}"
         figures.append(Figure(light, "", alt=alt, dark=dark, title=contender.name))
     caption = (
@@ -246,7 +247,7 @@ def _fields(demo: Demo) -> Section:
         classes = neighboring_classes(points, labels, first=first, count=FIELD_CLASSES)
         field = measure_field(loss, points, labels, classes)
         letters = {label: spelled(names[label]) for label in classes}
-        light, dark = in_both_themes(partial(draw_field_slice, field, letters))
+        light, dark = in_both_themes(partial(plot_field_slice, field, letters))
         figures.append(
             Figure(
                 light,
@@ -304,14 +305,15 @@ def letter_of(class_name: str) -> str:
 def _retrievals(demo: Demo) -> Section:
     test, seed = demo.data.test, demo.config.seed
     preset = demo.trained["pfml-log"]
-    queries = choose_queries(preset.embeddings, test.labels, random=RANDOM_QUERIES, worst=WORST_QUERIES, seed=seed)
+    scores = query_scores(directions(preset.embeddings, "embeddings"), test.labels)
+    queries = choose_queries(scores, test.labels, random=RANDOM_QUERIES, worst=WORST_QUERIES, seed=seed)
     figures = []
     for contender in _shown(demo):
         found = retrieve(contender.embeddings, test.labels, queries, k=FOUND)
         share = found.correct.double().mean().item()
         figures.append(
             Figure(
-                draw_retrievals(found, test, side=SIDE, zoom=2),
+                plot_retrievals(found, test, side=SIDE, zoom=2),
                 f"{share:.0%} of these {found.correct.numel()} are right.",
                 alt=f"Queries and their {FOUND} nearest images by {contender.name}; {share:.0%} are right",
                 title=contender.name,

@@ -16,11 +16,11 @@ from torch import Tensor
 from pfml.data.decoding import Track
 from pfml.losses import PotentialFieldLoss
 from pfml.pages.page import Block, Figure, Gallery, Listing, Page, Section, Table, write_page
-from pfml.pages.run_facts import Facts, HardPair, best_queries, class_scores, hard_pairs, read_facts
-from pfml.plots.curves import Curve, draw_loss, draw_metric, loss_curve, mean_loss_curve
-from pfml.plots.field_slice import draw_field_slice, measure_field, neighboring_classes
-from pfml.plots.grids import choose_queries, draw_retrievals, image_sheet, retrieve, thumbnails
-from pfml.plots.maps import choose_images, draw_photo_map, draw_proxy_map, flatten
+from pfml.pages.run_facts import Facts, HardPair, class_scores, hard_pairs, read_facts
+from pfml.plots.curves import Curve, loss_curve, mean_loss_curve, plot_loss, plot_metric
+from pfml.plots.field_slice import measure_field, neighboring_classes, plot_field_slice
+from pfml.plots.grids import choose_queries, image_grid, plot_retrievals, retrieve, thumbnails
+from pfml.plots.maps import choose_images, plot_photo_map, plot_proxy_map, project
 from pfml.plots.theme import in_both_themes
 from pfml.runs.config_files import plain
 from pfml.suggest.comparison import comparison
@@ -50,11 +50,11 @@ def curves_section(facts: Facts) -> Section:
     if not facts.folder.entries("step") or not entries or entries[0]["epoch"] == 0:
         return Section(title, ("There are none: the log of this run holds no step of training.",))
     steps, means = loss_curve(facts.folder, "loss"), mean_loss_curve(facts.folder, "loss")
-    light, dark = in_both_themes(partial(draw_loss, steps, means, color=2, width=470))
+    light, dark = in_both_themes(partial(plot_loss, steps, means, color=2, width=470))
     figures = []
     for metric, name in TITLES.items():
         curves = [_curve(facts, entries, role, metric) for role in ROLES if role in entries[0]]
-        pictures = in_both_themes(partial(draw_metric, curves))
+        pictures = in_both_themes(partial(plot_metric, curves))
         figures.append(Figure(pictures[0], "", alt=f"{name} over epochs", dark=pictures[1], title=name))
     loss = Figure(light, "", alt="Training loss over epochs", dark=dark, title="Training loss")
     caption = (
@@ -73,15 +73,9 @@ def _curve(facts: Facts, entries: list[dict[str, Any]], role: str, metric: str) 
 def retrieval_section(facts: Facts) -> Section:
     """The best and the worst queries, and what they find."""
     search, found = facts.search, []
-    worst = choose_queries(
-        search.embeddings,
-        search.labels,
-        random=0,
-        worst=QUERIES,
-        gallery=search.gallery,
-        gallery_labels=search.gallery_labels,
-    )
-    for title, queries in (("Best queries", best_queries(search, QUERIES)), ("Worst queries", worst)):
+    best = choose_queries(search.scores, search.labels, best=QUERIES)
+    worst = choose_queries(search.scores, search.labels, worst=QUERIES)
+    for title, queries in (("Best queries", best), ("Worst queries", worst)):
         answers = retrieve(
             search.embeddings,
             search.labels,
@@ -92,7 +86,7 @@ def retrieval_section(facts: Facts) -> Section:
         )
         names = ", ".join(short(facts.data.test.class_names[label]) for label in search.labels[queries].tolist())
         share = answers.correct.double().mean().item()
-        picture = draw_retrievals(answers, facts.data.test, facts.data.gallery, side=SIDE)
+        picture = plot_retrievals(answers, facts.data.test, facts.data.gallery, side=SIDE)
         alt = f"{title} and their nearest images; {share:.0%} are right"
         found.append(Figure(picture, f"{share:.0%} of these are right. From the top: {names}.", alt=alt, title=title))
     caption = (
@@ -108,8 +102,8 @@ def map_section(facts: Facts, *, seed: int = 0) -> Section:
     chosen = choose_images(search.labels, classes=MAP_CLASSES, per_class=MAP_IMAGES, seed=seed)
     if len(chosen) < 4:
         return Section(title, (f"Left out: a map needs at least 4 images, and there are {len(chosen)}.",))
-    places, tiles = flatten(search.embeddings[chosen], seed=seed), thumbnails(test, chosen, side=MAP_SIDE)
-    light, dark = in_both_themes(partial(draw_photo_map, places, search.labels[chosen], tiles))
+    places, tiles = project(search.embeddings[chosen], seed=seed), thumbnails(test, chosen, side=MAP_SIDE)
+    light, dark = in_both_themes(partial(plot_photo_map, places, search.labels[chosen], tiles))
     count = len(search.labels[chosen].unique())
     caption = (
         f"t-SNE of {len(chosen):,} images of {count} unseen classes, framed in the color of their class. Near images "
@@ -132,10 +126,10 @@ def proxies_section(facts: Facts, *, seed: int = 0) -> Section:
     stars, per_class = proxies[classes].flatten(0, 1), proxies.shape[1]
     blocks: list[Block] = []
     if len(chosen) + len(stars) >= 4:
-        places = flatten(torch.cat([facts.train_points[chosen], stars.float()]), seed=seed)
+        places = project(torch.cat([facts.train_points[chosen], stars.float()]), seed=seed)
         star_labels = classes.repeat_interleave(per_class)
         names = {label: short(facts.data.train.class_names[label]) for label in classes.tolist()}
-        draw = partial(draw_proxy_map, places[: len(chosen)], labels[chosen], places[len(chosen) :], star_labels, names)
+        draw = partial(plot_proxy_map, places[: len(chosen)], labels[chosen], places[len(chosen) :], star_labels, names)
         light, dark = in_both_themes(draw)
         caption = (
             f"t-SNE of {len(chosen):,} training images of {len(classes)} classes (dots) and their {len(stars)} proxies "
@@ -153,7 +147,7 @@ def _field(facts: Facts, loss: PotentialFieldLoss, first: int) -> Figure:
     classes = neighboring_classes(facts.train_points, labels, first=first, count=3)
     field = measure_field(loss, facts.train_points, labels, classes)
     names = {label: short(facts.data.train.class_names[label]) for label in classes}
-    light, dark = in_both_themes(partial(draw_field_slice, field, names))
+    light, dark = in_both_themes(partial(plot_field_slice, field, names))
     caption = (
         f"The potential of all proxies as {names[first]} feels it, on the slice of the sphere that fits it and its "
         f"nearest classes best; marks are training images and stars proxies, moved onto the slice."
@@ -184,7 +178,7 @@ def _pair(facts: Facts, pair: HardPair) -> Figure:
     count = len(pair.queries)
     caption = f"{count} {'image' if count == 1 else 'images'}, {pair.share:.0%} of both classes."
     alt = f"Images of {one} and {other} that are taken for each other"
-    return Figure(image_sheet(tiles, gap=6), caption, alt=alt, title=f"{one} and {other}")
+    return Figure(image_grid(tiles, gap=6), caption, alt=alt, title=f"{one} and {other}")
 
 
 def _padded(tiles: Tensor) -> Tensor:

@@ -30,7 +30,6 @@ __all__ = [
     "Facts",
     "HardPair",
     "Search",
-    "best_queries",
     "class_scores",
     "hard_pairs",
     "read_facts",
@@ -144,27 +143,6 @@ def hard_pairs(search: Search, *, count: int) -> list[HardPair]:
         for pair, queries in mistakes.items()
     ]
     return sorted(pairs, key=lambda pair: (-pair.share, pair.labels))[:count]
-
-
-def best_queries(search: Search, count: int) -> Tensor:
-    """Positions of the `count` queries of highest average precision at R, no two of one class.
-
-    Of equal ones, those with more matches come first: it is harder to find many.
-    """
-    scores = search.scores
-    candidates = (scores.num_matches > 0).nonzero()[:, 0].tolist()
-
-    def quality(query: int) -> tuple[float, int, int]:
-        return (-float(scores.average_precision_at_r[query]), -int(scores.num_matches[query]), query)
-
-    chosen: list[int] = []
-    classes: set[int] = set()
-    for query in sorted(candidates, key=quality):
-        label = int(search.labels[query])
-        if len(chosen) < count and label not in classes:
-            chosen.append(query)
-            classes.add(label)
-    return torch.tensor(chosen, dtype=torch.int64)
 
 
 #: Training images whose embeddings are drawn and diagnosed; more would only take longer.

@@ -1,4 +1,4 @@
-"""Loss and retrieval over epochs, from the log of a run."""
+"""Learning curves: loss and metrics over epochs, from the log of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pfml.runs.folder import RunFolder
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Curve", "draw_loss", "draw_metric", "loss_curve", "mean_loss_curve", "metric_curve"]
+__all__ = ["Curve", "loss_curve", "mean_loss_curve", "metric_curve", "plot_loss", "plot_metric"]
 
 DASHES = (0, (4, 3))
 MARKERS = "osD^v"
@@ -28,10 +28,20 @@ class Curve:
     values: tuple[float, ...]
 
 
-def metric_curve(folder: RunFolder, name: str, metric: str, *, untrained: float | None = None) -> Curve:
-    """A metric on the unseen classes, such as "recall_at_1", at each evaluation; `untrained` is put at epoch 0."""
+def metric_curve(
+    folder: RunFolder, name: str, metric: str, *, role: str = "test", untrained: float | None = None
+) -> Curve:
+    """A metric at each evaluation.
+
+    Args:
+        folder: Of the run.
+        name: Of the curve.
+        metric: Its key, such as "recall_at_1".
+        role: On which classes: "test" or "validation".
+        untrained: The value before training, put at epoch 0.
+    """
     points = [] if untrained is None else [(0.0, untrained)]
-    points += [(float(entry["epoch"]), entry["test"][metric]) for entry in _evaluations(folder)]
+    points += [(float(entry["epoch"]), entry[role][metric]) for entry in _evaluations(folder)]
     return Curve(name, *_columns(points))
 
 
@@ -51,15 +61,15 @@ def mean_loss_curve(folder: RunFolder, name: str) -> Curve:
     return Curve(name, *_columns([(epoch + 0.5, statistics.fmean(values)) for epoch, values in losses.items()]))
 
 
-def draw_metric(
+def plot_metric(
     curves: Sequence[Curve], theme: Theme, *, levels: Mapping[str, float] | None = None, width: int = 470
 ) -> Figure:
-    """Lines of several runs in percent, with dashed levels of what needs no training.
+    """One metric of several runs over epochs in percent, with dashed levels of what needs no training.
 
     Args:
-        curves: Of one metric, fractions; line k has color k + 1 of the theme, color 0 is that of the levels.
+        curves: Of one metric, shares; curve k has color k + 1 of the theme, color 0 is that of the levels.
         theme: Colors.
-        levels: Name -> fraction.
+        levels: Name -> share.
         width: In CSS pixels.
     """
     from matplotlib.ticker import MaxNLocator
@@ -80,8 +90,8 @@ def draw_metric(
     return figure
 
 
-def draw_loss(steps: Curve, means: Curve, theme: Theme, *, color: int = 1, width: int = 300) -> Figure:
-    """The loss of each step faint, the mean of each epoch strong.
+def plot_loss(steps: Curve, means: Curve, theme: Theme, *, color: int = 1, width: int = 300) -> Figure:
+    """The loss of each logged step as a faint line, the mean of each epoch as a strong one.
 
     Args:
         steps: See `loss_curve`.

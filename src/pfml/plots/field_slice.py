@@ -1,8 +1,8 @@
-"""Proxies in the field: the learned class potential on a two-dimensional slice of the sphere of embeddings.
+"""A field slice: the learned class potential on a two-dimensional slice of the sphere of embeddings.
 
 A plane through the origin meets the unit sphere in a circle. So a slice that is a surface is a sphere of its own, the
-unit vectors of a three-dimensional subspace. It is drawn flat around its middle: directions from the middle are kept,
-and a distance from the middle is the angle on the sphere.
+unit vectors of a three-dimensional subspace. The plot is its azimuthal equidistant projection: directions from the
+center are kept, and a distance from the center is the angle on the sphere.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["FieldSlice", "SphereSlice", "best_slice", "draw_field_slice", "measure_field", "neighboring_classes"]
+__all__ = ["FieldSlice", "SphereSlice", "best_slice", "measure_field", "neighboring_classes", "plot_field_slice"]
 
 #: Marker of each class: they differ in shape and in color.
 MARKERS = ("o", "s", "^", "D")
-COLOURS = ("#f8fafc", "#facc15", "#f472b6", "#34d399")
+COLORS = ("#f8fafc", "#facc15", "#f472b6", "#34d399")
 INK = "#11151a"
 
 
@@ -35,22 +35,22 @@ class SphereSlice:
     """The unit vectors of a three-dimensional subspace.
 
     Args:
-        frame: (3, D) float64, orthonormal; the first row is the middle of the picture, the others its axes.
+        frame: (3, D) float64, orthonormal; the first row is the center of the plot, the others its axes.
     """
 
     frame: Tensor
 
-    def flatten(self, points: Tensor) -> Tensor:
-        """(n, 2): where the nearest points of the slice are in the picture, in radians."""
+    def project(self, points: Tensor) -> Tensor:
+        """(n, 2): coordinates of the points of the slice that are nearest to `points`, in radians."""
         inside = points.double() @ self.frame.T
         along, across = inside[:, 0], inside[:, 1:]
         length = across.norm(dim=1)
         return across * (torch.atan2(length, along) / length.clamp(min=1e-12))[:, None]
 
-    def lift(self, places: Tensor) -> Tensor:
-        """(n, D): the unit vectors at places (n, 2) of the picture; the inverse of `flatten` within pi."""
-        angle = places.double().norm(dim=1, keepdim=True)
-        return angle.cos() * self.frame[:1] + torch.sinc(angle / math.pi) * places.double() @ self.frame[1:]
+    def lift(self, coordinates: Tensor) -> Tensor:
+        """(n, D): the unit vectors at coordinates (n, 2) of the plot; the inverse of `project` within pi."""
+        angle = coordinates.double().norm(dim=1, keepdim=True)
+        return angle.cos() * self.frame[:1] + torch.sinc(angle / math.pi) * coordinates.double() @ self.frame[1:]
 
     def nearness(self, points: Tensor) -> Tensor:
         """(n,): the cosine of the angle between each unit vector and the slice; 1 on it."""
@@ -59,12 +59,12 @@ class SphereSlice:
 
 @dataclass(frozen=True, eq=False)
 class FieldSlice:
-    """The field of one class on a slice, and who lies near.
+    """The potential of one class on a slice, with the samples and proxies near it.
 
     Args:
         slice: The slice.
-        classes: Labels of the classes that are drawn; the first one feels the field.
-        edge: Half of the picture's width, in radians.
+        classes: Labels of the plotted classes; the potential is that of the first.
+        edge: Half of the width of the plot, in radians.
         potential: (n, n): Psi_j of all proxies on the slice, minus its value out of reach of all repulsion but with
             no attraction; rows from bottom to top.
         samples, sample_labels: Embeddings of the classes, (s, D) and (s,).
@@ -94,15 +94,15 @@ def neighboring_classes(embeddings: Tensor, labels: Tensor, *, first: int, count
 def best_slice(points: Tensor) -> SphereSlice:
     """The slice nearest to unit vectors (n, D), n >= 3: their three main directions, without removing the mean.
 
-    The middle is the mean of the points; the picture's first axis is where they spread most.
+    The center is the mean of the points; the first axis of the plot is where they spread most.
     """
     directions = torch.linalg.svd(points.double(), full_matrices=False).Vh[:3]
     inside = points.double() @ directions.T
-    middle = inside.mean(0) / inside.mean(0).norm()
-    rest = inside - (inside @ middle)[:, None] * middle
+    center = inside.mean(0) / inside.mean(0).norm()
+    rest = inside - (inside @ center)[:, None] * center
     axes = torch.linalg.svd(rest, full_matrices=False).Vh[:2]
-    frame = torch.stack([middle, *axes]) @ directions
-    # a main direction has no sign: its largest entry decides, so that the picture is the same everywhere
+    frame = torch.stack([center, *axes]) @ directions
+    # a main direction has no sign: its largest entry decides, so that the plot is the same everywhere
     signs = frame.gather(1, frame.abs().argmax(1, keepdim=True)).sign()
     signs[0] = 1.0
     return SphereSlice(frame * signs)
@@ -111,14 +111,14 @@ def best_slice(points: Tensor) -> SphereSlice:
 def measure_field(
     loss: PotentialFieldLoss, embeddings: Tensor, labels: Tensor, classes: tuple[int, ...], *, cells: int = 120
 ) -> FieldSlice:
-    """The field that class `classes[0]` feels on the slice that fits the samples and proxies of `classes` best.
+    """The potential of class `classes[0]` on the slice that fits the samples and proxies of `classes` best.
 
     Args:
-        loss: Whose proxies make the field.
+        loss: Its proxies are the charges.
         embeddings: (N, D) unit vectors of the training set.
         labels: (N,).
-        classes: Those to draw.
-        cells: Points of the grid along each side.
+        classes: Those to plot.
+        cells: Grid points along each side.
     """
     shown = torch.isin(labels, torch.tensor(classes))
     samples = embeddings[shown].detach().cpu().double()
@@ -126,20 +126,20 @@ def measure_field(
     proxy_labels = torch.tensor(classes).repeat_interleave(proxies.shape[1])
     proxies = proxies.flatten(0, 1)
     slice_ = best_slice(torch.cat([samples, proxies]))
-    places = slice_.flatten(torch.cat([samples, proxies]))
-    edge = min(1.12 * float(places.abs().amax(1).quantile(0.99)), math.pi / math.sqrt(2))
+    coordinates = slice_.project(torch.cat([samples, proxies]))
+    edge = min(1.12 * float(coordinates.abs().amax(1).quantile(0.99)), math.pi / math.sqrt(2))
     line = torch.linspace(-edge, edge, cells, dtype=torch.float64)
     grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), dim=-1).view(-1, 2)
     potential = loss.class_potentials(slice_.lift(grid))[:, classes[0]]
-    others = (loss.num_classes - 1) * loss.proxies_per_class
-    potential = potential - others * repulsion(loss.field.law, shifted=True).offset
+    negatives = (loss.num_classes - 1) * loss.proxies_per_class
+    potential = potential - negatives * repulsion(loss.field.law, shifted=True).offset
     return FieldSlice(
         slice_, classes, edge, potential.view(cells, cells), samples, labels[shown].cpu(), proxies, proxy_labels
     )
 
 
-def draw_field_slice(field: FieldSlice, names: dict[int, str], theme: Theme, *, width: int = 470) -> Figure:
-    """The potential as color, samples as small marks and proxies as stars.
+def plot_field_slice(field: FieldSlice, names: dict[int, str], theme: Theme, *, width: int = 470) -> Figure:
+    """A plot of the potential as color, samples as small marks and proxies as stars.
 
     Args:
         field: See `measure_field`.
@@ -158,7 +158,7 @@ def draw_field_slice(field: FieldSlice, names: dict[int, str], theme: Theme, *, 
     colors = LinearSegmentedColormap.from_list("field", _poles(theme))
     contours = axes.contourf(cells, cells, height, levels=scale.levels(), cmap=colors)
     axes.contour(cells, cells, height, levels=scale.levels()[::4], colors=theme.muted, linewidths=0.4, linestyles="-")
-    _draw_members(axes, field, names)
+    _plot_members(axes, field, names)
     axes.set(xlim=(-edge, edge), ylim=(-edge, edge), aspect="equal", xticks=[], yticks=[])
     for spine in axes.spines.values():
         spine.set_color(theme.line)
@@ -211,13 +211,13 @@ def _poles(theme: Theme) -> list[str]:
     return ["#12418f", "#7fb0e8", theme.paper, "#ee9a86", "#9b1c1c"]
 
 
-def _draw_members(axes: Axes, field: FieldSlice, names: dict[int, str]) -> None:
+def _plot_members(axes: Axes, field: FieldSlice, names: dict[int, str]) -> None:
     for number, label in enumerate(field.classes):
-        marker, color = MARKERS[number % len(MARKERS)], COLOURS[number % len(COLOURS)]
-        x, y = field.slice.flatten(field.samples[field.sample_labels == label]).T
+        marker, color = MARKERS[number % len(MARKERS)], COLORS[number % len(COLORS)]
+        x, y = field.slice.project(field.samples[field.sample_labels == label]).T
         axes.scatter(x, y, s=17, marker=marker, c=color, edgecolors=INK, linewidths=0.6, label=names[label], zorder=4)
     for number, label in enumerate(field.classes):
-        x, y = field.slice.flatten(field.proxies[field.proxy_labels == label]).T
+        x, y = field.slice.project(field.proxies[field.proxy_labels == label]).T
         text = None if number else "stars: proxies, each in the color of its class"
-        color = COLOURS[number % len(COLOURS)]
+        color = COLORS[number % len(COLORS)]
         axes.scatter(x, y, s=190, marker="*", c=color, edgecolors=INK, linewidths=1.0, label=text, zorder=5)

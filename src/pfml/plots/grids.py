@@ -1,4 +1,4 @@
-"""Queries and what they find, framed green where it is right and red where it is wrong."""
+"""Grids of images: thumbnails in rows, and queries with their nearest images, framed by whether they match."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from torch import Tensor
 from pfml.data.image_set import ImageSet
 from pfml.data.image_source import ImageSource, open_images
 from pfml.data.preprocessing import Preprocessing
-from pfml.evaluation import nearest, query_scores
-from pfml.evaluation.nearest_neighbors import directions
+from pfml.evaluation import QueryScores, nearest
 from pfml.plots.theme import png_of_image
 
-__all__ = ["Retrievals", "choose_queries", "draw_retrievals", "image_sheet", "retrieve", "thumbnails"]
+__all__ = ["Retrievals", "choose_queries", "image_grid", "plot_retrievals", "retrieve", "thumbnails"]
+
+GREEN, RED, BLUE = (0.10, 0.62, 0.32), (0.86, 0.16, 0.18), (0.25, 0.45, 0.95)
 
 
 def thumbnails(images: ImageSet | ImageSource, indices: Tensor | Sequence[int], *, side: int = 64) -> Tensor:
@@ -23,15 +24,15 @@ def thumbnails(images: ImageSet | ImageSource, indices: Tensor | Sequence[int], 
     indices = torch.as_tensor(indices, dtype=torch.int64)
     if len(indices) == 0:
         return torch.empty(0, 3, side, side)
-    if isinstance(images, ImageSet):  # only those that are shown need to be read
+    if isinstance(images, ImageSet):  # reads only those that are shown
         images, indices = open_images(images.subset(indices)), torch.arange(len(indices))
     windows = Preprocessing(resize=side, crop=side).windows(indices, images.sizes)
     (crops,) = images.crops([windows])
     return crops.cpu()
 
 
-def image_sheet(tiles: Tensor, *, zoom: int = 1, gap: int = 4, column_gaps: Sequence[int] = ()) -> bytes:
-    """A PNG of rows of tiles, with nothing but the page between them.
+def image_grid(tiles: Tensor, *, zoom: int = 1, gap: int = 4, column_gaps: Sequence[int] = ()) -> bytes:
+    """A PNG of rows of tiles, transparent between them.
 
     Args:
         tiles: (rows, columns, 3, side, side), RGB in [0, 1].
@@ -45,21 +46,18 @@ def image_sheet(tiles: Tensor, *, zoom: int = 1, gap: int = 4, column_gaps: Sequ
     large = tiles.repeat_interleave(zoom, 3).repeat_interleave(zoom, 4)
     step = side * zoom + gap
     lefts = [step * k + 3 * gap * sum(k >= before for before in column_gaps) for k in range(columns)]
-    sheet = torch.full((3, step * rows - gap, lefts[-1] + side * zoom), torch.nan)
+    grid = torch.full((3, step * rows - gap, lefts[-1] + side * zoom), torch.nan)
     for row in range(rows):
         for column, left in enumerate(lefts):
             top = step * row
-            sheet[:, top : top + side * zoom, left : left + side * zoom] = large[row, column]
-    pixels = sheet.nan_to_num(0.5).mul(255).round().clamp(0, 255).byte().permute(1, 2, 0).contiguous()
-    return png_of_image(Image.fromarray(pixels.numpy()), transparent=sheet[0].isnan().numpy())
-
-
-GREEN, RED, BLUE = (0.10, 0.62, 0.32), (0.86, 0.16, 0.18), (0.25, 0.45, 0.95)
+            grid[:, top : top + side * zoom, left : left + side * zoom] = large[row, column]
+    pixels = grid.nan_to_num(0.5).mul(255).round().clamp(0, 255).byte().permute(1, 2, 0).contiguous()
+    return png_of_image(Image.fromarray(pixels.numpy()), transparent=grid[0].isnan().numpy())
 
 
 @dataclass(frozen=True, eq=False)
 class Retrievals:
-    """What some queries found.
+    """The nearest images of some queries.
 
     Args:
         queries: (n,) positions of the queries among the test images.
@@ -73,30 +71,24 @@ class Retrievals:
 
 
 def choose_queries(
-    embeddings: Tensor,
-    labels: Tensor,
-    *,
-    random: int,
-    worst: int,
-    seed: int = 0,
-    gallery: Tensor | None = None,
-    gallery_labels: Tensor | None = None,
+    scores: QueryScores, labels: Tensor, *, best: int = 0, random: int = 0, worst: int = 0, seed: int = 0
 ) -> Tensor:
-    """Positions of `random` queries drawn with `seed`, then of the `worst` ones of all, no two of one class.
+    """Positions of the `best` queries, of `random` ones sampled with `seed`, and of the `worst`, no two of one class.
 
-    The worst are those of least average precision at R, of equal ones those whose first match has the highest rank.
-    Queries without a match are no candidates. Fewer are returned if there are not enough classes.
+    The best have the highest average precision at R, of equal ones the most matches: it is harder to find many. The
+    worst have the least, of equal ones the highest rank of the first match. Queries without a match are no candidates.
+    Fewer are returned if there are not enough classes.
     """
-    labels = labels.to(embeddings.device)
-    items = None if gallery is None else directions(gallery, "gallery")
-    scores = query_scores(directions(embeddings, "embeddings"), labels, items, gallery_labels)
+    labels = labels.cpu()
     matched = (scores.num_matches > 0).nonzero()[:, 0].cpu()
     shuffled = matched[torch.randperm(len(matched), generator=torch.Generator().manual_seed(seed))]
     ranks, precision = scores.first_rank.cpu()[matched], scores.average_precision_at_r.cpu()[matched]
+    by_matches = scores.num_matches.cpu()[matched].argsort(descending=True, stable=True)
+    from_best = matched[by_matches[precision[by_matches].argsort(descending=True, stable=True)]]
     by_rank = ranks.argsort(descending=True, stable=True)
     from_worst = matched[by_rank[precision[by_rank].argsort(stable=True)]]
     chosen: list[int] = []
-    for candidates, count in ((shuffled, random), (from_worst, worst)):
+    for candidates, count in ((from_best, best), (shuffled, random), (from_worst, worst)):
         wanted, classes = len(chosen) + count, {int(labels[k]) for k in chosen}
         for k in candidates.tolist():
             if len(chosen) < wanted and int(labels[k]) not in classes:
@@ -127,7 +119,7 @@ def retrieve(
     return Retrievals(queries, found, found_labels[found] == labels.cpu()[queries][:, None])
 
 
-def draw_retrievals(
+def plot_retrievals(
     retrievals: Retrievals,
     images: ImageSet | ImageSource,
     gallery: ImageSet | ImageSource | None = None,
@@ -135,12 +127,14 @@ def draw_retrievals(
     side: int = 64,
     zoom: int = 1,
 ) -> bytes:
-    """A PNG: a row per query, the query left, what it found right, a corner of the wrong ones cut off besides the red.
+    """A PNG with a row per query: the query (blue), then its nearest images, green if they match.
+
+    Those of another class are red and have a cut corner, for readers who do not tell red from green.
 
     Args:
-        retrievals: What was found.
-        images: Where the queries are.
-        gallery: Where the neighbors are; None for `images`.
+        retrievals: Queries and neighbors.
+        images: Holds the queries.
+        gallery: Holds the neighbors; None for `images`.
         side: Pixels of an image.
         zoom: Pixels per pixel.
     """
@@ -155,7 +149,7 @@ def draw_retrievals(
         for tile, right in zip(tiles[:, 1:].flatten(0, 1), retrievals.correct.flatten().tolist(), strict=True)
     ]
     neighbors = torch.stack(answers).unflatten(0, (rows, columns))
-    return image_sheet(torch.cat([framed, neighbors], dim=1), gap=6, column_gaps=(1,))
+    return image_grid(torch.cat([framed, neighbors], dim=1), gap=6, column_gaps=(1,))
 
 
 def _framed(tile: Tensor, color: tuple[float, float, float], *, cut: bool) -> Tensor:

@@ -1,23 +1,27 @@
-"""A map of the embedding: t-SNE of some classes, each image drawn where it lies."""
+"""Maps of the embedding: a projection to the plane by t-SNE or PCA, with images or marks at their coordinates."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
+from pfml.evaluation.nearest_neighbors import directions
 from pfml.plots.theme import PIXEL_DENSITY, Theme, class_colors, new_figure, png_of_image
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["Method", "choose_images", "plot_glyph_map", "plot_photo_map", "plot_proxy_map", "project"]
 
-__all__ = ["choose_images", "draw_map", "draw_photo_map", "draw_proxy_map", "flatten"]
+Method = Literal["tsne", "pca"]
+FRAME = 3  # pixels around a photograph
+NAMED_CLASSES = 12  # more would need a legend larger than the map
 
 
 def choose_images(labels: Tensor, *, classes: int, per_class: int, seed: int = 0) -> Tensor:
-    """Positions of up to `per_class` images of each of up to `classes` classes, drawn with `seed`; by class."""
+    """Positions of up to `per_class` images of each of up to `classes` classes, sampled with `seed`; by class."""
     generator = torch.Generator().manual_seed(seed)
     present = labels.unique()
     chosen = present[torch.randperm(len(present), generator=generator)[:classes]].sort().values
@@ -28,35 +32,65 @@ def choose_images(labels: Tensor, *, classes: int, per_class: int, seed: int = 0
     return torch.cat(parts)
 
 
-def flatten(points: Tensor, *, perplexity: float = 20.0, seed: int = 0) -> Tensor:
-    """t-SNE of the directions of `points` (n, D), (n, 2), each axis stretched to [0, 1].
+def project(
+    points: Tensor,
+    method: Method = "tsne",
+    *,
+    perplexity: float = 20.0,
+    keep_aspect: bool = False,
+    margin: float = 0.0,
+    threads: int | None = 1,
+    seed: int = 0,
+) -> Tensor:
+    """A projection of the directions of `points` (n, D) to the plane, (n, 2) float64 in [0, 1].
 
-    Neighbors stay neighbors; large distances mean nothing.
+    t-SNE keeps neighbors together; its large distances mean nothing. Fewer than 3 points lie on a line.
+
+    Args:
+        points: Of any length; only their directions count.
+        method: "tsne", or "pca", which is faster and keeps large distances.
+        perplexity: Of t-SNE, about the number of neighbors that are kept together; less for few points.
+        keep_aspect: Whether both axes have one scale; otherwise each is stretched to [0, 1].
+        margin: Left free on each side.
+        threads: Of t-SNE. Only one thread gives the same map each time: several add numbers in a random order. None for
+            as many as there are cores.
+        seed: Of t-SNE and PCA.
     """
+    if len(points) < 3:
+        coordinates = torch.arange(2 * len(points), dtype=torch.float64).reshape(-1, 2)
+    else:
+        coordinates = _projected(directions(points, "points").cpu(), method, perplexity, threads, seed)
+    if not len(coordinates):
+        return coordinates
+    low, high = coordinates.amin(0), coordinates.amax(0)
+    extent = high - low
+    size = (extent.max().expand(2) if keep_aspect else extent).clamp(min=1e-12)
+    centered = (coordinates - low) / size + (1 - extent / size) / 2
+    return centered * (1 - 2 * margin) + margin
+
+
+def _projected(points: Tensor, method: Method, perplexity: float, threads: int | None, seed: int) -> Tensor:
+    from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    from pfml.evaluation.nearest_neighbors import directions
-
-    if len(points) < 4:
-        raise ValueError(f"a map needs at least 4 points, got {len(points)}")
-    perplexity = min(perplexity, (len(points) - 1) / 3)
-    # more threads add the same numbers in another order each time
-    with threadpool_limits(1):
-        tsne = TSNE(perplexity=perplexity, init="pca", random_state=seed)
-        places = torch.from_numpy(tsne.fit_transform(directions(points, "points").cpu().numpy())).double()
-    low, high = places.amin(0), places.amax(0)
-    return (places - low) / (high - low).clamp(min=1e-12)
+    if points.shape[1] < 2:
+        points = torch.cat([points, torch.zeros_like(points)], dim=1)
+    if method == "pca":
+        return torch.from_numpy(PCA(2, random_state=seed).fit_transform(points.double().numpy()))
+    tsne = TSNE(perplexity=min(perplexity, (len(points) - 1) / 3), init="pca", random_state=seed)
+    with threadpool_limits(threads):
+        return torch.from_numpy(tsne.fit_transform(points.numpy())).double()
 
 
-def draw_map(places: Tensor, labels: Tensor, tiles: Tensor, theme: Theme, *, width: int = 470) -> bytes:
-    """A PNG with each image at its place, in the color of its class.
+def plot_glyph_map(coordinates: Tensor, labels: Tensor, tiles: Tensor, theme: Theme, *, width: int = 470) -> bytes:
+    """A PNG with each glyph at its coordinates, in the color of its class.
 
     Args:
-        places: (n, 2) in [0, 1], x to the right and y up.
+        coordinates: (n, 2) in [0, 1], x to the right and y up.
         labels: (n,).
-        tiles: (n, 3, side, side), RGB in [0, 1], bright signs on dark ground: their brightness is drawn as ink, in the
-            color of the class, so that the ground does not cover the neighbors.
+        tiles: (n, 3, side, side), RGB in [0, 1], bright glyphs on a dark background: their brightness is ink in the
+            color of the class, so that the background does not cover the neighbors.
         theme: Colors.
         width: In CSS pixels.
     """
@@ -67,8 +101,8 @@ def draw_map(places: Tensor, labels: Tensor, tiles: Tensor, theme: Theme, *, wid
     canvas = torch.tensor(to_rgb(theme.paper)).view(3, 1, 1).repeat(1, pixels, pixels)
     classes, numbers = labels.unique(return_inverse=True)
     colors = torch.tensor(class_colors(len(classes), theme))
-    corners = (places * torch.tensor([1.0, -1.0]) + torch.tensor([0.0, 1.0])) * (pixels - side)
-    # what is faint is noise of the ground
+    corners = (coordinates * torch.tensor([1.0, -1.0]) + torch.tensor([0.0, 1.0])) * (pixels - side)
+    # what is faint is noise of the background
     inks = ((tiles.mean(1) - 0.35) / 0.4).clamp(0, 1) * 0.9
     for (left, top), number, ink in zip(corners.round().long().tolist(), numbers.tolist(), inks, strict=True):
         area = canvas[:, top : top + side, left : left + side]
@@ -76,15 +110,11 @@ def draw_map(places: Tensor, labels: Tensor, tiles: Tensor, theme: Theme, *, wid
     return png_of_image(Image.fromarray(canvas.mul(255).round().byte().permute(1, 2, 0).contiguous().numpy()))
 
 
-FRAME = 3  # pixels
-NAMED_CLASSES = 12  # more would need a legend larger than the map
-
-
-def draw_photo_map(places: Tensor, labels: Tensor, tiles: Tensor, theme: Theme, *, width: int = 940) -> bytes:
-    """A PNG with each photograph at its place, in a frame of the color of its class, later ones over earlier ones.
+def plot_photo_map(coordinates: Tensor, labels: Tensor, tiles: Tensor, theme: Theme, *, width: int = 940) -> bytes:
+    """A PNG with each photograph at its coordinates, framed in the color of its class, later ones on top.
 
     Args:
-        places: (n, 2) in [0, 1], x to the right and y up.
+        coordinates: (n, 2) in [0, 1], x to the right and y up.
         labels: (n,).
         tiles: (n, 3, side, side), RGB in [0, 1].
         theme: Colors.
@@ -98,18 +128,18 @@ def draw_photo_map(places: Tensor, labels: Tensor, tiles: Tensor, theme: Theme, 
     canvas = torch.tensor(to_rgb(theme.paper)).view(3, 1, 1).repeat(1, height, pixels)
     classes, numbers = labels.unique(return_inverse=True)
     colors = torch.tensor(class_colors(len(classes), theme))
-    room = torch.tensor([pixels - side, height - side])
-    corners = (places * torch.tensor([1.0, -1.0]) + torch.tensor([0.0, 1.0])) * room
+    free = torch.tensor([pixels - side, height - side])
+    corners = (coordinates * torch.tensor([1.0, -1.0]) + torch.tensor([0.0, 1.0])) * free
     for (left, top), number, tile in zip(corners.round().long().tolist(), numbers.tolist(), tiles, strict=True):
         canvas[:, top : top + side, left : left + side] = colors[number].view(3, 1, 1)
         canvas[:, top + FRAME : top + side - FRAME, left + FRAME : left + side - FRAME] = tile
     return png_of_image(Image.fromarray(canvas.mul(255).round().byte().permute(1, 2, 0).contiguous().numpy()))
 
 
-def draw_proxy_map(
-    places: Tensor,
+def plot_proxy_map(
+    coordinates: Tensor,
     labels: Tensor,
-    proxy_places: Tensor,
+    proxy_coordinates: Tensor,
     proxy_labels: Tensor,
     names: dict[int, str],
     theme: Theme,
@@ -119,8 +149,8 @@ def draw_proxy_map(
     """Images as dots and proxies as stars, in the colors of their classes.
 
     Args:
-        places, labels: (n, 2) in [0, 1] and (n,), of the images.
-        proxy_places, proxy_labels: (p, 2) and (p,), of the proxies.
+        coordinates, labels: (n, 2) in [0, 1] and (n,), of the images.
+        proxy_coordinates, proxy_labels: (p, 2) and (p,), of the proxies.
         names: Label -> what to call the class, in the legend if they are few.
         theme: Colors.
         width: In CSS pixels.
@@ -133,9 +163,9 @@ def draw_proxy_map(
         spine.set_visible(False)
     classes = labels.unique().tolist()
     for label, color in zip(classes, class_colors(len(classes), theme), strict=True):
-        x, y = places[labels == label].T
+        x, y = coordinates[labels == label].T
         axes.scatter(x, y, s=16, color=[color], linewidths=0, alpha=0.8, label=names[label])
-        x, y = proxy_places[proxy_labels == label].T
+        x, y = proxy_coordinates[proxy_labels == label].T
         axes.scatter(x, y, s=210, marker="*", color=[color], edgecolors=theme.ink, linewidths=1.1, zorder=3)
     if len(classes) <= NAMED_CLASSES:
         figure.legend(loc="outside right upper", fontsize=8.5, frameon=False, labelcolor=theme.ink)

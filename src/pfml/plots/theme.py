@@ -1,4 +1,4 @@
-"""Colors of pages and pictures, light and dark, and pictures as PNG."""
+"""The theme: colors of pages and plots, light and dark, and plots as PNG."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "png_of_image",
 ]
 
-#: Pixels of a picture per CSS pixel, so that pictures are sharp on dense screens.
+#: Pixels of a plot per CSS pixel, so that plots are sharp on dense screens.
 PIXEL_DENSITY = 2
 INCH = 96  # CSS pixels
 
@@ -38,7 +38,7 @@ class Theme:
 
     Args:
         page: Behind everything.
-        paper: Behind pictures and tables.
+        paper: Behind plots and tables.
         ink: Of text.
         muted: Of captions and axes.
         line: Of rules and grids.
@@ -75,11 +75,9 @@ DARK = Theme(
 )
 
 
-def in_both_themes(draw: Callable[[Theme], Figure | bytes]) -> tuple[bytes, bytes]:
-    """A picture as PNG in light and in dark colors; `draw` gives a matplotlib figure or a PNG."""
-    light, dark = (
-        picture if isinstance(picture, bytes) else png_of_figure(picture) for picture in (draw(LIGHT), draw(DARK))
-    )
+def in_both_themes(plot: Callable[[Theme], Figure | bytes]) -> tuple[bytes, bytes]:
+    """A plot as PNG in light and in dark colors; `plot` returns a matplotlib figure or a PNG."""
+    light, dark = (made if isinstance(made, bytes) else png_of_figure(made) for made in (plot(LIGHT), plot(DARK)))
     return light, dark
 
 

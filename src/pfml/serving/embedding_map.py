@@ -7,20 +7,19 @@ import logging
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pfml.field import PowerLaw
+from pfml.plots.maps import Method, project
 from pfml.serving.contributions import pair_potentials
 from pfml.serving.gallery import Contents, Gallery
 from pfml.storage.bundle import read_bundle, write_bundle
 from pfml.storage.files import DamagedFileError
 
-__all__ = ["PLANE", "EmbeddingMap", "MapMaker", "Method", "compute_map", "plane_potential"]
+__all__ = ["PLANE", "EmbeddingMap", "MapMaker", "compute_map", "plane_potential"]
 
-Method = Literal["tsne", "pca"]
 KIND = "embedding map"
 #: The law of the picture's field, in widths of the map: flat enough to see from afar.
 PLANE_LAW = PowerLaw(delta=0.04, alpha=2.0)
@@ -56,8 +55,9 @@ def compute_map(contents: Contents, method: Method, *, most: int = 5000, seed: i
     if len(rows) > most:
         rows = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:most].sort().values
     points = torch.cat([contents.points[rows], contents.proxies]).double()
-    places = _fitted(_projected(points, method, seed))
-    return EmbeddingMap(contents.ids[rows], places[: len(rows)], places[len(rows) :], method)
+    # several threads: a map is kept with its index, so that it need not come out the same a second time
+    coordinates = project(points, method, perplexity=30.0, keep_aspect=True, margin=MARGIN, threads=None, seed=seed)
+    return EmbeddingMap(contents.ids[rows], coordinates[: len(rows)], coordinates[len(rows) :], method)
 
 
 def plane_potential(made: EmbeddingMap, contents: Contents, label: int, *, side: int = 96) -> Tensor:
@@ -146,28 +146,3 @@ class MapMaker:
         for tensor in (contents.ids, contents.points, contents.proxies):
             digest.update(tensor.contiguous().numpy().data)
         return digest.hexdigest()
-
-
-def _projected(points: Tensor, method: Method, seed: int) -> Tensor:
-    """(n, 2) float64."""
-    from sklearn.decomposition import PCA
-    from sklearn.manifold import TSNE
-
-    if len(points) < 3:
-        return torch.arange(2 * len(points), dtype=torch.float64).reshape(-1, 2)
-    if points.shape[1] < 2:
-        points = torch.cat([points, torch.zeros_like(points)], dim=1)
-    if method == "pca":
-        return torch.from_numpy(PCA(2, random_state=seed).fit_transform(points.numpy()))
-    perplexity = min(30.0, (len(points) - 1) / 3)
-    model = TSNE(2, perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed)
-    return torch.from_numpy(model.fit_transform(points.float().numpy())).double()
-
-
-def _fitted(places: Tensor) -> Tensor:
-    """The places moved into [0, 1] with a margin, by one scale for both axes."""
-    if not len(places):
-        return places.reshape(0, 2)
-    low, high = places.min(dim=0).values, places.max(dim=0).values
-    size = float((high - low).max()) or 1.0
-    return (places - (low + high) / 2) / size * (1 - 2 * MARGIN) + 0.5

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from pfml.data.resampling import resample
+from pfml.plots.maps import Method
 from pfml.serving.audit_queue import AuditQueue
 from pfml.serving.decode_queue import DecodeQueue, PixelBudget
-from pfml.serving.embedding_map import MapMaker, Method
+from pfml.serving.embedding_map import MapMaker
 from pfml.serving.gallery import Gallery
 from pfml.serving.images import Thumbnails, Upload, opened_upload
 from pfml.serving.workers import Batches, ByteBudget, Turnstile, Workers
