@@ -47,8 +47,8 @@ from pfml.training import Monitor
 from pfml.training.averaging import WeightAverage
 from pfml.training.environment import compiled, resolve_device, seeded
 from pfml.training.loop import Training, on_device
+from pfml.training.readback import Batch, Outcome
 from pfml.training.setup import open_sources
-from pfml.training.watch import Batch, Outcome
 
 STAGES = ("validation", "test")
 Task = tuple[str, int, float]

@@ -41,9 +41,9 @@ from pfml.runs.folder import RunFolder
 from pfml.training import Monitor
 from pfml.training.environment import precision, resolve_device, seeded
 from pfml.training.loop import Training
+from pfml.training.readback import Batch
 from pfml.training.setup import open_sources
 from pfml.training.teachers import Teachers
-from pfml.training.watch import Batch
 
 #: kind of teacher -> its configuration on CUB, by the names of candidates.py, and on glyphs
 KINDS: dict[str, tuple[str, LossConfig]] = {

@@ -335,7 +335,7 @@ def test_all_methods_share_the_recipe_but_for_what_their_losses_need():
     for name in TRAINED:
         config = recipe_config(name, base)
         assert config.loss == LossConfig(name)
-        per_class, proxy_lr = (4 if METHODS[name].needs_mates else 0), METHODS[name].proxy_lr
+        per_class, proxy_lr = (4 if METHODS[name].needs_positives else 0), METHODS[name].proxy_lr
         batch, optimizer = replace(base.batch, samples_per_class=per_class), replace(base.optimizer, proxy_lr=proxy_lr)
         assert config == replace(base, loss=config.loss, batch=batch, optimizer=optimizer)
     assert recipe_config("margin", base).optimizer.proxy_lr == 5e-4

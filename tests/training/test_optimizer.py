@@ -28,7 +28,7 @@ TRAINED = {
 
 
 class OneNumber(nn.Module):
-    """A network whose trunk is one number, and no head."""
+    """A network whose backbone is one number, and no head."""
 
     def __init__(self, value):
         super().__init__()

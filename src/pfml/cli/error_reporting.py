@@ -48,7 +48,7 @@ def say_once(text: str, launch: Launch, store: Any, say: Callable[[str], object]
         store: What the ranks have in common; None if they have nothing, and each speaks for itself.
         say: Writes a text.
     """
-    from pfml.training.shutdown import stop_wish
+    from pfml.training.shutdown import catch_shutdown_requests
 
     def words(rank: int) -> str | None:
         return _kept(store, f"words of {rank}")
@@ -58,15 +58,17 @@ def say_once(text: str, launch: Launch, store: Any, say: Callable[[str], object]
 
     ranks = range(launch.size)
     _keep(store, f"words of {launch.rank}", text)
-    with stop_wish(echo_seconds=float("inf")) as wish:  # torchrun asks to stop where others have ended without a word
-        _wait(lambda: wish.asked or store is None or all(map(is_heard, ranks)))
+    with catch_shutdown_requests(
+        echo_seconds=float("inf")
+    ) as request:  # torchrun asks to stop where others have ended without a word
+        _wait(lambda: request.received or store is None or all(map(is_heard, ranks)))
         alike = sorted({launch.rank, *(rank for rank in ranks if words(rank) == text)})
         if alike[0] == launch.rank:
             say(_named(text, alike, launch.size))
             sys.stderr.flush()
             _keep(store, f"{launch.rank} has spoken", "yes")
         else:
-            _wait(lambda: wish.asked or _kept(store, f"{alike[0]} has spoken") is not None)
+            _wait(lambda: request.received or _kept(store, f"{alike[0]} has spoken") is not None)
 
 
 def _named(text: str, alike: list[int], size: int) -> str:

@@ -265,7 +265,7 @@ PROXY_COUNTS = ("proxies_per_class", "centers_per_class")
 def base_config(dataset: str, backbone: str, method: str) -> RunConfig:
     """The configuration of `method`: that which is shipped for the data set, with the method's own loss.
 
-    All methods share its trunk, batches, schedule and epochs (`pfml.runs.recipes`). Of the options of its
+    All methods share its backbone, batches, schedule and epochs (`pfml.runs.recipes`). Of the options of its
     loss, another method takes over the number of proxies, if it has several, and no other.
     """
     if dataset == "glyphs":
@@ -291,7 +291,7 @@ def _shipped(name: str) -> RunConfig:
 def _resnet50_he(dataset: str, method: str) -> RunConfig:
     """CUB's own configuration; for the other sets its network and optimizer on what the paper says of the set.
 
-    All but Proxy Anchor, robust or not, have mates in their batches, as they were measured (docs/REPRODUCTION.md).
+    All but Proxy Anchor, robust or not, have positives in their batches, as they were measured (docs/REPRODUCTION.md).
     """
     cub = _shipped(f"cub-resnet50_he-{RESNET50_HE.get(method, 'proxy_anchor')}")
     if method not in ("proxy-anchor", "proxy-anchor-robust"):

@@ -38,7 +38,7 @@ class PlanOptions:
         roots: Data set -> folder; else the environment variable PFML_CUB etc. is asked.
         weights: Backbone -> file; else PFML_RESNET50 etc.
         device: See `TrainConfig`.
-        autocast: Precision of the trunk; None for what the configurations say.
+        autocast: Precision of the backbone; None for what the configurations say.
         studies: Whose values to train with, where they are for the same method, data set and backbone.
     """
 

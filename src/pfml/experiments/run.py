@@ -37,7 +37,7 @@ from pfml.runs.folder import RunFolder
 from pfml.terminal import plain_console
 from pfml.training.environment import resolve_device
 from pfml.training.progress import Monitor, ProgressMonitor
-from pfml.training.shutdown import Interrupted, stop_wish
+from pfml.training.shutdown import Interrupted, catch_shutdown_requests
 from pfml.version import __version__
 
 if TYPE_CHECKING:
@@ -461,7 +461,7 @@ def _work_in_processes(session: Session, devices: Sequence[str | None], console:
     context = multiprocessing.get_context("spawn")
     threads = max((os.cpu_count() or 1) // len(devices), 1)
     arguments = [(session, device, threads, console.width) for device in devices]
-    with stop_wish() as wish:
+    with catch_shutdown_requests() as request:
         workers: list[BaseProcess] = [context.Process(target=_worker, args=one) for one in arguments]
         for worker in workers:
             worker.start()
@@ -469,13 +469,13 @@ def _work_in_processes(session: Session, devices: Sequence[str | None], console:
         while any(worker.is_alive() for worker in workers):
             for worker in workers:
                 worker.join(timeout=0.1)
-            if wish.asked and not told:
+            if request.received and not told:
                 told = True
                 for worker in workers:
                     if worker.is_alive():
                         worker.terminate()
-    if wish.asked:
-        raise Interrupted("stopped, runs in progress have saved their state", wish.signal)
+    if request.received:
+        raise Interrupted("stopped, runs in progress have saved their state", request.signal)
     died = [worker.exitcode for worker in workers if worker.exitcode]
     if died:
         raise ChildProcessError(

@@ -11,8 +11,8 @@ from torch import nn
 
 __all__ = ["Method", "PublishedRecipe", "Recipe", "chosen_recipe"]
 
-#: Backbones of ours -> the published one that they stand for: the same network with other weights.
-STANDS_FOR = {"resnet50_he": "resnet50"}
+#: Backbone of ours -> the published one of the same architecture, with other weights.
+SAME_ARCHITECTURE = {"resnet50_he": "resnet50"}
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Recipe:
 
     Args:
         optimizer: A key of `pfml.training.optimizer.OPTIMIZERS`.
-        lr: Of the trunk, and of the embedding layer.
+        lr: Of the backbone and of the embedding layer.
         source: Where these values stand.
         proxy_lr: Of what the loss learns.
-        weight_decay: Of trunk and head.
+        weight_decay: Of backbone and head.
         proxy_weight_decay: Of what the loss learns.
         dataset, backbone: What it is for; None if the source makes no difference.
         options: Of the loss, where they differ from what the method's name stands for.
@@ -140,7 +140,7 @@ def chosen_recipe(recipes: tuple[Recipe, ...], dataset: str | None, backbone: st
     """
     if not recipes:
         return None
-    network = STANDS_FOR.get(backbone or "", backbone)
+    network = SAME_ARCHITECTURE.get(backbone or "", backbone)
 
     def fit(recipe: Recipe) -> tuple[bool, bool]:
         return recipe.dataset in (None, dataset), recipe.backbone in (None, network)
@@ -157,32 +157,35 @@ class Method:
     """A loss with the values that a name stands for, and how it is trained.
 
     Args:
-        loss: Creates the loss from num_classes, embedding_dim and options.
+        loss: Creates the loss from num_classes, embedding_dim and options; None for a method that trains nothing.
         description: What it is.
         source: The paper.
         values: Options that differ from the defaults of `loss`.
         miner: What it chooses from the batch.
         learns: What the loss itself learns.
-        needs_mates: Whether a sample without a mate in its batch teaches nothing, so that K must be 2 or more.
+        needs_positives: Whether a sample without positives in its batch contributes nothing, so that K must be >= 2.
         proxy_lr: Learning rate of what the loss learns where all methods share a recipe; None for the shared one.
         recipes: How it was published, by data set and backbone; see `recipe_for`.
         note: Where the loss departs from its paper.
         from_teachers: Whether the loss compares with embeddings of teachers in place of labels.
-        trains: Whether there is anything to train; `pfml.training.untrained` evaluates those without.
     """
 
-    loss: Callable[..., nn.Module]
+    loss: Callable[..., nn.Module] | None
     description: str
     source: str
     values: Mapping[str, Any] = field(default_factory=dict)
     miner: str = ""
     learns: str = ""
-    needs_mates: bool = False
+    needs_positives: bool = False
     proxy_lr: float | None = None
     recipes: tuple[Recipe, ...] = ()
     note: str = ""
     from_teachers: bool = False
-    trains: bool = True
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is anything to train; `pfml.training.run` only evaluates a method without a loss."""
+        return self.loss is not None
 
     def recipe_for(self, dataset: str | None, backbone: str | None) -> PublishedRecipe | None:
         """The published recipe for a data set and a backbone, or the nearest one; None if there is none at all."""
@@ -190,6 +193,8 @@ class Method:
 
     def options(self) -> dict[str, Any]:
         """What may be set, with its default: the keyword-only arguments of the loss."""
+        if self.loss is None:
+            return {}
         parameters = inspect.signature(self.loss).parameters.values()
         defaults = {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
         return {**defaults, **self.values}

@@ -20,14 +20,6 @@ ROBUST = {
 }  # fmt: skip
 
 
-def no_loss(num_classes: int, embedding_dim: int) -> nn.Module:
-    """An error that says what to do instead of training."""
-    raise ValueError(
-        "zero-shot trains nothing and has no loss: `pfml train --loss.name zero-shot`, and pfml.training.run(config, "
-        "out), evaluate the network as it comes"
-    )
-
-
 METHODS: dict[str, Method] = {
     "pfml": Method(
         PotentialFieldLoss,
@@ -137,7 +129,7 @@ METHODS: dict[str, Method] = {
         baselines.contrastive,
         "positives together, negatives at least neg_margin apart",
         "Hadsell et al., CVPR 2006",
-        needs_mates=True,
+        needs_positives=True,
         recipes=published.REVISITING,
         note="first power of distances, the mean over those that act; margin 0.5 of Proxy Anchor's repository",
     ),
@@ -145,7 +137,7 @@ METHODS: dict[str, Method] = {
         baselines.triplet,
         "positives nearer than negatives by a margin, all triplets",
         "Weinberger and Saul, JMLR 2009",
-        needs_mates=True,
+        needs_positives=True,
         recipes=published.REVISITING,
         note="first power of distances, the mean over triplets that act",
     ),
@@ -154,7 +146,7 @@ METHODS: dict[str, Method] = {
         "triplet over semi-hard triplets",
         "Schroff et al., CVPR 2015",
         miner="all triplets with r_ap < r_an <= r_ap + margin",
-        needs_mates=True,
+        needs_positives=True,
         recipes=published.REVISITING,
         note="first power of distances; all such triplets, where the paper takes one negative for each positive pair",
     ),
@@ -162,7 +154,7 @@ METHODS: dict[str, Method] = {
         baselines.lifted_structure,
         "each positive pair against all negatives of both",
         "Oh Song et al., CVPR 2016",
-        needs_mates=True,
+        needs_positives=True,
         recipes=published.REVISITING,
         note="distances on the unit sphere",
     ),
@@ -171,7 +163,7 @@ METHODS: dict[str, Method] = {
         "one positive pair per class, against those of the other classes",
         "Sohn, NeurIPS 2016",
         miner="the first two samples of each class",
-        needs_mates=True,
+        needs_positives=True,
         recipes=published.REVISITING,
         note="cosines over a temperature, for inner products with an L2 term; PFML's paper calls NT-Xent N-Pair",
     ),
@@ -179,7 +171,7 @@ METHODS: dict[str, Method] = {
         baselines.nt_xent,
         "each positive pair against all negatives of the anchor",
         "Chen et al., ICML 2020",
-        needs_mates=True,
+        needs_positives=True,
         recipes=published.NT_XENT,
     ),
     "epshn": Method(
@@ -187,7 +179,7 @@ METHODS: dict[str, Method] = {
         "the nearest positive against one negative",
         "Xuan et al., WACV 2020",
         miner="the nearest positive; the nearest negative that is farther than it",
-        needs_mates=True,
+        needs_positives=True,
         recipes=published.EPSHN,
     ),
     "margin": Method(
@@ -196,7 +188,7 @@ METHODS: dict[str, Method] = {
         "Wu et al., ICCV 2017",
         miner="negatives drawn against the density of distances",
         learns="beta (1,)",
-        needs_mates=True,
+        needs_positives=True,
         proxy_lr=5e-4,
         recipes=published.MARGIN,
         note="the draw weighs a whole batch at once: where one pair is very close, far anchors may get no negative",
@@ -207,7 +199,7 @@ METHODS: dict[str, Method] = {
         "Wu et al., ICCV 2017",
         miner="negatives drawn against the density of distances",
         learns="beta (C,)",
-        needs_mates=True,
+        needs_positives=True,
         proxy_lr=5e-4,
         recipes=published.MARGIN,
         note="as margin",
@@ -216,7 +208,7 @@ METHODS: dict[str, Method] = {
         baselines.fast_ap,
         "average precision over a histogram of distances",
         "Cakir et al., CVPR 2019",
-        needs_mates=True,
+        needs_positives=True,
         recipes=published.FAST_AP,
         note="without the paper's batches of pairs of categories",
     ),
@@ -224,7 +216,7 @@ METHODS: dict[str, Method] = {
         baselines.snr,
         "contrastive with a ratio of noise to signal for the distance",
         "Yuan et al., CVPR 2019",
-        needs_mates=True,
+        needs_positives=True,
         recipes=published.SNR,
         note="on the unit sphere; margins and the weight of the zero-mean term as MLRC tuned them on CUB",
     ),
@@ -232,7 +224,7 @@ METHODS: dict[str, Method] = {
         baselines.multi_similarity,
         "positives and negatives weighed by self and relative similarity",
         "Wang et al., CVPR 2019",
-        needs_mates=True,
+        needs_positives=True,
         recipes=published.MULTI_SIMILARITY,
         note="beta 50 of the paper, the code has 40; without the miner, which the code always uses",
     ),
@@ -241,7 +233,7 @@ METHODS: dict[str, Method] = {
         "multi-similarity with its miner",
         "Wang et al., CVPR 2019",
         miner="positives farther than the nearest negative less epsilon, and the reverse",
-        needs_mates=True,
+        needs_positives=True,
         recipes=published.MULTI_SIMILARITY,
         note="beta 50 of the paper, the code has 40",
     ),
@@ -249,7 +241,7 @@ METHODS: dict[str, Method] = {
         baselines.circle,
         "positives and negatives weighed by how far they are from their optimum",
         "Sun et al., CVPR 2020",
-        needs_mates=True,
+        needs_positives=True,
         note="a sum for each anchor, and the mean of them",
     ),
     "relaxed-contrastive": Method(
@@ -278,10 +270,9 @@ METHODS: dict[str, Method] = {
         from_teachers=True,
     ),
     "zero-shot": Method(
-        no_loss,
-        "the backbone as it comes, without an embedding layer: evaluated, not trained",
-        "whoever trained the backbone",
-        trains=False,
+        None,
+        "the pretrained backbone without an embedding layer: evaluated, not trained",
+        "the source of the backbone's weights",
     ),
 }
 
@@ -314,6 +305,11 @@ class LossConfig:
 def create_loss(config: LossConfig, num_classes: int, embedding_dim: int) -> nn.Module:
     """The loss that `config` describes, its proxies drawn with torch's global generator."""
     method = METHODS[config.name]
+    if method.loss is None:
+        raise ValueError(
+            f"{config.name} trains nothing and has no loss: evaluate the backbone with "
+            f"`pfml train --loss.name {config.name}` or pfml.training.run(config, out)"
+        )
     try:
         return method.loss(num_classes, embedding_dim, **{**method.values, **config.options})
     except TypeError as error:  # a value of the wrong kind, which only the loss can tell

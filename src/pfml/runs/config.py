@@ -42,8 +42,8 @@ class BatchConfig:
 
     Args:
         size: Images per batch.
-        samples_per_class: K of P x K sampling, P = size / K; 0 draws images at random. The paper is silent; a field
-            without mates in the batch has only proxies to attract, so the default is 4.
+        samples_per_class: K of P x K sampling, P = size / K; 0 draws images at random. The paper is silent; without
+            positives in the batch only proxies attract, so the default is 4.
         per_epoch: Batches in an epoch, for recipes that count steps; None for as many as the training images fill.
     """
 
@@ -72,13 +72,13 @@ class OptimizerConfig:
 
     Args:
         name: Adam couples weight decay to the step, AdamW does not; SGD; RMSprop.
-        lr: Of the trunk. The paper's text says 5e-4, its table 1e-4.
+        lr: Of the backbone. The paper's text says 5e-4, its table 1e-4.
         head_lr: Of the embedding layer; None for `lr`.
         proxy_lr: Of proxies and whatever else the loss learns; None for 100 times `lr`.
-        weight_decay: Of trunk and head.
+        weight_decay: Of backbone and head.
         proxy_weight_decay: Of the loss's parameters; at rest a field exerts no force, and decay alone would move them.
         eps: Added to the root of the second moment (Adam, AdamW, RMSprop).
-        momentum: Share of the last step that is taken once more (SGD, RMSprop).
+        momentum: Share of the last step that is repeated (SGD, RMSprop).
         nesterov: Whether the gradient counts before the momentum has passed it (SGD).
         smoothing: Share of the old mean of squares in the new one (RMSprop); other libraries call it alpha or rho.
         centered: Whether the mean of the gradient is taken off its second moment (RMSprop).
@@ -170,7 +170,7 @@ class TrainConfig:
         warm_up_after: Epochs of the whole network before the warm-up; ProxyGML's code warms up in its second epoch.
         head_start: Where the embedding layer starts: "random" (He's normal distribution, as in Proxy Anchor's code);
             "uniform" (torch's own of a linear layer); or from the features of the training images, "principal" or
-            "whitened", for a trunk with pretrained weights.
+            "whitened", for a backbone with pretrained weights.
         batch_norm: "train"; "freeze-statistics" (the affine part trains); "freeze" (Proxy Anchor's sense: statistics
             frozen, the affine part trained once a warm-up has ended); "freeze-all" (the affine part too, throughout).
         average: Share of the old mean in the running mean of the network's weights after each step, which is what is
@@ -183,7 +183,7 @@ class TrainConfig:
         checkpoint_every: Steps between checkpoints within an epoch; 0 saves after each epoch only.
         seed: Of everything that is random.
         device: "auto" takes the GPU if there is one.
-        autocast: Precision of the trunk; the loss always computes in float32 at least.
+        autocast: Precision of the backbone; the loss always computes in float32 at least.
         compile: Whether torch.compile compiles the network; "auto" does on a GPU, in runs of 5,000 steps or more that
             need not be deterministic, since it takes half a minute or so first.
         deterministic: Only operations that give the same bits each time, also on a GPU; slower.

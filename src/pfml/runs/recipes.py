@@ -17,8 +17,8 @@ Config = TypeVar("Config", bound=TrainConfig)
 def recipe_config(method: str, base: Config, *, published: bool = False) -> Config:
     """`base` for `method`, a key of `METHODS`.
 
-    All methods share trunk, batch, schedule and epochs of `base`; from the table come only the learning rate of what
-    the loss learns, where it is no proxy, and mates in the batch for those that need them. The options of `base.loss`
+    All methods share backbone, batch, schedule and epochs of `base`. From the table come the learning rate of what the
+    loss learns, where it is no proxy, and positives in the batch for methods that need them. The options of `base.loss`
     are kept if it names the same method.
 
     Args:
@@ -41,7 +41,7 @@ def recipe_config(method: str, base: Config, *, published: bool = False) -> Conf
         config = _published(published_recipe(method, *place).recipe, config)
     else:
         config = _shared(row, config)
-    return replace(config, batch=_with_mates(config.batch)) if row.needs_mates else config
+    return replace(config, batch=_with_positives(config.batch)) if row.needs_positives else config
 
 
 def published_recipe(method: str, dataset: str | None = None, backbone: str | None = None) -> PublishedRecipe:
@@ -114,7 +114,7 @@ def _schedule(recipe: Recipe) -> ScheduleConfig:
     return ScheduleConfig()
 
 
-def _with_mates(batch: BatchConfig) -> BatchConfig:
+def _with_positives(batch: BatchConfig) -> BatchConfig:
     """At least two samples of a class: 4, or 2 where the size is no multiple of 4."""
     if batch.samples_per_class >= 2:
         return batch

@@ -3,7 +3,7 @@
 Everything random is a function of the seed and of a count (epoch, step), so a run that goes on from a checkpoint does
 what it would have done, to the bit on a CPU. Only torch's own generator, for networks with dropout, is stored.
 
-On a GPU the loop waits for the device only to read the numbers of a step, and does so one step later (`watch`).
+On a GPU the loop waits for the device only to read the numbers of a step, and does so one step later (`readback`).
 
 Where weights are averaged, training has its own and everything that is evaluated or saved for use has their mean
 (`averaging`).
@@ -60,12 +60,12 @@ from pfml.training.ranks import (
     require_same_task,
     whole_loss,
 )
+from pfml.training.readback import Batch, Outcome, Readback
 from pfml.training.resume import go_on, progress, tensors_of
 from pfml.training.saved_loss import save_loss
 from pfml.training.setup import create_batches, learned, on_device, require_matches
-from pfml.training.shutdown import Interrupted, StopWish, stop_wish
+from pfml.training.shutdown import Interrupted, ShutdownRequest, catch_shutdown_requests
 from pfml.training.teachers import load_teachers
-from pfml.training.watch import Batch, Outcome, Watch
 
 __all__ = ["NonFiniteLossError", "Training", "create_batches", "on_device"]
 
@@ -113,12 +113,12 @@ class Training:
         sizes = data.train.num_classes, embedder.embedding_dim
         self.loss: Any = create_rank_loss(config.loss, *sizes, self.world).to(self.device)
         lag = reading_lag(config, self.device)
-        self.watch = Watch(self.device, lag=lag)
+        self.readback = Readback(self.device, lag=lag)
         self.optimizer = create_optimizer(
             config.optimizer,
             self.embedder,
             self.loss,
-            hold=self.watch.hold if lag else None,
+            hold=self.readback.hold if lag else None,
             fused=lag > 0 or self.device.type == "cuda",
         )
         self.scaler = create_scaler(config, self.device, self.world)
@@ -135,7 +135,7 @@ class Training:
         self.mean_terms: dict[str, float] = {}  # of the last whole epoch
         self.history: list[dict[str, Any]] = []
         self.pace = Pace()
-        self.wish = StopWish()
+        self.shutdown = ShutdownRequest()
 
     @property
     def step(self) -> int:
@@ -145,7 +145,7 @@ class Training:
     def run(self) -> dict[str, Any]:
         """Train to the end; the results, also written to the run's folder."""
         echo = ECHO_SECONDS if self.world.size > 1 else 0.0
-        with stop_wish(echo_seconds=echo) as self.wish, reproducible(self.config.deterministic):
+        with catch_shutdown_requests(echo_seconds=echo) as self.shutdown, reproducible(self.config.deterministic):
             if self.step == 0:
                 self.place_head()
                 self.place_proxies()
@@ -177,7 +177,7 @@ class Training:
             self.position += 1
             self.account(outcomes)
             due = config.checkpoint_every and self.step % config.checkpoint_every == 0
-            stop = self.world.largest(self.wish.number)  # once, since it may be asked for between two looks
+            stop = self.world.largest(self.shutdown.number)  # once: the signal may come between two reads
             if due or stop:
                 self.save()
             if stop:
@@ -202,15 +202,15 @@ class Training:
 
     def stop_if_asked(self) -> None:
         """End the run if any rank was asked to stop; all ranks call this, and the state has been saved."""
-        if stop := self.world.largest(self.wish.number):
+        if stop := self.world.largest(self.shutdown.number):
             raise self.interrupted(stop)
 
     def stoppable(self, items: Iterable[T], description: str, total: int) -> Iterator[T]:
         """The same items, as long as nobody asks to stop. For one process: of several ranks, all must go on."""
         for item in items:
             yield item
-            if self.wish.asked:
-                raise self.interrupted(self.wish.number)
+            if self.shutdown.received:
+                raise self.interrupted(self.shutdown.number)
 
     def plan(self, batches: list[Tensor]) -> Iterator[Windows]:
         """Where each image of each batch is cropped, of those that are this rank's."""
@@ -231,14 +231,16 @@ class Training:
         mixed = torch.autocast(self.device.type, precision(config.autocast), enabled=config.autocast != "none")
         with self.world.own_draws(config.seed, batch.step), mixed:
             embeddings = self.network(pixels)
-        checking: AbstractContextManager[list[DeferredCheck]] = deferred_checks() if self.watch.lag else nullcontext([])
+        checking: AbstractContextManager[list[DeferredCheck]] = (
+            deferred_checks() if self.readback.lag else nullcontext([])
+        )
         with checking as checks:
             loss = self.energy(embeddings, targets, batch)
         self.scaler.scale(loss).backward()
         agree_on_gradients(self.embedder, self.loss, self.world)
         self.scaler.unscale_(self.optimizer)
         norm = gradient_norm(self.optimizer, self.world)
-        outcomes = self.watch.add(batch, loss, norm, checks, getattr(self.loss, "terms", None))
+        outcomes = self.readback.add(batch, loss, norm, checks, getattr(self.loss, "terms", None))
         self.judge(outcomes)
         clip_gradients(self.optimizer, config.optimizer, norm, self.world)
         self.scaler.step(self.optimizer)
@@ -290,7 +292,7 @@ class Training:
 
     def catch_up(self) -> None:
         """Wait for the steps that are still under way on the device, and account for them."""
-        outcomes = self.watch.flush()
+        outcomes = self.readback.flush()
         self.judge(outcomes)
         self.account(outcomes)
 
@@ -413,7 +415,7 @@ class Training:
         points = self.embeddings("train") if has_proxies(self.loss) else None
         self.stop_if_asked()
         results = self.world.by_first(lambda: self.written(loss, points, results))
-        if stop := self.world.largest(self.wish.number):  # who goes on with another run would not hear of it
+        if stop := self.world.largest(self.shutdown.number):  # a caller that starts another run would not notice it
             raise Interrupted("stopped when the run had ended, its results are written", stop)
         return results
 

@@ -1,4 +1,4 @@
-"""The optimizer: parameter groups for trunk, head and loss, and their learning rates."""
+"""The optimizer: parameter groups for backbone, head and loss, and their learning rates."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Algorithm:
 
     Args:
         create: Torch's optimizer.
-        is_fused: Whether torch has one kernel for all parameters of a group; only such a kernel looks at `hold`.
+        is_fused: Whether torch has one kernel for all parameters of a group; only such a kernel reads `hold`.
         renamed: Options of ours that torch calls otherwise.
     """
 
@@ -51,13 +51,13 @@ OPTIMIZERS: dict[str, Algorithm] = {
 def create_optimizer(
     config: OptimizerConfig, embedder: Embedder, loss: nn.Module, *, hold: Tensor | None = None, fused: bool = False
 ) -> torch.optim.Optimizer:
-    """The optimizer over trunk, head and the loss's own parameters, in this order.
+    """The optimizer over backbone, head and the loss's own parameters, in this order.
 
     Args:
         config: Which one, and its rates.
-        embedder: Gives trunk and head.
+        embedder: Gives backbone and head.
         loss: Gives the rest.
-        hold: A scalar on the device; while it is 1.0, steps change nothing, without anybody waiting to find out.
+        hold: A scalar on the device; while it is 1.0, steps change nothing, without a synchronization.
             Needs `fused`, and an optimizer that has it.
         fused: One kernel for all parameters of a group, where the optimizer has one.
     """

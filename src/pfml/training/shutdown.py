@@ -1,6 +1,7 @@
 """Ctrl-C, SIGTERM and SIGHUP as shutdown requests: finish the step, save, stop.
 
-A run takes them as a request (`stop_wish`). What is between runs, or is no run, ends at once (`interruptible`).
+A run catches them (`catch_shutdown_requests`) and stops after the current step. Code between runs is interrupted at
+once (`interruptible`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["Interrupted", "StopWish", "interruptible", "stop_wish"]
+__all__ = ["Interrupted", "ShutdownRequest", "catch_shutdown_requests", "interruptible"]
 
-#: Signals that ask to stop; closing a terminal, or losing its connection, sends SIGHUP.
+#: Signals that request a shutdown; closing a terminal, or losing its connection, sends SIGHUP.
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
@@ -26,44 +27,44 @@ class Interrupted(KeyboardInterrupt):
         self.signal = number
 
 
-class StopWish:
-    """Whether someone asked to stop, by which signal, and when."""
+class ShutdownRequest:
+    """Whether a shutdown was requested, by which signal, and when."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.received = False
         self.signal = int(signal.SIGINT)
         self.since = 0.0
 
     @property
     def number(self) -> int:
-        """The signal that asked; 0 if none did."""
-        return self.signal if self.asked else 0
+        """The signal that requested it; 0 if none did."""
+        return self.signal if self.received else 0
 
 
 @contextmanager
-def stop_wish(*, echo_seconds: float = 0.0) -> Iterator[StopWish]:
-    """Within the block SIGINT, SIGTERM and SIGHUP are a wish; a second one interrupts at once.
+def catch_shutdown_requests(*, echo_seconds: float = 0.0) -> Iterator[ShutdownRequest]:
+    """Within the block SIGINT, SIGTERM and SIGHUP only set the request; a second signal interrupts at once.
 
-    Within `echo_seconds` of the first it is the same wish: torchrun and a terminal may both pass it on.
+    A signal within `echo_seconds` of the first is the same request: torchrun and a terminal may both pass it on.
 
-    Python delivers signals to the main thread only, so elsewhere the wish is never asked for.
+    Python delivers signals to the main thread only: in other threads the request is never received.
     """
-    wish = StopWish()
+    request = ShutdownRequest()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if not wish.asked:
-            wish.asked, wish.signal, wish.since = True, number, now
-        elif now - wish.since >= echo_seconds:
+        if not request.received:
+            request.received, request.signal, request.since = True, number, now
+        elif now - request.since >= echo_seconds:
             raise KeyboardInterrupt
 
     with _handled(on_signal):
-        yield wish
+        yield request
 
 
 @contextmanager
 def interruptible(message: str) -> Iterator[None]:
-    """Within the block a signal raises Interrupted with `message` at once, unless a run in it takes it as a wish."""
+    """Within the block a signal raises Interrupted with `message` at once, unless a run within it catches it."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         raise Interrupted(message, number)

@@ -12,7 +12,7 @@ from pfml.runs.folder import RunFolder
 from pfml.training import LossConfig, Monitor, NonFiniteLossError, OptimizerConfig, train
 from pfml.training.checkpoint import has_checkpoint, load_checkpoint
 from pfml.training.optimizer import create_optimizer
-from pfml.training.watch import Batch, Watch
+from pfml.training.readback import Batch, Readback
 from small_data import InterruptAt, letters, small_config, small_embedder
 
 CPU = torch.device("cpu")
@@ -38,68 +38,70 @@ def run(out, *, embedder=None, resume=False, monitor=None, **changes):
 
 
 def test_without_a_lag_each_step_is_read_at_once():
-    watch = Watch(CPU, lag=0)
+    readback = Readback(CPU, lag=0)
     for step in range(3):
-        (outcome,) = watch.add(batch(step), number(step), number(2 * step))
+        (outcome,) = readback.add(batch(step), number(step), number(2 * step))
         assert (outcome.batch.step, outcome.loss, outcome.norm, outcome.held) == (step, step, 2 * step, False)
-    assert watch.flush() == []
+    assert readback.flush() == []
 
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_terms_of_the_loss_are_read_with_it(lag):
-    watch = Watch(CPU, lag=lag)
-    watched = watch.add(batch(0), number(3), number(0), terms={"near": number(1), "far": number(2)}) + watch.flush()
-    assert [(outcome.loss, outcome.terms) for outcome in watched] == [(3.0, {"near": 1.0, "far": 2.0})]
+    readback = Readback(CPU, lag=lag)
+    outcomes = (
+        readback.add(batch(0), number(3), number(0), terms={"near": number(1), "far": number(2)}) + readback.flush()
+    )
+    assert [(outcome.loss, outcome.terms) for outcome in outcomes] == [(3.0, {"near": 1.0, "far": 2.0})]
 
 
 def test_terms_cost_no_further_reading_of_the_device(monkeypatch):
-    watch, read = Watch(CPU, lag=1), []
+    readback, read = Readback(CPU, lag=1), []
     original = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: read.append(self.shape) or original(self))
     for step in range(3):
-        watch.add(batch(step), number(0), number(0), terms={"near": number(1), "far": number(2)})
+        readback.add(batch(step), number(0), number(0), terms={"near": number(1), "far": number(2)})
     assert read == [(5,), (5,)], "one reading a step: loss, norm, whether it is held, and the terms"
 
 
 def test_with_a_lag_each_step_is_read_during_the_next_and_the_last_by_a_flush():
-    watch = Watch(CPU, lag=1)
-    read = [[o.loss for o in watch.add(batch(step), number(step), number(0))] for step in range(3)]
+    readback = Readback(CPU, lag=1)
+    read = [[o.loss for o in readback.add(batch(step), number(step), number(0))] for step in range(3)]
     assert read == [[], [0.0], [1.0]]
-    assert [(o.batch.step, o.loss) for o in watch.flush()] == [(2, 2.0)]
-    assert watch.flush() == []
+    assert [(o.batch.step, o.loss) for o in readback.flush()] == [(2, 2.0)]
+    assert readback.flush() == []
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(torch.nan, 1), (torch.inf, 1), (1, torch.nan), (1, torch.inf)])
 def test_the_device_knows_of_a_bad_step_before_anybody_reads_it(loss, norm):
-    watch = Watch(CPU, lag=1)
-    watch.add(batch(0), number(loss), number(norm))
-    assert watch.hold == 1
-    (outcome,) = watch.add(batch(1), number(1), number(1))
+    readback = Readback(CPU, lag=1)
+    readback.add(batch(0), number(loss), number(norm))
+    assert readback.hold == 1
+    (outcome,) = readback.add(batch(1), number(1), number(1))
     assert outcome.held
-    assert watch.hold == 0
+    assert readback.hold == 0
 
 
 def test_the_exact_value_of_a_float32_loss_is_kept():
-    watch = Watch(CPU, lag=1)
-    watch.add(batch(0), torch.tensor(0.1), number(0))
-    assert watch.flush()[0].loss == torch.tensor(0.1).item()
+    readback = Readback(CPU, lag=1)
+    readback.add(batch(0), torch.tensor(0.1), number(0))
+    assert readback.flush()[0].loss == torch.tensor(0.1).item()
 
 
 def test_another_lag_is_refused():
     with pytest.raises(ValueError, match="lag must be 0 or 1, got 2"):
-        Watch(CPU, lag=2)
+        Readback(CPU, lag=2)
 
 
 def test_checks_that_found_something_come_with_their_step():
     loss, labels = ProxyAnchorLoss(4, 8), torch.arange(4)
     good, bad = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)), torch.full((4, 8), torch.nan)
-    watch = Watch(CPU, lag=1)
+    readback = Readback(CPU, lag=1)
     for step, embeddings in enumerate((good, bad)):
         with deferred_checks() as checks:
             loss(embeddings, labels)
-        watch.add(batch(step), number(1), number(1), checks)
-        assert watch.hold == step
-    (outcome,) = watch.flush()
+        readback.add(batch(step), number(1), number(1), checks)
+        assert readback.hold == step
+    (outcome,) = readback.flush()
     assert outcome.held
     with pytest.raises(ValueError, match="embeddings must be finite"):
         outcome.checks[0].explain()

@@ -1,9 +1,7 @@
-"""The numbers of each step, read without making the device wait for them.
+"""Asynchronous readback: the loss and the gradient norm of each step, read without a device synchronization.
 
-A number that is read waits for all work on the device, and the device then waits for the next work. So on a GPU the
-loss and the norm of the gradient of a step are copied to memory behind its work, and read while the next step is under
-way. The device itself holds back an update that is not finite, through `Watch.hold`. On a CPU each step is read at
-once, before its update.
+On a GPU the numbers of a step are copied to pinned memory behind its kernels, and read one step later. The device
+itself skips an update that is not finite (`Readback.hold`). On a CPU each step is read at once, before its update.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from pfml.losses.checks import DeferredCheck
 
-__all__ = ["Batch", "Outcome", "Watch"]
+__all__ = ["Batch", "Outcome", "Readback"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +30,14 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a step came to.
+    """The numbers of a finished step.
 
     Attributes:
         loss: Before the update.
         norm: Of the gradient.
-        held: Whether something was not finite; the device has then left out the update.
-        checks: Deferred checks of the loss that have something to tell.
-        terms: What the loss is made of, by name, if it tells that.
+        held: Whether something was not finite; the device has then skipped the update.
+        checks: Deferred checks of the loss that found something.
+        terms: The terms of the loss by name, if it reports them.
     """
 
     batch: Batch
@@ -50,8 +48,8 @@ class Outcome:
     terms: dict[str, float] = field(default_factory=dict)
 
 
-class Watch:
-    """Takes each step's numbers from the device, and gives them back when they are there.
+class Readback:
+    """Copies each step's numbers from the device, and returns them once they have arrived.
 
     Args:
         device: Where the steps are computed.
@@ -62,9 +60,9 @@ class Watch:
         if lag not in (0, 1):
             raise ValueError(f"lag must be 0 or 1, got {lag}")
         self.lag = lag
-        #: 1.0 while the update of the last step that was added must not happen, else 0.0; on the device
+        #: 1.0 while the update of the last added step must be skipped, else 0.0; on the device
         self.hold = torch.zeros((), device=device)
-        self._under_way: deque[_Reading] = deque()
+        self._pending: deque[_Reading] = deque()
 
     def add(
         self,
@@ -74,7 +72,7 @@ class Watch:
         checks: Sequence[DeferredCheck] = (),
         terms: Mapping[str, Tensor] | None = None,
     ) -> list[Outcome]:
-        """Take the numbers of a step, to be called between its gradient and its update; the outcomes known by now."""
+        """Add a step, between its gradient and its update; the outcomes of all steps that have arrived."""
         terms = terms or {}
         numbers = torch.stack([loss.detach().double(), norm.detach().double()])
         is_bad = torch.stack([~torch.isfinite(numbers).all(), *(check.is_bad for check in checks)]).any()
@@ -82,18 +80,18 @@ class Watch:
         flags = torch.stack([is_bad, *(check.is_worth_a_look for check in checks)]).double()
         parts = [one.detach().double().reshape(1) for one in terms.values()]
         read = torch.cat([numbers, flags, *parts])
-        self._under_way.append(_Reading(batch, read, tuple(checks), tuple(terms)))
-        return [self._under_way.popleft().outcome() for _ in range(len(self._under_way) - self.lag)]
+        self._pending.append(_Reading(batch, read, tuple(checks), tuple(terms)))
+        return [self._pending.popleft().outcome() for _ in range(len(self._pending) - self.lag)]
 
     def flush(self) -> list[Outcome]:
-        """All outcomes that are still under way, after waiting for them."""
-        outcomes = [reading.outcome() for reading in self._under_way]
-        self._under_way.clear()
+        """All outcomes that are still pending, after waiting for them."""
+        outcomes = [reading.outcome() for reading in self._pending]
+        self._pending.clear()
         return outcomes
 
 
 class _Reading:
-    """A copy to memory that is under way."""
+    """A pending copy to memory."""
 
     def __init__(
         self, batch: Batch, numbers: Tensor, checks: tuple[DeferredCheck, ...], terms: tuple[str, ...]
@@ -110,7 +108,7 @@ class _Reading:
             self.copied.record(torch.cuda.current_stream(numbers.device))
 
     def outcome(self) -> Outcome:
-        """What was copied, after waiting for it."""
+        """What was copied, after waiting for the copy."""
         if self.copied is not None:
             self.copied.synchronize()
         loss, norm, held, *told = self.numbers.tolist()
