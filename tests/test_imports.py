@@ -15,6 +15,7 @@ SOURCE = Path(pfml.__file__).parent
 LAYERS = [
     "version",
     "lazy",
+    "packages",
     "typos",
     "terminal",
     "allocator",

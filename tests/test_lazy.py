@@ -11,7 +11,7 @@ import pytest
 
 import pfml
 
-LAZY = ["pfml", "pfml.losses", "pfml.distributed"]
+LAZY = ["pfml", "pfml.losses", "pfml.distributed", "pfml.export"]
 #: What the loss is made of: modules, and packages that it may load any part of.
 NEEDED = {
     "pfml",
@@ -97,7 +97,7 @@ def test_an_import_that_fails_inside_of_a_package_is_not_said_to_be_a_missing_na
 
 def test_import_pfml_alone_loads_nothing_of_torch():
     loaded = modules_after("import pfml")
-    assert [name for name in loaded if name.split(".")[0] == "pfml"] == ["pfml", "pfml.lazy"]
+    assert [name for name in loaded if name.split(".")[0] == "pfml"] == ["pfml", "pfml.lazy", "pfml.version"]
     assert "torch" not in loaded
 
 

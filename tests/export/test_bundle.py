@@ -154,7 +154,7 @@ def test_what_is_missing_is_said_when_it_is_asked_for(tmp_path):
     images = letters().images[:2]
     assert torch.equal(bundle.encode(images, batch_size=1), embedder.encode(images, batch_size=1))
     assert bundle.field is bundle.index is bundle.threshold is None
-    with pytest.raises(ValueError, match="must have an index to be searched, and has none: pfml index"):
+    with pytest.raises(ValueError, match="must have an index to be searched, but has none: run pfml index"):
         bundle.search(images)
     with pytest.raises(ValueError, match="must have a threshold .* pfml calibrate"):
         bundle.is_unknown(images)
@@ -185,7 +185,7 @@ def test_what_is_no_bundle_or_no_run_is_refused(tmp_path, run):
         load_bundle(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="no bundle.json in it"):
         load_bundle(run)
-    with pytest.raises(FileNotFoundError, match="no model.json in it"):
+    with pytest.raises(FileNotFoundError, match="no model.json in either"):
         export_bundle(tmp_path, tmp_path / "bundle")
 
 
@@ -213,7 +213,7 @@ def test_a_writer_between_two_reads_does_not_give_a_bundle_of_two_states(tmp_pat
             write_bundle(place.parent, place.stem, tensors, {**content, "later": True})
         return copy(source, target)
 
-    monkeypatch.setattr("pfml.export.pack.shutil.copyfile", copied_late)
+    monkeypatch.setattr("pfml.export.bundle.shutil.copyfile", copied_late)
     assert export_bundle(tmp_path / "run", tmp_path / "bundle") == ALL
     assert place.read_bytes() != before
     assert (tmp_path / "bundle" / manifest).read_bytes() == before
@@ -229,7 +229,7 @@ def test_a_model_that_is_replaced_while_it_is_packed_is_packed_as_it_was_or_as_i
         save_model(tmp_path / "run" / "model", seed=1)
         return found
 
-    monkeypatch.setattr("pfml.export.pack.load_embedder", loaded)
+    monkeypatch.setattr("pfml.export.bundle.load_embedder", loaded)
     save_index(tmp_path / "run" / "index", embedder)
     export_bundle(tmp_path / "run", tmp_path / "bundle.zip")
     bundle = load_bundle(tmp_path / "bundle.zip")  # which refuses an index of another model

@@ -13,7 +13,7 @@ from small_runs import letters, save_run
 from pfml.cli import main
 from pfml.data import RetrievalData
 from pfml.data.decoding import UnreadableImagesError
-from pfml.export import load_bundle, runs
+from pfml.export import load_bundle, onnx
 from pfml.models import EmbedderConfig, load_embedder
 from pfml.runs.config import DataConfig, RunConfig
 from pfml.runs.config_files import write_config
@@ -49,7 +49,7 @@ def failure(arguments, capsys):
 
 def test_to_onnx_checks_on_images_of_the_data_and_prints_the_largest_difference(run, capsys, monkeypatch):
     data = RetrievalData("letters", letters("KL"), letters())
-    monkeypatch.setattr(runs, "load_data", lambda name, root: data)
+    monkeypatch.setattr(onnx, "load_data", lambda name, root: data)
     main(["export", str(run), "--to", "onnx"])
     printed = capsys.readouterr().out
     assert "the largest difference between onnxruntime and torch is" in printed
@@ -105,11 +105,11 @@ def test_to_qdrant_in_a_folder(run, tmp_path, capsys):
 def test_a_server_gets_the_key_of_the_environment_and_a_folder_does_not(run, monkeypatch):
     asked = []
 
-    def note(index, collection, **options):
+    def note(index, database, collection, **options):
         asked.append(options)
         raise ValueError("enough")
 
-    monkeypatch.setattr("pfml.export.export_qdrant", note)
+    monkeypatch.setattr("pfml.export.export_index", note)
     monkeypatch.setenv("QDRANT_API_KEY", "key")
     for options in (["--url", "http://somewhere"], []):
         with pytest.raises(SystemExit):
@@ -144,27 +144,27 @@ def test_an_unknown_target_is_refused(run, capsys):
 
 def test_a_model_without_data_asks_for_images(run, tmp_path, capsys):
     alone = shutil.copytree(run / "model", tmp_path / "alone")
-    assert "name images to check the export on with --images" in failure(["export", alone, "--to", "onnx"], capsys)
+    assert "give images to check the export on with --images" in failure(["export", alone, "--to", "onnx"], capsys)
 
 
 def test_the_model_of_a_run_knows_the_data_of_the_run(run, monkeypatch):
     monkeypatch.chdir(run / "model")
-    assert runs.run_folder(Path()) == run.resolve()
-    assert runs.run_folder(run / "model") == run.resolve()
-    assert runs.run_folder(run) == run
+    assert onnx.run_folder(Path()) == run.resolve()
+    assert onnx.run_folder(run / "model") == run.resolve()
+    assert onnx.run_folder(run) == run
 
 
 def test_a_few_images_are_spread_over_all(images):
-    chosen = runs.few_images(Path("nowhere"), [images], count=2)
+    chosen = onnx.check_images(Path("nowhere"), [images], count=2)
     assert [path.name for path in chosen.images] == ["0.png", "2.png"]
 
 
 def test_a_broken_image_is_left_out_of_the_few_that_an_export_is_checked_on(images):
     files = sorted(path for path in images.rglob("*") if path.is_file())
     files[0].write_bytes(b"no image")
-    chosen = runs.few_images(Path("nowhere"), [images], count=len(files))
+    chosen = onnx.check_images(Path("nowhere"), [images], count=len(files))
     assert len(chosen) == len(files) - 1
     for file in files:
         file.write_bytes(b"no image")
     with pytest.raises(UnreadableImagesError):
-        runs.few_images(Path("nowhere"), [images])
+        onnx.check_images(Path("nowhere"), [images])

@@ -139,6 +139,6 @@ def test_a_network_that_no_protobuf_file_can_hold_is_refused(exported, tmp_path,
 
 def test_a_missing_package_is_named_with_its_extra(exported, tmp_path, monkeypatch):
     embedder, _ = exported
-    monkeypatch.setattr("pfml.export.packages.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"package onnx.*pip install 'pfml\[export\]'"):
+    monkeypatch.setattr("pfml.packages.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"packages onnx.*pip install 'pfml\[export\]'"):
         export_onnx(embedder, tmp_path / "model.onnx", some_images())

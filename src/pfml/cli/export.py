@@ -1,4 +1,4 @@
-"""`pfml export`: a run handed on."""
+"""`pfml export`: an ONNX file, a bundle, or a collection of a vector database."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pfml.cli.console import create_console, print_line, print_model
+from pfml.export.vector_databases import VECTOR_DATABASES
 from pfml.terminal import shell_words
 
 if TYPE_CHECKING:
@@ -15,12 +16,9 @@ if TYPE_CHECKING:
 
     from pfml.cli.parser import Parser
 
-#: where to -> the options that make sense there, beside the run
-TARGETS = {
-    "onnx": ("out", "images"),
-    "bundle": ("out", "images", "with_onnx"),
-    "qdrant": ("url", "path", "collection", "index"),
-}
+#: Target -> the options that belong to it, beside the run.
+TARGETS = {"onnx": ("out", "images"), "bundle": ("out", "images", "with_onnx")}
+DATABASE_OPTIONS = ("url", "path", "collection", "index")
 
 
 def export(
@@ -34,15 +32,15 @@ def export(
     collection: str | None = None,
     index: Path | None = None,
 ) -> None:
-    """Hand a run on: as an ONNX file, as a bundle that one call loads, or to a Qdrant collection."""
+    """Export a run: to an ONNX file, to a bundle that one call loads, or to a vector database."""
     given: dict[str, object] = {"out": out, "images": images, "with_onnx": with_onnx or None}
     given |= {"url": url, "path": path, "collection": collection, "index": index}
     for name, value in given.items():
-        if value is not None and name not in TARGETS[to]:
+        if value is not None and name not in TARGETS.get(to, DATABASE_OPTIONS):
             option = name.replace("_", "-")
             raise ValueError(f"--{option} must be left out with --to {to}, which has no use for it, got {value}")
     console = create_console()
-    if to != "qdrant":
+    if to in TARGETS:
         print_model(console, run)
     if to == "onnx":
         _onnx(console, run, out or run / "onnx" / "model.onnx", images)
@@ -51,41 +49,42 @@ def export(
             raise ValueError("--images must go with --with-onnx, which they check; got --images alone")
         _bundle(console, run, out or run / "bundle", images, with_onnx)
     else:
-        place = path or (run / "qdrant" if url is None else None)
-        _qdrant(console, index or run / "index", collection or _collection_name(run), url, place)
+        folder = path or (run / to if url is None else None)
+        _database(console, to, index or run / "index", collection or _collection_name(run), url, folder)
 
 
 def add_export_arguments(parser: Parser) -> None:
     """Add the arguments of `export`."""
     add = parser.add_argument
     add("run", type=Path, help="Folder of a run, or of a saved embedder.")
-    add("--to", choices=tuple(TARGETS), required=True, help="What to make of it.")
+    titles = ", ".join(database.title for database in VECTOR_DATABASES.values())
+    add("--to", choices=(*TARGETS, *VECTOR_DATABASES), required=True, help="What to export to.")
     add("--out", type=Path, help="File (.onnx, or .zip for a bundle) or folder; by default in the run.")
     add("--images", type=Path, nargs="+", help="Images to check an ONNX file on; by default a few of the run's data.")
     add("--with-onnx", action="store_true", help="Put an ONNX file into the bundle, too.")
-    add("--url", help="Address of a Qdrant server; its key, if any, is the environment variable QDRANT_API_KEY.")
-    add("--path", type=Path, help="Folder for Qdrant's local mode; by default `qdrant` in the run.")
-    add("--collection", help="Name of the Qdrant collection; by default that of the run.")
-    add("--index", type=Path, help="Folder of the index that goes to Qdrant; by default `index` in the run.")
+    add("--url", help=f"Address of a server ({titles}); its key is read from NAME_API_KEY, such as QDRANT_API_KEY.")
+    add("--path", type=Path, help="Folder of a local vector database; by default in the run, by its name.")
+    add("--collection", help="Name of the collection; by default that of the run.")
+    add("--index", type=Path, help="Folder of the index to export; by default `index` in the run.")
 
 
 def _onnx(console: Console, run: Path, out: Path, images: list[Path] | None) -> None:
     from pfml.export import export_onnx
-    from pfml.export.runs import few_images
+    from pfml.export.onnx import check_images
     from pfml.models import load_embedder
 
     embedder = load_embedder(run)
-    result = export_onnx(embedder, out, few_images(run, images))
+    result = export_onnx(embedder, out, check_images(run, images))
     difference = f"{result.largest_difference:.2g}, on {result.images} images"
     print_line(console, f"{result.path}: the largest difference between onnxruntime and torch is {difference}")
-    print_line(console, f"{result.preprocessing}: what to do to an image before it")
+    print_line(console, f"{result.preprocessing}: the preprocessing of an image")
 
 
 def _bundle(console: Console, run: Path, out: Path, images: list[Path] | None, with_onnx: bool) -> None:
     from pfml.export import export_bundle
-    from pfml.export.runs import few_images
+    from pfml.export.onnx import check_images
 
-    parts = export_bundle(run, out, onnx_images=few_images(run, images) if with_onnx else None)
+    parts = export_bundle(run, out, onnx_images=check_images(run, images) if with_onnx else None)
     print_line(console, f"{out}: {', '.join(parts)}; pfml.load_bundle({str(out)!r})")
     place = shell_words(str(run))
     for part, command in (("index", f"pfml index {place} FOLDER"), ("threshold", f"pfml calibrate {place}")):
@@ -93,19 +92,17 @@ def _bundle(console: Console, run: Path, out: Path, images: list[Path] | None, w
             print_line(console, f"it has no {part}, since {run} has none: {command} makes it")
 
 
-def _qdrant(console: Console, index: Path, collection: str, url: str | None, path: Path | None) -> None:
-    from pfml.export import export_qdrant
+def _database(console: Console, name: str, index: Path, collection: str, url: str | None, folder: Path | None) -> None:
+    from pfml.export import export_index
     from pfml.search import ImageIndex
 
-    key = os.environ.get("QDRANT_API_KEY") if url is not None else None
-    result = export_qdrant(ImageIndex.open(index), collection, url=url, path=path, api_key=key)
-    print_line(console, f"{url or path}: {result.points:,} points in the collection {collection!r}")
-    if result.others:
-        print_line(
-            console, f"{result.others:,} points there are of images that the index no longer has; they were left"
-        )
+    key = os.environ.get(f"{name.upper()}_API_KEY") if url is not None else None
+    result = export_index(ImageIndex.open(index), name, collection, url=url, path=folder, api_key=key)
+    print_line(console, f"{url or folder}: {result.points:,} points in the collection {collection!r}")
+    if result.stale:
+        print_line(console, f"{result.stale:,} points there belong to images that the index no longer has; they stay")
 
 
 def _collection_name(run: Path) -> str:
-    """The name of the run's folder, in characters that every server takes."""
+    """The name of the run's folder, in characters that every server accepts."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", run.resolve().name).strip("-") or "pfml"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pfml.cli.console import create_console, print_model
+from pfml.packages import require_packages
 
 if TYPE_CHECKING:
     from pfml.cli.parser import Parser
@@ -16,7 +16,6 @@ __all__ = ["add_serve_arguments", "serve"]
 
 #: Environment variable of the token.
 TOKEN = "PFML_TOKEN"
-PACKAGES = {"fastapi": "fastapi", "uvicorn": "uvicorn", "python_multipart": "python-multipart"}
 
 
 def serve(
@@ -34,9 +33,7 @@ def serve(
     decoded_megapixels: float = 16.0,
 ) -> None:
     """Serve a page over a run: search by image, the map of the embedding, why an image is there, the audit queue."""
-    missing = [package for module, package in PACKAGES.items() if find_spec(module) is None]
-    if missing:
-        raise ImportError(f"pfml serve needs the packages {', '.join(missing)}: pip install 'pfml[serve]'")
+    require_packages("fastapi", "uvicorn", "python_multipart", purpose="pfml serve", install="pfml[serve]")
     from pfml.serving import Access, Gallery, Limits, Service
     from pfml.serving import serve as answer_requests
 

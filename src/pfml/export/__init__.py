@@ -1,4 +1,4 @@
-"""A run handed on: as an ONNX file, as a bundle that one call loads, as a collection of a vector database.
+"""Exports of a run: an ONNX file, a bundle that one call loads, a collection of a vector database.
 
 Example:
     >>> from pfml.data import draw_glyphs
@@ -11,21 +11,36 @@ Example:
     >>> load_bundle(folder + "/bundle.zip").encode(draw_glyphs("A", copies=1).images[:2]).shape
     torch.Size([2, 8])
 
-The command is `pfml export`; docs/EXPORT.md has the whole story.
+The command is `pfml export`; see docs/EXPORT.md.
 """
 
-from pfml.export.bundle import Bundle, load_bundle
-from pfml.export.onnx import OnnxDifferenceError, OnnxExport, export_onnx
-from pfml.export.pack import export_bundle
-from pfml.export.qdrant import QdrantExport, export_qdrant
+from typing import TYPE_CHECKING
+
+from pfml.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from pfml.export.bundle import Bundle, export_bundle, load_bundle
+    from pfml.export.onnx import OnnxDifferenceError, OnnxExport, export_onnx
+    from pfml.export.vector_databases import VECTOR_DATABASES, IndexExport, VectorDatabase, export_index
+else:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "pfml.export.bundle": ("Bundle", "export_bundle", "load_bundle"),
+            "pfml.export.onnx": ("OnnxDifferenceError", "OnnxExport", "export_onnx"),
+            "pfml.export.vector_databases": ("VECTOR_DATABASES", "IndexExport", "VectorDatabase", "export_index"),
+        },
+    )
 
 __all__ = [
+    "VECTOR_DATABASES",
     "Bundle",
+    "IndexExport",
     "OnnxDifferenceError",
     "OnnxExport",
-    "QdrantExport",
+    "VectorDatabase",
     "export_bundle",
+    "export_index",
     "export_onnx",
-    "export_qdrant",
     "load_bundle",
 ]

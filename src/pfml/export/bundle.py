@@ -1,42 +1,211 @@
-"""A bundle in use: one call loads model, proxies, threshold and index, after comparing every checksum."""
+"""Bundles: all that searching with a run needs, in one folder or one .zip file, which one call loads.
+
+bundle.json           every file below with its size and sha256; sealed by its own checksum
+model/                the embedder, and its model card
+preprocessing.json    the preprocessing of the model, for other programs
+loss/                 the proxies and the law of their field, if the run has them
+threshold.json        the distance beyond which an image is unknown, if `pfml calibrate` has found it
+index/                the images to search among, if `pfml index` has made it
+onnx/                 the same model for other programs, if asked for
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import torch
 from torch import Tensor
 
+from pfml.data import ImageSet
+from pfml.export.onnx import export_onnx, preprocessing_description
 from pfml.models import Embedder, load_embedder
+from pfml.models.embedder import model_folder
 from pfml.search import Hit, ImageIndex, ModelIdentity, Threshold
-from pfml.storage.files import DamagedFileError
-from pfml.storage.manifest import LARGEST_MANIFEST, MANIFEST, parse_manifest, refuse_tampering
-from pfml.storage.zip_archive import LARGEST, extract_archive
+from pfml.storage.bundle import parse_manifest
+from pfml.storage.files import DamagedFileError, sha256_of
+from pfml.storage.manifest import (
+    LARGEST_MANIFEST,
+    MANIFEST,
+    refuse_tampering,
+    write_manifest,
+)
+from pfml.storage.manifest import (
+    parse_manifest as parse_bundle_manifest,
+)
+from pfml.storage.zip_archive import LARGEST, extract_archive, write_archive
 from pfml.training.saved_loss import TrainedField, load_field
+from pfml.version import __version__
 
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["Bundle", "load_bundle"]
+__all__ = ["PARTS", "Bundle", "export_bundle", "load_bundle"]
+
+#: What a bundle can hold, in the order of the docstring.
+PARTS = ("model", "preprocessing", "loss", "threshold", "index", "onnx")
+
+
+def export_bundle(run: str | Path, path: str | Path, *, onnx_images: ImageSet | None = None) -> tuple[str, ...]:
+    """Export a run to a bundle; returns which of `PARTS` it has.
+
+    Args:
+        run: Folder of a run that has ended, or of a saved model; index and threshold are taken from it too.
+        path: A folder, or a file whose name ends in .zip; must not exist.
+        onnx_images: Images to check an ONNX file on, which is then packed too; None for none.
+
+    Raises:
+        OtherModelError: If index or threshold were made with another model than the run has now.
+    """
+    run, path = Path(run), Path(path)
+    if path.exists():
+        raise FileExistsError(f"{path} must not exist yet, and does: remove it, or choose another name with --out")
+    model = model_folder(run)
+    with _building(path) as folder:
+        embedder = _pack_model(model, folder)
+        parts = ["model", "preprocessing", *_pack_run(run, ModelIdentity.of(embedder), folder)]
+        if onnx_images is not None:
+            export_onnx(embedder, folder / "onnx" / "model.onnx", onnx_images)
+            parts.append("onnx")
+        _finish(folder, embedder, parts)
+    return tuple(parts)
+
+
+@contextmanager
+def _building(path: Path) -> Iterator[Path]:
+    """A folder beside `path` to build in; it becomes `path`, or the .zip file `path`, unless the block raises."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    building = path.with_name(f".{path.name}.{uuid4().hex[:12]}.building")
+    building.mkdir()
+    try:
+        yield building
+        if path.suffix.lower() == ".zip":
+            write_archive(building, path)
+        else:
+            os.replace(building, path)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _pack_model(model: Path, folder: Path) -> Embedder:
+    """Copy the model; returns its embedder, loaded from the copy: the original may be replaced meanwhile."""
+    _copy_sealed(model, "model", folder / "model")
+    embedder = load_embedder(folder / "model")
+    if (model / "README.md").is_file():
+        shutil.copyfile(model / "README.md", folder / "model" / "README.md")
+    description = json.dumps(preprocessing_description(embedder), indent=2)
+    (folder / "preprocessing.json").write_text(description + "\n", encoding="utf-8")
+    return embedder
+
+
+def _pack_run(run: Path, identity: ModelIdentity, folder: Path) -> list[str]:
+    """Copy proxies, threshold and index, as far as the run has them; returns their names."""
+    parts: list[str] = []
+    if (run / "loss" / "loss.json").is_file():
+        _copy_sealed(run / "loss", "loss", folder / "loss")
+        parts.append("loss")
+    if (run / "threshold.json").is_file():
+        _copy_sealed(run, "threshold", folder)
+        threshold = Threshold.load(folder)
+        assert threshold is not None
+        threshold.model.require(identity, f"the threshold of {run}")
+        parts.append("threshold")
+    if (run / "index" / "index.json").is_file():
+        manifest = _copy_sealed(run / "index", "index", folder / "index")
+        for segment in manifest["segments"]:
+            _copy(run / "index" / Path(segment["file"]).name, folder / "index")
+        ImageIndex.open(folder / "index").model.require(
+            identity, f"the index of {run}"
+        )  # opening compares the checksums
+        parts.append("index")
+    return parts
+
+
+def _finish(folder: Path, embedder: Embedder, parts: list[str]) -> None:
+    """Write the README, and last the manifest, which lists all files."""
+    (folder / "README.md").write_text(_readme(parts), encoding="utf-8")
+    write_manifest(
+        folder,
+        {
+            "written_by": f"pfml {__version__}",
+            "backbone": embedder.config.backbone,
+            "embedding_dim": embedder.embedding_dim,
+            "parts": parts,
+        },
+    )
+
+
+def _copy_sealed(folder: Path, name: str, target: Path) -> dict[str, Any]:
+    """Copy the manifest `name`.json (`pfml.storage.bundle`) and the tensors that it names; its values.
+
+    It is read once, so that the copy is of one state, whoever writes meanwhile.
+    """
+    content = (folder / f"{name}.json").read_bytes()
+    manifest = parse_manifest(content, folder / f"{name}.json")
+    target.mkdir(parents=True, exist_ok=True)
+    file = folder / Path(manifest["tensors"]["file"]).name
+    _copy(file, target)
+    if sha256_of(target / file.name) != manifest["tensors"]["sha256"]:
+        raise DamagedFileError(
+            f"{file} is not what {name}.json says: it was damaged or changed; restore it from a copy"
+        )
+    (target / f"{name}.json").write_bytes(content)
+    return manifest
+
+
+def _copy(file: Path, target: Path) -> None:
+    try:
+        shutil.copyfile(file, target / file.name)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{file} must be there to be packed, and is not: "
+            f"if another process has changed it in this moment, export again"
+        ) from None
+
+
+def _readme(parts: list[str]) -> str:
+    listed = "\n".join(f"- {part}" for part in parts)
+    return f"""# A pfml bundle
+
+```python
+import pfml
+
+bundle = pfml.load_bundle("this folder, or its .zip")
+bundle.encode(["a.jpg"])          # unit vectors
+bundle.search(["a.jpg"], k=5)     # the nearest images of the index
+bundle.is_unknown(["a.jpg"])      # whether the nearest is too far to be of its class
+```
+
+It holds:
+
+{listed}
+
+What the model has learned from, how good it is, and what it is not good for: `model/README.md`.
+`bundle.json` lists every file with its SHA-256; a changed file is refused when the bundle is loaded.
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bundle:
-    """All that searching with a run takes; see `load_bundle`.
+    """All that searching with a run needs; see `load_bundle`.
 
     Args:
-        path: The folder or archive.
+        path: The folder or .zip file.
         embedder: In evaluation mode.
-        model: Which one it is, as index and threshold name it.
+        model: Its identity, which index and threshold must share.
         field: The proxies and the law of their field; None if the run had none.
-        threshold: The distance from which an image is unknown; None if none was calibrated.
+        threshold: The distance beyond which an image is unknown; None if none was calibrated.
         index: The images to search among; None if none were indexed.
         card: The model card, in Markdown.
-        onnx: The same model as an ONNX file; None if it was not packed.
+        onnx: The same model as an ONNX file; None if the bundle has none.
     """
 
     path: Path
@@ -47,7 +216,7 @@ class Bundle:
     index: ImageIndex | None
     card: str = dataclasses.field(repr=False)
     onnx: Path | None
-    #: where an archive was unpacked: vectors are read from there, until the bundle is no longer used
+    #: Where a .zip file was unpacked: vectors are read from there as long as the bundle is in use.
     _unpacked: TemporaryDirectory[str] | None = dataclasses.field(default=None, repr=False)
 
     def encode(
@@ -69,14 +238,16 @@ class Bundle:
     ) -> list[list[Hit]]:
         """The k nearest images of the index for each image, nearest first; `class_names` restricts them to classes."""
         if self.index is None:
-            raise ValueError(f"{self.path} must have an index to be searched, and has none: pfml index, then export")
+            raise ValueError(
+                f"{self.path} must have an index to be searched, but has none: run pfml index, then export again"
+            )
         return self.index.search(self.encode(images), k, model=self.model, class_names=class_names)
 
     def is_unknown(self, images: Iterable[str | Path | Image.Image | Tensor]) -> list[bool]:
         """For each image whether it is of no class of the index: its nearest neighbor is beyond the threshold."""
         if self.threshold is None:
             raise ValueError(
-                f"{self.path} must have a threshold to tell what is unknown, and has none: pfml calibrate, then export"
+                f"{self.path} must have a threshold to tell what is unknown, but has none: pfml calibrate, then export"
             )
         threshold = self.threshold
         return [not hits or threshold.is_unknown(hits[0].distance) for hits in self.search(images, 1)]
@@ -88,8 +259,8 @@ def load_bundle(path: str | Path, *, max_bytes: int = LARGEST) -> Bundle:
     No code is run and nothing is downloaded. A file that was changed, added or removed is refused by name.
 
     Args:
-        path: A folder, or a .zip archive, which is unpacked to a temporary folder that ends with the bundle.
-        max_bytes: What an archive may unpack to.
+        path: A folder, or a .zip file, which is unpacked to a temporary folder that is deleted with the bundle.
+        max_bytes: What a .zip file may unpack to.
 
     Raises:
         DamagedFileError: If the bundle is not what was written.
@@ -98,7 +269,7 @@ def load_bundle(path: str | Path, *, max_bytes: int = LARGEST) -> Bundle:
     if path.is_dir():
         return _loaded(path, path, None)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} must be a bundle, a folder or a .zip file, but there is neither")
+        raise FileNotFoundError(f"{path} must be a bundle, a folder or a .zip file, but does not exist")
     unpacked = TemporaryDirectory(prefix="pfml-bundle-", ignore_cleanup_errors=True)
     try:
         extract_archive(path, Path(unpacked.name), max_bytes=max_bytes)
@@ -109,15 +280,15 @@ def load_bundle(path: str | Path, *, max_bytes: int = LARGEST) -> Bundle:
 
 
 def _loaded(path: Path, folder: Path, unpacked: TemporaryDirectory[str] | None) -> Bundle:
-    """The bundle in `folder`, which was given as `path`."""
+    """The bundle in `folder`, which the caller named `path`."""
     listing = folder / MANIFEST
     if not listing.is_file():
         raise FileNotFoundError(
-            f"{path} must be a bundle, but there is no {MANIFEST} in it; pfml export --to bundle packs a run"
+            f"{path} must be a bundle, but there is no {MANIFEST} in it; pfml export --to bundle makes one"
         )
     if listing.stat().st_size > LARGEST_MANIFEST:
         raise DamagedFileError(f"{listing} must have at most {LARGEST_MANIFEST:,} bytes, got more")
-    manifest = parse_manifest(listing.read_bytes(), path)
+    manifest = parse_bundle_manifest(listing.read_bytes(), path)
     files = manifest["files"]
     refuse_tampering(folder, files)
     embedder = load_embedder(folder / "model")

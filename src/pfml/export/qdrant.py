@@ -1,80 +1,60 @@
-"""The vectors of an index handed on to a Qdrant collection, in a folder or on a server."""
+"""Export of an index to a Qdrant collection, in a folder (local mode) or on a server."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid5
 
-from pfml.export.packages import require
+from pfml.export.vector_databases import IndexExport
 from pfml.search import Entry, ImageIndex, OtherModelError
 
-__all__ = ["QdrantExport", "export_qdrant", "point_id"]
+__all__ = ["export_vectors", "point_id"]
 
-#: of the ids: a path has the same one in every export
+#: Of the ids, which are UUIDs: a path has the same one in every export.
 NAMESPACE = UUID("5f0c1e0a-8c1b-4d7e-9d4f-2b1c6a7e3d90")
 BATCH = 256
 
 
-@dataclass(frozen=True)
-class QdrantExport:
-    """What was handed on.
-
-    Args:
-        collection: Its name.
-        points: How many were written.
-        others: Points of the collection that the index no longer has.
-    """
-
-    collection: str
-    points: int
-    others: int
-
-
-def export_qdrant(
+def export_vectors(
     index: ImageIndex,
     collection: str,
     *,
     url: str | None = None,
-    path: str | Path | None = None,
+    path: Path | None = None,
     api_key: str | None = None,
     batch_size: int = BATCH,
-) -> QdrantExport:
-    """Write the vectors of `index`, with path and class as payload, to a collection that is made if it is missing.
+) -> IndexExport:
+    """Export the vectors of `index` to a Qdrant collection; the arguments are those of `export_index`.
 
-    A point's id is a function of its path, so that a second export changes what has changed and adds nothing twice.
+    The id of a point is a function of its path, so that a second export updates points and duplicates none.
     The distance is Euclidean: the scores of the collection are the distances of the index.
 
     Args:
         index: Stays as it is.
-        collection: A name.
+        collection: Its name.
         url: Address of a server; this or `path`.
         path: A folder, for Qdrant's local mode, which needs no server.
-        api_key: Of the server, if it wants one.
+        api_key: Key of the server, if it asks for one.
         batch_size: Points that are sent at once.
 
     Raises:
         OtherModelError: If the collection has vectors of another model or of unknown origin.
     """
-    if (url is None) == (path is None):
-        raise ValueError(f"either the address of a server or a folder must be given, got url={url!r} and path={path}")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    if not collection:
-        raise ValueError("the collection must have a name, got an empty one")
     with _client(url, path, api_key) as client:
-        _prepare(client, collection, index)
+        _create_or_check(client, collection, index)
         written = 0
         remaining = index.entries()
         while entries := tuple(islice(remaining, batch_size)):
             client.upsert(collection, _points(index, entries), wait=True)
             written += len(entries)
-        others = client.count(collection, exact=True).count - written
-    return QdrantExport(collection, written, others)
+        stale = client.count(collection, exact=True).count - written
+    return IndexExport(collection, written, stale)
 
 
 def point_id(path: str) -> str:
@@ -83,15 +63,14 @@ def point_id(path: str) -> str:
 
 
 @contextmanager
-def _client(url: str | None, path: str | Path | None, api_key: str | None) -> Iterator[Any]:
-    """A client; what goes wrong on the way to a server is an OSError that names the server."""
-    require("qdrant_client", extra="qdrant")
+def _client(url: str | None, path: Path | None, api_key: str | None) -> Iterator[Any]:
+    """A client; an error of the connection is an OSError that names the server."""
     from qdrant_client import QdrantClient
     from qdrant_client.http.exceptions import ApiException
 
     try:
         client = QdrantClient(url=url, api_key=api_key) if path is None else QdrantClient(path=str(path))
-    except RuntimeError as error:  # its way to say that another process has the folder
+    except RuntimeError as error:  # how it says that another process has the folder open
         raise OSError(f"{path} must be free to be written to, got: {error}") from None
     try:
         yield client
@@ -102,8 +81,8 @@ def _client(url: str | None, path: str | Path | None, api_key: str | None) -> It
         client.close()
 
 
-def _prepare(client: Any, collection: str, index: ImageIndex) -> None:
-    """Make the collection, or see that it is one for this index."""
+def _create_or_check(client: Any, collection: str, index: ImageIndex) -> None:
+    """Make the collection, or check that it fits the index."""
     from qdrant_client import models
 
     wanted = models.VectorParams(size=index.dimension, distance=models.Distance.EUCLID)
@@ -118,8 +97,8 @@ def _prepare(client: Any, collection: str, index: ImageIndex) -> None:
             f"distance, got {found}: choose another with --collection"
         )
     ours = models.FieldCondition(key="model", match=models.MatchValue(value=index.model.digest))
-    strangers, _ = client.scroll(collection, scroll_filter=models.Filter(must_not=[ours]), limit=1)
-    if strangers:
+    foreign, _ = client.scroll(collection, scroll_filter=models.Filter(must_not=[ours]), limit=1)
+    if foreign:
         raise OtherModelError(
             f"the collection {collection!r} must have vectors of {index.model} only, got a point of another model: "
             f"distances between them mean nothing; choose another with --collection"
@@ -136,7 +115,7 @@ def _points(index: ImageIndex, entries: tuple[Entry, ...]) -> list[Any]:
             vector=vector,
             payload={
                 "path": _text(entry.path),
-                "class": _text(entry.class_name) or None,
+                "class_name": _text(entry.class_name) or None,
                 "model": index.model.digest,
             },
         )
@@ -145,5 +124,5 @@ def _points(index: ImageIndex, entries: tuple[Entry, ...]) -> list[Any]:
 
 
 def _text(name: str) -> str:
-    """The same text, with escapes for what is no valid Unicode, which JSON cannot carry."""
+    """The name with invalid Unicode escaped, which JSON cannot hold."""
     return name.encode("utf-8", errors="backslashreplace").decode()
