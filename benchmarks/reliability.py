@@ -26,7 +26,7 @@ import torch
 
 import pfml
 from machine import environment
-from pfml.storage.zip_archive import extract_archive
+from pfml.storage.bundle import extract_zip
 from reliability_files import OURS, THEIRS, archives, damages, disk_full, images_of_pfml, images_of_timm, kills
 from reliability_probes import PROBES, C, D
 from reliability_subjects import Outcome, Subject
@@ -187,7 +187,7 @@ def rows(trials: int) -> dict[int, tuple[Cell, Cell]]:
     table[25] = lambda: cell(disk_full(OURS)), lambda: cell(disk_full(THEIRS))
     table[26] = lambda: cell(damages(OURS)), lambda: cell(damages(THEIRS))
     table[27] = lambda: cell(images_of_pfml()), lambda: f"it reads no images itself; {cell(images_of_timm())}"
-    table[28] = lambda: cell(archives(extract_archive)), lambda: cell(archives(their_extraction))
+    table[28] = lambda: cell(archives(extract_zip)), lambda: cell(archives(their_extraction))
     return table
 
 

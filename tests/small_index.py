@@ -9,7 +9,7 @@ import numpy
 import torch
 from PIL import Image
 
-from pfml.search import ImageIndex, IndexLockedError, ModelIdentity
+from pfml.search import ImageIndex, LockedError, ModelIdentity
 
 MODEL = ModelIdentity("a" * 64, "the model of these tests")
 OTHER = ModelIdentity("b" * 64, "another model")
@@ -66,7 +66,7 @@ def error_of_adding(folder, limit, answers):
     try:
         index.add(unit_vectors(4000, seed=9), [f"new/{k}" for k in range(4000)], model=MODEL)
         answers.put("no error")
-    except IndexLockedError as error:
+    except LockedError as error:
         answers.put(f"locked: {error}")
     except OSError as error:
         answers.put(f"{type(error).__name__}: {error}")

@@ -13,9 +13,10 @@ from pfml.experiments import run as record
 from pfml.experiments import tasks
 from pfml.experiments.estimate import Estimator
 from pfml.experiments.plan import Plan, PlanOptions, plan_experiment
-from pfml.experiments.run import claim, execute
+from pfml.experiments.run import execute
 from pfml.experiments.store import ResultsStore
 from pfml.runs.config import DataConfig
+from pfml.storage.lock import claim
 from pfml.training import BatchConfig
 from pfml.training.shutdown import Interrupted
 from processes import CONTEXT

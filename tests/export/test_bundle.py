@@ -5,14 +5,17 @@ import shutil
 
 import pytest
 import torch
-from small_runs import letters, save_index, save_model, save_run, save_threshold
 
 import pfml
 from pfml.export import export_bundle, load_bundle
+from pfml.models.embedder import EMBEDDER
 from pfml.search import ImageIndex, ModelIdentity, OtherModelError
-from pfml.storage.bundle import read_bundle, write_bundle
+from pfml.search.storage import INDEX
+from pfml.search.threshold import THRESHOLD
 from pfml.storage.files import DamagedFileError
-from pfml.training.saved_loss import load_field
+from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
+from pfml.training.saved_loss import LOSS, load_field
+from small_runs import letters, save_index, save_model, save_run, save_threshold
 
 ALL = ("model", "preprocessing", "loss", "threshold", "index")
 
@@ -139,7 +142,7 @@ def test_a_changed_manifest_is_refused(copied):
     with pytest.raises(DamagedFileError, match="bundle.json does not match its own checksum"):
         load_bundle(copied)
     path.write_text(json.dumps({**manifest, "format_version": 2}))
-    with pytest.raises(DamagedFileError, match="must have format_version 1, got 2"):
+    with pytest.raises(DamagedFileError, match="must be a pfml bundle of format version 1, got version 2"):
         load_bundle(copied)
     for content in ("[]", "{", '{"kind": "other"}'):
         path.write_text(content)
@@ -197,23 +200,24 @@ def test_an_index_that_changes_while_it_is_packed_is_an_error_and_not_half_an_in
     assert not (tmp_path / "bundle").exists()
 
 
-@pytest.mark.parametrize(
-    "manifest", ["model/model.json", "loss/loss.json", "threshold.json", "index/index.json"], ids=lambda name: name
-)
+FORMATS = {"model/model.json": EMBEDDER, "loss/loss.json": LOSS, "threshold.json": THRESHOLD, "index/index.json": INDEX}
+
+
+@pytest.mark.parametrize("manifest", FORMATS)
 def test_a_writer_between_two_reads_does_not_give_a_bundle_of_two_states(tmp_path, monkeypatch, manifest):
     embedder = save_run(tmp_path / "run")
-    place = tmp_path / "run" / manifest
+    place, form = tmp_path / "run" / manifest, FORMATS[manifest]
     before, copy = place.read_bytes(), shutil.copyfile
     # the writer has renamed its manifest into place, and not yet removed the tensors before
-    monkeypatch.setattr("pfml.storage.bundle._remove_left_over", lambda *_: None)
+    monkeypatch.setattr("pfml.storage.sealed_tensors._remove_left_over", lambda *_: None)
 
     def copied_late(source, target):
         if source.parent == place.parent and place.read_bytes() == before:
-            content, tensors = read_bundle(place.parent, place.stem)
-            write_bundle(place.parent, place.stem, tensors, {**content, "later": True})
+            content, tensors = read_sealed_tensors(place.parent, place.stem, form)
+            write_sealed_tensors(place.parent, place.stem, tensors, {**content, "later": True}, form)
         return copy(source, target)
 
-    monkeypatch.setattr("pfml.export.bundle.shutil.copyfile", copied_late)
+    monkeypatch.setattr("pfml.storage.sealed_tensors.shutil.copyfile", copied_late)
     assert export_bundle(tmp_path / "run", tmp_path / "bundle") == ALL
     assert place.read_bytes() != before
     assert (tmp_path / "bundle" / manifest).read_bytes() == before

@@ -8,7 +8,6 @@ import pytest
 import torch
 from PIL import Image
 from qdrant_client import QdrantClient
-from small_runs import letters, save_run
 
 from pfml.cli import main
 from pfml.data import RetrievalData
@@ -17,6 +16,7 @@ from pfml.export import load_bundle, onnx
 from pfml.models import EmbedderConfig, load_embedder
 from pfml.runs.config import DataConfig, RunConfig
 from pfml.runs.config_files import write_config
+from small_runs import letters, save_run
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from qdrant_client import QdrantClient, models
-from small_runs import letters, save_index, save_model
 
 from pfml.export import export_index
 from pfml.export.qdrant import export_vectors, point_id
 from pfml.search import ImageIndex, ModelIdentity, OtherModelError
+from small_runs import letters, save_index, save_model
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,10 @@
 """The table of vector databases: a new one is a module and a row."""
 
 import pytest
-from small_runs import save_index, save_model
 
 from pfml.cli import main
 from pfml.export import VECTOR_DATABASES, VectorDatabase, export_index
+from small_runs import save_index, save_model
 
 MODULE = """
 from pfml.export import IndexExport

@@ -17,12 +17,13 @@ import torch
 
 from pfml.experiments.store import ResultsStore
 from pfml.models import create_embedder, load_embedder
+from pfml.models.embedder import EMBEDDER
 from pfml.search import ImageIndex
-from pfml.storage.bundle import next_tensors
+from pfml.storage.bundle import extract_zip, read_listing, refuse_tampering, write_listing, write_zip
 from pfml.storage.files import load_tensors, save_tensors
-from pfml.storage.manifest import parse_manifest, refuse_tampering, write_manifest
-from pfml.storage.zip_archive import extract_archive, write_archive
-from pfml.training.checkpoint import load_checkpoint, save_checkpoint
+from pfml.storage.manifest import Format
+from pfml.storage.sealed_tensors import next_tensors
+from pfml.training.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from records import record
 from small_index import MODEL, unit_vectors
 
@@ -67,10 +68,10 @@ def others(folder: Path, *patterns: str, kept: int = 1) -> list[str]:
     return names
 
 
-def bundle_orphans(folder: Path, name: str, *more: str) -> list[str]:
-    """Names in `folder` of which the bundle `name` says nothing."""
+def orphaned_tensors(folder: Path, name: str, form: Format, *more: str) -> list[str]:
+    """Names in `folder` of which the manifest `name` says nothing."""
     named = json.loads((folder / f"{name}.json").read_text())["tensors"]["file"]
-    known = {f"{name}.json", named, next_tensors(folder, name).name, *more}
+    known = {f"{name}.json", named, next_tensors(folder, name, form).name, *more}
     return [path.name for path in folder.rglob("*") if path.is_file() and path.name not in known]
 
 
@@ -109,18 +110,18 @@ def read_numbered_model(folder: Path) -> int:
 def save_numbered_archive(folder: Path, number: int) -> None:
     with tempfile.TemporaryDirectory() as place:
         save_tensors(Path(place) / "weights.safetensors", numbered(number))
-        write_manifest(Path(place), {"number": number})
-        write_archive(Path(place), folder / "bundle.zip")
+        write_listing(Path(place), {"number": number})
+        write_zip(Path(place), folder / "bundle.zip")
 
 
 def read_numbered_archive(folder: Path) -> int:
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        extract_archive(folder / "bundle.zip", place)
-        manifest = parse_manifest((place / "bundle.json").read_bytes(), place)
-        refuse_tampering(place, manifest["files"])
+        extract_zip(folder / "bundle.zip", place)
+        listing = read_listing(place, place)
+        refuse_tampering(place, listing["files"])
         number = number_of(load_tensors(place / "weights.safetensors"))
-    assert manifest["number"] == number
+    assert listing["number"] == number
     return number
 
 
@@ -172,12 +173,12 @@ SAVERS = {
     "checkpoint": Saver(
         save_numbered_checkpoint,
         read_numbered_checkpoint,
-        lambda folder: bundle_orphans(folder, "last"),
+        lambda folder: orphaned_tensors(folder, "last", CHECKPOINT),
     ),
     "model": Saver(
         save_numbered_model,
         read_numbered_model,
-        lambda folder: bundle_orphans(folder, "model", "README.md"),
+        lambda folder: orphaned_tensors(folder, "model", EMBEDDER, "README.md"),
     ),
     "bundle archive": Saver(save_numbered_archive, read_numbered_archive, lambda folder: others(folder, "bundle.zip")),
     "index": Saver(save_numbered_index, read_numbered_index, index_orphans, most_orphans=math.inf),

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from file_kinds import FILE_KINDS, KINDS, comparable
 
-from pfml.storage.bundle import digest_of
+from pfml.storage.manifest import digest_of
 
 #: what may be raised: a ValueError (DamagedFileError, ImageError) or an OSError with a sentence
 REFUSALS = (ValueError, OSError)

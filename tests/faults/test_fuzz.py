@@ -14,8 +14,8 @@ from file_kinds import FILE_KINDS, KINDS, comparable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pfml.storage.bundle import digest_of
 from pfml.storage.files import DamagedFileError
+from pfml.storage.manifest import digest_of
 
 #: Examples per kind: few in the usual run, more with PFML_FUZZ_EXAMPLES=1000.
 EXAMPLES = int(os.environ.get("PFML_FUZZ_EXAMPLES", "20"))

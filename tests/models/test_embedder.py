@@ -318,7 +318,7 @@ def test_a_save_that_fails_leaves_the_model_before_it(
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pfml.storage.bundle.write_atomically", full)
+        patch.setattr("pfml.storage.manifest.write_atomically", full)
         with pytest.raises(OSError, match="no space left"):
             embedder.save(saved)
     assert torch.equal(load_embedder(saved).head.linear.weight, before)
@@ -373,7 +373,7 @@ def write_a_later_version(folder: Path) -> None:
         (drop_the_manifest, FileNotFoundError, r"there is no model.json in either"),
         (cut_the_manifest, DamagedFileError, r"model.json must be a whole JSON file"),
         (change_the_mean, DamagedFileError, r"model.json does not match its own checksum"),
-        (write_a_later_version, ValueError, r"model.json must have format_version 1, got 99"),
+        (write_a_later_version, ValueError, r"model.json must be an embedder of format version 1, got version 99"),
     ],
 )
 def test_a_damaged_model_is_refused_by_name(
@@ -386,22 +386,23 @@ def test_a_damaged_model_is_refused_by_name(
 
 
 def test_every_flipped_byte_of_the_manifest_is_noticed(saved: Path) -> None:
-    from pfml.storage.bundle import read_manifest
+    from pfml.models.embedder import EMBEDDER
+    from pfml.storage.manifest import read_manifest
 
     path = saved / "model.json"
     content = path.read_bytes()
-    whole = read_manifest(path)
+    whole = read_manifest(path, EMBEDDER)
     for place in range(0, len(content), 7):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         try:
             # white space may turn into other white space; nothing else may pass
-            assert read_manifest(path) == whole
+            assert read_manifest(path, EMBEDDER) == whole
         except ValueError as error:
             assert "model.json" in str(error)
 
 
 def test_nan_weights_are_neither_saved_nor_loaded(embedder: Embedder, saved: Path, tmp_path: Path) -> None:
-    from pfml.storage.bundle import digest_of
+    from pfml.storage.manifest import digest_of
 
     with torch.no_grad():
         embedder.head.linear.bias[3] = float("nan")

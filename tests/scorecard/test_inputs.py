@@ -13,9 +13,9 @@ from PIL import Image
 from pfml.data import ImageSet
 from pfml.data.decoding import ImageError, UnreadableImagesError, check_images, read_rgb
 from pfml.data.image_source import open_images
-from pfml.storage import manifest as manifest_module
+from pfml.storage.bundle import extract_zip
 from pfml.storage.files import DamagedFileError
-from pfml.storage.zip_archive import extract_archive
+from pfml.storage.manifest import digest_of
 
 
 def picture(size=40, channels=3):
@@ -79,7 +79,7 @@ CONTENT = b"some text"
 def sealed(contents):
     listed = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents.items()}
     manifest = {"kind": "pfml bundle", "format_version": 1, "files": listed}
-    return json.dumps({**manifest, "manifest_sha256": manifest_module._digest(manifest)}).encode()
+    return json.dumps({**manifest, "manifest_sha256": digest_of(manifest)}).encode()
 
 
 def symlink():
@@ -115,7 +115,7 @@ def test_28_a_hostile_archive_is_refused_and_writes_nothing_outside_its_folder(t
         archive.writestr(name, data)
         archive.writestr("bundle.json", sealed(promised))
     with pytest.raises(DamagedFileError, match=r"evil\.zip"):
-        extract_archive(path, target, max_bytes=1_000_000)
+        extract_zip(path, target, max_bytes=1_000_000)
     assert [file for file in tmp_path.rglob("*") if file.is_file() and target not in file.parents] == [path]
     assert sum(file.stat().st_size for file in target.rglob("*") if file.is_file()) < 10_000
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from pfml import PotentialFieldLoss
-from pfml.storage.bundle import digest_of
 from pfml.storage.files import DamagedFileError
+from pfml.storage.manifest import digest_of
 from pfml.training import LossConfig
 from pfml.training.checkpoint import load_checkpoint, save_checkpoint
 from small_data import InterruptAt, letters, small_config, small_embedder

@@ -10,7 +10,7 @@ import time
 import pytest
 
 import small_index as helpers
-from pfml.search import ImageIndex, IndexLockedError
+from pfml.search import ImageIndex, LockedError
 from pfml.storage.files import DamagedFileError
 from small_index import MODEL, unit_vectors
 
@@ -94,7 +94,7 @@ def test_a_second_writer_is_refused_with_the_process_that_is_writing(folder):
     other.start()
     assert holding.wait(60)
     index = ImageIndex.open(folder)
-    with pytest.raises(IndexLockedError, match=f"process {other.pid} is writing"):
+    with pytest.raises(LockedError, match=f"process {other.pid} on .* is writing it"):
         index.add(unit_vectors(1), ["x"], model=MODEL)
     done.set()
     other.join()
@@ -107,7 +107,7 @@ def test_a_second_thread_is_refused_and_one_thread_may_nest(folder):
     def add():
         try:
             index.add(unit_vectors(1), ["x"], model=MODEL)
-        except IndexLockedError as error:
+        except LockedError as error:
             errors.append(str(error))
 
     with index.writing():
@@ -139,7 +139,7 @@ def test_a_full_disk_at_the_manifest_leaves_the_index_as_it_was(folder, monkeypa
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pfml.storage.bundle.write_atomically", full)
+        patch.setattr("pfml.storage.manifest.write_atomically", full)
         with pytest.raises(OSError, match="no space left"):
             index.add(unit_vectors(10), [f"0/{k}.jpg" for k in range(10)], ["change 0"] * 10, model=MODEL)
     assert len(index) == len(ImageIndex.open(folder)) == 0

@@ -14,7 +14,7 @@ import small_collection as helpers
 from pfml.data.image_set import ImageSet
 from pfml.evaluation import embed
 from pfml.models import load_embedder
-from pfml.search import IndexLockedError, OtherModelError, Share, embed_collection
+from pfml.search import LockedError, OtherModelError, Share, embed_collection
 from pfml.storage.embeddings import open_embeddings, read_embeddings
 from pfml.storage.files import DamagedFileError
 from pfml.storage.lock import WriterLock
@@ -336,9 +336,9 @@ def test_shares_may_write_together_and_the_whole_waits_for_them(tmp_path, embedd
     (tmp_path / "out").mkdir()
     with WriterLock(tmp_path / "out", shared=True).held():
         embed_collection(tmp_path / "out", embedder, [images], share=Share(1, 2), **SMALL)
-        with pytest.raises(IndexLockedError, match="one writer at a time"):
+        with pytest.raises(LockedError, match="one writer at a time"):
             embed_collection(tmp_path / "out", embedder, [images], **SMALL)
-    with WriterLock(tmp_path / "out").held(), pytest.raises(IndexLockedError, match="one writer at a time"):
+    with WriterLock(tmp_path / "out").held(), pytest.raises(LockedError, match="one writer at a time"):
         embed_collection(tmp_path / "out", embedder, [images], share=Share(1, 2), **SMALL)
 
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import pfml.storage.files
-from pfml.storage.bundle import _no_other_writer, read_bundle, write_bundle
 from pfml.storage.files import (
     DamagedFileError,
     create_atomically,
@@ -23,7 +22,12 @@ from pfml.storage.files import (
     sha256_of,
     write_atomically,
 )
+from pfml.storage.lock import locked_folder
+from pfml.storage.manifest import Format
+from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
 from processes import failures_of_several
+
+FORM = Format("map", 1, "draw it again")
 
 
 def some_tensors() -> dict[str, torch.Tensor]:
@@ -132,13 +136,14 @@ def test_numbers_that_are_not_finite_are_refused_by_tensor_and_place() -> None:
 
 
 def write_often(folder: Path, number: int, together: Barrier, failures: SimpleQueue[str]) -> None:
-    """Replace a bundle and read it, again and again."""
+    """Replace tensors and read them, again and again."""
     torch.set_num_threads(1)
     together.wait(60)
     for turn in range(40):
         try:
-            write_bundle(folder, "map", {"x": torch.tensor([number, turn])}, {"number": number, "turn": turn})
-            content, tensors = read_bundle(folder, "map")
+            content = {"number": number, "turn": turn}
+            write_sealed_tensors(folder, "map", {"x": torch.tensor([number, turn])}, content, FORM)
+            content, tensors = read_sealed_tensors(folder, "map", FORM)
             if tensors["x"].tolist() != [content["number"], content["turn"]]:
                 failures.put(f"the tensors {tensors} beside {content}")
         except Exception as error:
@@ -177,20 +182,20 @@ def test_a_file_is_created_once_where_there_are_no_links(tmp_path: Path, monkeyp
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows cannot lock folders")
-def test_two_writers_of_one_bundle_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_two_writers_of_one_folder_do_not_disturb_each_other(tmp_path: Path) -> None:
     assert failures_of_several(2, write_often, tmp_path) == []
     assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows cannot lock folders")
 def test_a_writer_that_waits_in_vain_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pfml.storage.bundle.PATIENCE", 0.05)
+    monkeypatch.setattr("pfml.storage.sealed_tensors.PATIENCE", 0.05)
     with (
-        _no_other_writer(tmp_path),
+        locked_folder(tmp_path),
         pytest.raises(TimeoutError, match=r"has been written by another process for 0\.05 s"),
     ):
-        write_bundle(tmp_path, "map", {"x": torch.ones(1)}, {})
-    write_bundle(tmp_path, "map", {"x": torch.ones(1)}, {})
+        write_sealed_tensors(tmp_path, "map", {"x": torch.ones(1)}, {}, FORM)
+    write_sealed_tensors(tmp_path, "map", {"x": torch.ones(1)}, {}, FORM)
 
 
 def test_tensors_are_read_from_a_folder_whose_name_is_not_utf_8(tmp_path: Path) -> None:

@@ -1,10 +1,18 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from pfml.storage.files import DamagedFileError
-from pfml.training.checkpoint import load_checkpoint, pack_optimizer, part, save_checkpoint, unpack_optimizer
+from pfml.training.checkpoint import (
+    CHECKPOINT,
+    load_checkpoint,
+    pack_optimizer,
+    part,
+    save_checkpoint,
+    unpack_optimizer,
+)
 
 TENSORS = {"embedder/weight": torch.arange(6.0).view(2, 3), "generator/cpu": torch.arange(5, dtype=torch.uint8)}
 
@@ -30,7 +38,7 @@ def test_only_the_newest_checkpoint_is_kept(tmp_path):
 
 def test_a_save_that_fails_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
     save(tmp_path, 1)
-    monkeypatch.setattr("pfml.storage.bundle.write_atomically", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    monkeypatch.setattr("pfml.storage.manifest.write_atomically", lambda *_: (_ for _ in ()).throw(OSError("full")))
     with pytest.raises(OSError, match="full"):
         save(tmp_path, 2)
     assert load_checkpoint(tmp_path)[1]["step"] == 1
@@ -76,10 +84,10 @@ def test_weights_that_are_not_finite_never_replace_a_checkpoint(tmp_path):
 
 
 def test_another_format_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("pfml.storage.bundle.FORMAT_VERSION", 2)
+    monkeypatch.setattr("pfml.training.checkpoint.CHECKPOINT", replace(CHECKPOINT, version=2))
     save(tmp_path)
     monkeypatch.undo()
-    with pytest.raises(DamagedFileError, match="must have format_version 1, got 2"):
+    with pytest.raises(DamagedFileError, match="a checkpoint of format version 1, got version 2: use the pfml"):
         load_checkpoint(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Decoded images on disk: a flat file of pixels and a JSON manifest that says which files they are of."""
+"""Decoded images on disk: a flat file of pixels and a sealed manifest that says which files they are of."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,11 +17,14 @@ import torch
 from torch import Tensor
 
 from pfml.data.resampling import PixelBuffer
+from pfml.storage.lock import locked_folder
+from pfml.storage.manifest import Format, read_manifest, write_manifest
 
 __all__ = ["PixelCache"]
 
-VERSION = 2
-PIECE = 2**26
+PIXELS = Format("pixel cache", 3, "remove it: it is made again")
+#: Bytes that are read, written and hashed at once.
+CHUNK = 2**26
 #: Seconds in which a process certainly holds a folder that it has made.
 YOUNG = 60.0
 
@@ -55,8 +57,8 @@ class PixelCache:
     def mismatch(self) -> str | None:
         """Why the cache cannot be used, or None; compares all but the pixels, which `load` does."""
         try:
-            manifest = self._sealed()
-        except (OSError, ValueError, RecursionError) as error:
+            manifest = read_manifest(self._manifest, PIXELS)
+        except (OSError, ValueError) as error:
             return f"its manifest cannot be read ({error})"
         expected = self._identity()
         for name, value in expected.items():
@@ -84,8 +86,8 @@ class PixelCache:
             return None
         data, digest = torch.empty(manifest["bytes"], dtype=torch.uint8), hashlib.sha256()
         with stream:
-            for piece in data.split(PIECE):
-                view = memoryview(piece.numpy())
+            for chunk in data.split(CHUNK):
+                view = memoryview(chunk.numpy())
                 if stream.readinto(view) != len(view):  # type: ignore[attr-defined]
                     return None
                 digest.update(view)
@@ -101,7 +103,7 @@ class PixelCache:
             # a folder that its process has just renamed is gone
             with suppress(FileNotFoundError):
                 if time.time() - left.stat().st_mtime > YOUNG:  # else its process is about to hold it, and must get it
-                    with _held(left) as is_free:
+                    with locked_folder(left) as is_free:  # None on Windows: what a kill leaves stays there
                         if is_free:
                             shutil.rmtree(left, ignore_errors=True)
 
@@ -110,15 +112,15 @@ class PixelCache:
         self._found = None
         temporary = self._temporary()
         temporary.mkdir(parents=True)
-        with _held(temporary):
+        with locked_folder(temporary):
             self._store(pixels, temporary)
 
     def _store(self, pixels: PixelBuffer, temporary: Path) -> None:
         try:
             digest = hashlib.sha256()
             with (temporary / self._data.name).open("wb") as stream:
-                for piece in pixels.data.split(PIECE):
-                    view = memoryview(piece.numpy())
+                for chunk in pixels.data.split(CHUNK):
+                    view = memoryview(chunk.numpy())
                     digest.update(view)
                     stream.write(view)
                 _to_disk(stream)
@@ -128,9 +130,7 @@ class PixelCache:
                 "bytes": len(pixels.data),
                 "sha256": digest.hexdigest(),
             }
-            with (temporary / self._manifest.name).open("w") as text:
-                json.dump({**manifest, "manifest_sha256": _digest(manifest)}, text)
-                _to_disk(text)
+            write_manifest(temporary / self._manifest.name, manifest, PIXELS, indent=None)
             self._put_in_place(temporary)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -155,21 +155,13 @@ class PixelCache:
 
     def _checked(self) -> dict[str, Any]:
         """The manifest that `mismatch` found to be right, though another process may have replaced it since."""
-        return self._sealed() if self._found is None else self._found
-
-    def _sealed(self) -> dict[str, Any]:
-        """The manifest; a ValueError unless it is what was stored."""
-        manifest = json.loads(self._manifest.read_bytes())
-        if not isinstance(manifest, dict) or manifest.pop("manifest_sha256", None) != _digest(manifest):
-            raise ValueError("it does not match its own checksum")
-        return manifest
+        return read_manifest(self._manifest, PIXELS) if self._found is None else self._found
 
     def _identity(self) -> dict[str, Any]:
         """What must be as it was when the pixels were stored."""
         import PIL
 
         return {
-            "version": VERSION,
             "pillow": PIL.__version__,  # decoders of different versions may differ by a gray level
             "short_side": self.short_side,
             "names": self.paths,
@@ -184,38 +176,6 @@ def _state(path: str) -> list[int] | None:
     except OSError:
         return None
     return [state.st_size, state.st_mtime_ns]
-
-
-def _digest(manifest: dict[str, Any]) -> str:
-    """The SHA-256 of the manifest's values, however they are laid out."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-@contextmanager
-def _held(folder: Path) -> Iterator[bool]:
-    """Hold a folder within the block, or until this process dies; False if another process holds it or it is gone.
-
-    Windows cannot lock folders: there, none is ever free, and what a kill leaves stays.
-    """
-    if os.name == "nt":
-        yield False
-        return
-    import fcntl
-
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        yield False
-        return
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # held, or a file system without locks
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(descriptor)
 
 
 def _to_disk(stream: Any) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import platform
 import shutil
-import socket
 import subprocess
-import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -34,6 +31,7 @@ from pfml.experiments.store import ResultsStore
 from pfml.experiments.tasks import TASKS, Workplace, prepared
 from pfml.runs.config_files import plain
 from pfml.runs.folder import RunFolder
+from pfml.storage.lock import claim
 from pfml.terminal import plain_console
 from pfml.training.environment import resolve_device
 from pfml.training.progress import Monitor, ProgressMonitor
@@ -47,7 +45,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Session",
     "Summary",
-    "claim",
     "commit",
     "device_kind",
     "device_name",
@@ -59,59 +56,6 @@ __all__ = [
     "versions",
     "work",
 ]
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _try_lock(descriptor: int) -> bool:
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-else:
-    import fcntl
-
-    def _try_lock(descriptor: int) -> bool:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-
-@contextmanager
-def claim(path: Path) -> Iterator[bool]:
-    """Whether the lock file `path` is ours within the block; a file that a dead process left is taken over."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = _locked(path)
-    if descriptor is None:
-        yield False
-        return
-    try:
-        owner = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
-        os.truncate(descriptor, 0)
-        os.write(descriptor, owner.encode())
-        yield True
-    finally:
-        with suppress(OSError):  # Windows cannot remove an open file; it stays, unlocked
-            path.unlink()
-        os.close(descriptor)
-
-
-def _locked(path: Path) -> int | None:
-    """A descriptor that holds the lock; None if another process does."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        if not _try_lock(descriptor):
-            os.close(descriptor)
-            return None
-        # its owner may have removed the file between our opening and our locking it
-        with suppress(FileNotFoundError):
-            if os.fstat(descriptor).st_ino == path.stat().st_ino:
-                return descriptor
-        os.close(descriptor)
 
 
 def record_of(

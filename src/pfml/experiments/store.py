@@ -10,13 +10,13 @@ import hashlib
 import json
 import math
 import os
-import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Any, NotRequired, TypedDict, get_origin, get_type_hints
+
+from pfml.storage.lock import locked_file
 
 __all__ = ["Record", "ResultsStore", "TornLineWarning", "key_of"]
 
@@ -103,7 +103,7 @@ class ResultsStore:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
-            with _locked(descriptor):
+            with locked_file(self.path, descriptor):
                 self._cut_torn_line(descriptor)
                 end = os.fstat(descriptor).st_size
                 try:
@@ -208,32 +208,3 @@ def _end_of_last_line(descriptor: int, size: int) -> int:
         if newline >= 0:
             return start + newline + 1
     return 0
-
-
-@contextmanager
-def _locked(descriptor: int) -> Iterator[None]:
-    """Hold the file for this process; a process that dies lets it go."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        import msvcrt
-
-        # a byte far behind the end, since a locked one could not be read
-        os.lseek(descriptor, 1 << 40, os.SEEK_SET)
-        while True:
-            try:
-                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-                break
-            except OSError:
-                time.sleep(0.01)
-        try:
-            yield
-        finally:
-            os.lseek(descriptor, 1 << 40, os.SEEK_SET)
-            msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)  # type: ignore[attr-defined]
-        return
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)

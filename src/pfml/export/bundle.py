@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import torch
@@ -28,21 +28,13 @@ from torch import Tensor
 from pfml.data import ImageSet
 from pfml.export.onnx import export_onnx, preprocessing_description
 from pfml.models import Embedder, load_embedder
-from pfml.models.embedder import model_folder
+from pfml.models.embedder import EMBEDDER, model_folder
 from pfml.search import Hit, ImageIndex, ModelIdentity, Threshold
-from pfml.storage.bundle import parse_manifest
-from pfml.storage.files import DamagedFileError, sha256_of
-from pfml.storage.manifest import (
-    LARGEST_MANIFEST,
-    MANIFEST,
-    refuse_tampering,
-    write_manifest,
-)
-from pfml.storage.manifest import (
-    parse_manifest as parse_bundle_manifest,
-)
-from pfml.storage.zip_archive import LARGEST, extract_archive, write_archive
-from pfml.training.saved_loss import TrainedField, load_field
+from pfml.search.storage import INDEX
+from pfml.search.threshold import THRESHOLD
+from pfml.storage.bundle import LARGEST_BUNDLE, extract_zip, read_listing, refuse_tampering, write_listing, write_zip
+from pfml.storage.sealed_tensors import copy_file, copy_sealed_tensors
+from pfml.training.saved_loss import LOSS, TrainedField, load_field
 from pfml.version import __version__
 
 if TYPE_CHECKING:
@@ -88,7 +80,7 @@ def _building(path: Path) -> Iterator[Path]:
     try:
         yield building
         if path.suffix.lower() == ".zip":
-            write_archive(building, path)
+            write_zip(building, path)
         else:
             os.replace(building, path)
     finally:
@@ -97,7 +89,7 @@ def _building(path: Path) -> Iterator[Path]:
 
 def _pack_model(model: Path, folder: Path) -> Embedder:
     """Copy the model; returns its embedder, loaded from the copy: the original may be replaced meanwhile."""
-    _copy_sealed(model, "model", folder / "model")
+    copy_sealed_tensors(model, "model", folder / "model", EMBEDDER)
     embedder = load_embedder(folder / "model")
     if (model / "README.md").is_file():
         shutil.copyfile(model / "README.md", folder / "model" / "README.md")
@@ -110,18 +102,18 @@ def _pack_run(run: Path, identity: ModelIdentity, folder: Path) -> list[str]:
     """Copy proxies, threshold and index, as far as the run has them; returns their names."""
     parts: list[str] = []
     if (run / "loss" / "loss.json").is_file():
-        _copy_sealed(run / "loss", "loss", folder / "loss")
+        copy_sealed_tensors(run / "loss", "loss", folder / "loss", LOSS)
         parts.append("loss")
     if (run / "threshold.json").is_file():
-        _copy_sealed(run, "threshold", folder)
+        copy_sealed_tensors(run, "threshold", folder, THRESHOLD)
         threshold = Threshold.load(folder)
         assert threshold is not None
         threshold.model.require(identity, f"the threshold of {run}")
         parts.append("threshold")
     if (run / "index" / "index.json").is_file():
-        manifest = _copy_sealed(run / "index", "index", folder / "index")
+        manifest = copy_sealed_tensors(run / "index", "index", folder / "index", INDEX)
         for segment in manifest["segments"]:
-            _copy(run / "index" / Path(segment["file"]).name, folder / "index")
+            copy_file(run / "index" / Path(segment["file"]).name, folder / "index")
         ImageIndex.open(folder / "index").model.require(
             identity, f"the index of {run}"
         )  # opening compares the checksums
@@ -132,7 +124,7 @@ def _pack_run(run: Path, identity: ModelIdentity, folder: Path) -> list[str]:
 def _finish(folder: Path, embedder: Embedder, parts: list[str]) -> None:
     """Write the README, and last the manifest, which lists all files."""
     (folder / "README.md").write_text(_readme(parts), encoding="utf-8")
-    write_manifest(
+    write_listing(
         folder,
         {
             "written_by": f"pfml {__version__}",
@@ -141,34 +133,6 @@ def _finish(folder: Path, embedder: Embedder, parts: list[str]) -> None:
             "parts": parts,
         },
     )
-
-
-def _copy_sealed(folder: Path, name: str, target: Path) -> dict[str, Any]:
-    """Copy the manifest `name`.json (`pfml.storage.bundle`) and the tensors that it names; its values.
-
-    It is read once, so that the copy is of one state, whoever writes meanwhile.
-    """
-    content = (folder / f"{name}.json").read_bytes()
-    manifest = parse_manifest(content, folder / f"{name}.json")
-    target.mkdir(parents=True, exist_ok=True)
-    file = folder / Path(manifest["tensors"]["file"]).name
-    _copy(file, target)
-    if sha256_of(target / file.name) != manifest["tensors"]["sha256"]:
-        raise DamagedFileError(
-            f"{file} is not what {name}.json says: it was damaged or changed; restore it from a copy"
-        )
-    (target / f"{name}.json").write_bytes(content)
-    return manifest
-
-
-def _copy(file: Path, target: Path) -> None:
-    try:
-        shutil.copyfile(file, target / file.name)
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"{file} must be there to be packed, and is not: "
-            f"if another process has changed it in this moment, export again"
-        ) from None
 
 
 def _readme(parts: list[str]) -> str:
@@ -253,7 +217,7 @@ class Bundle:
         return [not hits or threshold.is_unknown(hits[0].distance) for hits in self.search(images, 1)]
 
 
-def load_bundle(path: str | Path, *, max_bytes: int = LARGEST) -> Bundle:
+def load_bundle(path: str | Path, *, max_bytes: int = LARGEST_BUNDLE) -> Bundle:
     """The bundle that `pfml export --to bundle` wrote.
 
     No code is run and nothing is downloaded. A file that was changed, added or removed is refused by name.
@@ -272,7 +236,7 @@ def load_bundle(path: str | Path, *, max_bytes: int = LARGEST) -> Bundle:
         raise FileNotFoundError(f"{path} must be a bundle, a folder or a .zip file, but does not exist")
     unpacked = TemporaryDirectory(prefix="pfml-bundle-", ignore_cleanup_errors=True)
     try:
-        extract_archive(path, Path(unpacked.name), max_bytes=max_bytes)
+        extract_zip(path, Path(unpacked.name), max_bytes=max_bytes)
         return _loaded(path, Path(unpacked.name), unpacked)
     except BaseException:
         unpacked.cleanup()
@@ -281,15 +245,7 @@ def load_bundle(path: str | Path, *, max_bytes: int = LARGEST) -> Bundle:
 
 def _loaded(path: Path, folder: Path, unpacked: TemporaryDirectory[str] | None) -> Bundle:
     """The bundle in `folder`, which the caller named `path`."""
-    listing = folder / MANIFEST
-    if not listing.is_file():
-        raise FileNotFoundError(
-            f"{path} must be a bundle, but there is no {MANIFEST} in it; pfml export --to bundle makes one"
-        )
-    if listing.stat().st_size > LARGEST_MANIFEST:
-        raise DamagedFileError(f"{listing} must have at most {LARGEST_MANIFEST:,} bytes, got more")
-    manifest = parse_bundle_manifest(listing.read_bytes(), path)
-    files = manifest["files"]
+    files = read_listing(folder, path)["files"]
     refuse_tampering(folder, files)
     embedder = load_embedder(folder / "model")
     identity = ModelIdentity.of(embedder)

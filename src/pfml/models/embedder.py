@@ -17,13 +17,17 @@ from pfml.models.evaluation_mode import evaluation_mode
 from pfml.models.head import Head
 from pfml.models.model_card import model_card
 from pfml.models.weights import load_into, load_weights
-from pfml.storage.bundle import read_bundle, read_manifest, write_bundle
 from pfml.storage.files import DamagedFileError, remove_partials, write_atomically
+from pfml.storage.manifest import Format, read_manifest
+from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
 
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["Embedder", "EmbedderConfig", "TrainedOn", "create_embedder", "load_embedder"]
+__all__ = ["EMBEDDER", "Embedder", "EmbedderConfig", "TrainedOn", "create_embedder", "load_embedder"]
+
+#: The format of model.json.
+EMBEDDER = Format("embedder", 1, "train it again")
 
 
 @dataclass(frozen=True)
@@ -201,7 +205,7 @@ class Embedder(nn.Module):
             "trained_on": None if trained_on is None else asdict(trained_on),
         }
         remove_partials(Path(folder), "README.md.*")  # left by a kill
-        write_bundle(Path(folder), "model", self.state_dict(), description)
+        write_sealed_tensors(Path(folder), "model", self.state_dict(), description, EMBEDDER)
         write_atomically(Path(folder) / "README.md", model_card(description).encode())
 
     def _crops(self, pixels: list[Tensor]) -> Tensor:
@@ -245,7 +249,7 @@ def load_embedder(folder: str | Path) -> Embedder:
     Nothing is downloaded and no code is run. A damaged file is refused by name.
     """
     place = model_folder(Path(folder))
-    description, tensors = read_bundle(place, "model")
+    description, tensors = read_sealed_tensors(place, "model", EMBEDDER)
     try:
         config = EmbedderConfig(**description["embedder"])
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
@@ -264,7 +268,7 @@ def learned_by(folder: str | Path) -> TrainedOn | None:
     """What the model of `folder` has learned from, by its model.json alone; None if that does not say it."""
     path = model_folder(Path(folder)) / "model.json"
     try:
-        return _trained_on(read_manifest(path)["trained_on"])
+        return _trained_on(read_manifest(path, EMBEDDER)["trained_on"])
     except (KeyError, TypeError, AttributeError) as error:
         raise DamagedFileError(f"{path} must describe an embedder, got {error!r}") from None
 

@@ -16,12 +16,13 @@ from typing import Any
 
 from pfml.data import RetrievalData
 from pfml.evaluation.metrics import metric_label, metric_text, shown_metrics
+from pfml.models.embedder import EMBEDDER
 from pfml.models.model_card import escaped, model_table, usage
 from pfml.runs.config import TrainConfig
 from pfml.runs.config_files import plain
 from pfml.runs.folder import RunFolder
-from pfml.storage.bundle import read_manifest
 from pfml.storage.files import write_atomically
+from pfml.storage.manifest import read_manifest
 
 __all__ = ["run_card", "write_run_cards"]
 
@@ -40,7 +41,7 @@ def write_run_cards(folder: RunFolder, data: RetrievalData, config: TrainConfig,
     for place, choice in ((folder.model, results["model"]), (folder.last_model, "last")):
         if (place / "model.json").is_file() and results[choice] is not None:
             wrong = _wrong_labels(folder.noise)
-            description = read_manifest(place / "model.json")
+            description = read_manifest(place / "model.json", EMBEDDER)
             card = run_card(description, data, config, results, choice=choice, wrong_labels=wrong)
             write_atomically(place / "README.md", card.encode(errors="replace"))
 

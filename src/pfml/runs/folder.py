@@ -21,8 +21,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from pfml.storage.bundle import digest_of
-from pfml.storage.files import DamagedFileError, named_errors, remove_partials, write_atomically, writing
+from pfml.storage.files import DamagedFileError, remove_partials, write_atomically, writing
+from pfml.storage.manifest import Format, digest_of, read_manifest, write_manifest
 
 __all__ = ["CurveWriter", "ReadOnlyRunFolder", "RunFolder"]
 
@@ -59,7 +59,9 @@ class CurveWriter:
         self.records.write(event.SerializeToString())
 
 
-#: Name of the checksum in results.json and in a line of the log, which has so many digits of it.
+#: The format of results.json.
+RESULTS = Format("results of a run", 1, "train it again")
+#: Name of the checksum in a line of the log, which has so many digits of it.
 SEAL, DIGITS = "sha256", 16
 
 
@@ -144,23 +146,17 @@ class RunFolder:
 
     def write_results(self, results: dict[str, Any]) -> None:
         """Write results.json, with a checksum of itself."""
-        sealed = {**results, SEAL: digest_of(results)}
-        write_atomically(self.results, (json.dumps(sealed, indent=2) + "\n").encode())
+        write_manifest(self.results, results, RESULTS)
 
     def read_results(self) -> dict[str, Any]:
-        """What results.json says, after comparing its checksum; runs of version 0.1 have none.
+        """What results.json says, after comparing its checksum.
 
         Raises:
             DamagedFileError: If it is not what was written.
         """
-        with named_errors(self.results, "the results of a run, as JSON", ValueError, RecursionError):
-            results = json.loads(self.results.read_bytes())
-        if not isinstance(results, dict) or not {"last", "best_on_test", "validation_selected"} <= results.keys():
+        results = read_manifest(self.results, RESULTS)
+        if not {"last", "best_on_test", "validation_selected"} <= results.keys():
             raise DamagedFileError(f"{self.results} must be the results of a run, got other values")
-        if SEAL in results and results.pop(SEAL) != digest_of(results):
-            raise DamagedFileError(
-                f"{self.results} does not match its own checksum: it was damaged or changed after it was written"
-            )
         return results
 
     def close(self) -> None:

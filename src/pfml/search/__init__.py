@@ -24,15 +24,15 @@ from pfml.search.listing import Listing, list_images
 from pfml.search.state import Entry, Hit
 from pfml.search.threshold import Rate, Threshold
 from pfml.search.update import Update, update_index
-from pfml.storage.lock import IndexLockedError
+from pfml.storage.lock import LockedError
 
 __all__ = [
     "CollectionUpdate",
     "Entry",
     "Hit",
     "ImageIndex",
-    "IndexLockedError",
     "Listing",
+    "LockedError",
     "ModelIdentity",
     "OtherModelError",
     "Rate",

@@ -133,7 +133,7 @@ def embed_collection(
 
     Raises:
         OtherModelError: If the folder has embeddings of another model.
-        IndexLockedError: If another process is writing all images, or this one wants to while shares are written.
+        LockedError: If another process is writing all images, or this one wants to while shares are written.
     """
     folder, update = Path(folder), CollectionUpdate()
     if folder.exists() and not folder.is_dir():

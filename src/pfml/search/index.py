@@ -192,7 +192,7 @@ class ImageIndex:
         """Keep all other writers out within the block, for several changes in a row.
 
         Raises:
-            IndexLockedError: If another process or thread is writing.
+            LockedError: If another process or thread is writing.
         """
         return self._folder.writing()
 

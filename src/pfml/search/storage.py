@@ -1,7 +1,7 @@
 """An index on disk: segments that never change, and a manifest that says which of them count.
 
 index.json               the manifest: model, segments with their sha256, sealed with a checksum of itself
-index-*.safetensors      the ids of removed entries, named by the manifest (`pfml.storage.bundle`)
+index-*.safetensors      the ids of removed entries, named by the manifest (`pfml.storage.sealed_tensors`)
 segment-*.safetensors    vectors, paths, classes; see `pfml.storage.segment`
 lock                     held by the one writer
 
@@ -22,18 +22,17 @@ import torch
 from torch import Tensor
 
 from pfml.search.identity import ModelIdentity
-from pfml.storage.bundle import read_bundle, write_bundle
-from pfml.storage.files import DamagedFileError, remove_partials
+from pfml.storage.files import DamagedFileError, read_while_replaced, remove_partials
 from pfml.storage.lock import WriterLock
+from pfml.storage.manifest import Format
+from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
 from pfml.storage.segment import Segment, SegmentFile, read_segment, write_segment
 
-__all__ = ["GRACE_SECONDS", "IndexFolder", "Snapshot"]
+__all__ = ["GRACE_SECONDS", "INDEX", "IndexFolder", "Snapshot"]
 
 #: How long a replaced segment stays on disk.
 GRACE_SECONDS = 600.0
-#: How often a reader begins anew when a writer has replaced what it was about to read.
-ATTEMPTS = 100
-KIND = "image index"
+INDEX = Format("image index", 2, "make the index again with pfml index")
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,15 +97,7 @@ class IndexFolder:
             raise FileNotFoundError(
                 f"{self.path} must be an index, but there is no index.json; make it with pfml index"
             )
-        for _ in range(ATTEMPTS):
-            before = self.manifest.read_bytes()
-            try:
-                return self._read(known)
-            except (OSError, RuntimeError, DamagedFileError):
-                # A file that vanishes while it is being read has many errors; torch's own is a RuntimeError.
-                if self.manifest.read_bytes() == before:
-                    raise
-        raise OSError(f"{self.path} was changed {ATTEMPTS} times while it was being read: try again later")
+        return read_while_replaced(lambda: self._read(known), self.manifest.read_bytes, self.path)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -147,7 +138,6 @@ class IndexFolder:
 
     def _write(self, snapshot: Snapshot) -> None:
         content = {
-            "kind": KIND,
             "generation": snapshot.generation,
             "model": asdict(snapshot.model),
             "dimension": snapshot.dimension,
@@ -155,13 +145,11 @@ class IndexFolder:
             "segments": [asdict(file) for file in snapshot.files],
             "retired": snapshot.retired,
         }
-        write_bundle(self.path, "index", {"removed": snapshot.removed}, content)
+        write_sealed_tensors(self.path, "index", {"removed": snapshot.removed}, content, INDEX)
 
     def _read(self, known: Snapshot | None) -> Snapshot:
-        content, tensors = read_bundle(self.path, "index")
+        content, tensors = read_sealed_tensors(self.path, "index", INDEX)
         try:
-            if content["kind"] != KIND:
-                raise ValueError(f"kind is {content['kind']!r}")
             files = tuple(SegmentFile(**described) for described in content["segments"])
             model, dimension = ModelIdentity(**content["model"]), int(content["dimension"])
             generation, next_id = int(content["generation"]), int(content["next_id"])
@@ -178,7 +166,7 @@ class IndexFolder:
 
     def _remove_unnamed(self) -> None:
         """Remove segments that an interrupted writer left before any manifest named them."""
-        content, _ = read_bundle(self.path, "index")
+        content, _ = read_sealed_tensors(self.path, "index", INDEX)
         named = {described["file"] for described in content["segments"]} | set(content["retired"])
         for path in self.path.glob("segment-*.safetensors"):
             if path.name not in named:

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from pfml.search.identity import ModelIdentity
-from pfml.storage.bundle import read_bundle, write_bundle
 from pfml.storage.files import DamagedFileError
+from pfml.storage.manifest import Format
+from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
 
-__all__ = ["Rate", "Threshold"]
+__all__ = ["THRESHOLD", "Rate", "Threshold"]
 
-#: The kind of a bundle that holds a threshold.
-KIND = "distance threshold"
+#: The format of threshold.json.
+THRESHOLD = Format("distance threshold", 1, "calibrate again with pfml calibrate")
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Threshold:
         content = {name: value for name, value in asdict(self).items() if name != "distances"}
         tensors = {name: values.contiguous() for name, values in self.distances.items()}
         # an empty set of tensors is nothing that a checksum could speak for
-        write_bundle(Path(folder), "threshold", tensors or {"none": torch.zeros(1)}, {"kind": KIND, **content})
+        write_sealed_tensors(Path(folder), "threshold", tensors or {"none": torch.zeros(1)}, content, THRESHOLD)
         return Path(folder) / "threshold.json"
 
     @classmethod
@@ -96,10 +97,8 @@ class Threshold:
         path = Path(folder) / "threshold.json"
         if not path.is_file():
             return None
-        content, tensors = read_bundle(Path(folder), "threshold")
+        content, tensors = read_sealed_tensors(Path(folder), "threshold", THRESHOLD)
         try:
-            if content["kind"] != KIND:
-                raise ValueError(f"kind is {content['kind']!r}")
             return cls(
                 float(content["distance"]),
                 float(content["false_accept_rate"]),

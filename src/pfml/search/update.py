@@ -80,7 +80,7 @@ def update_index(
 
     Raises:
         OtherModelError: If the index or the embeddings belong to another model.
-        IndexLockedError: If another process is writing the index.
+        LockedError: If another process is writing the index.
     """
     if segment_images < 1:
         raise ValueError(f"segment_images must be at least 1, got {segment_images}")

@@ -15,12 +15,13 @@ from pfml.field import PowerLaw
 from pfml.plots.maps import Method, project
 from pfml.serving.contributions import pair_potentials
 from pfml.serving.gallery import Contents, Gallery
-from pfml.storage.bundle import read_bundle, write_bundle
 from pfml.storage.files import DamagedFileError
+from pfml.storage.manifest import Format
+from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
 
 __all__ = ["PLANE", "EmbeddingMap", "MapMaker", "compute_map", "plane_potential"]
 
-KIND = "embedding map"
+MAP = Format("embedding map", 1, "remove it: pfml serve makes it again")
 #: The law of the picture's field, in widths of the map: flat enough to see from afar.
 PLANE_LAW = PowerLaw(delta=0.04, alpha=2.0)
 #: What the picture of a field shows of either axis; the map lies in [0, 1].
@@ -117,7 +118,7 @@ class MapMaker:
             if made is None:
                 made = compute_map(contents, self.method, most=self.most)
                 tensors = {"ids": made.ids, "places": made.places, "proxy_places": made.proxy_places}
-                write_bundle(self.folder, "map", tensors, {"kind": KIND, "key": key, "method": made.method})
+                write_sealed_tensors(self.folder, "map", tensors, {"key": key, "method": made.method}, MAP)
         except Exception as error:  # a thread of its own: whoever asks for the map is told
             log.exception("the map could not be made")
             self.error = f"{type(error).__name__}: {error}"
@@ -130,11 +131,11 @@ class MapMaker:
         if not (self.folder / "map.json").is_file():
             return None
         try:
-            content, tensors = read_bundle(self.folder, "map")
+            content, tensors = read_sealed_tensors(self.folder, "map", MAP)
         except (DamagedFileError, FileNotFoundError) as error:
             log.warning("the map is made again: %s", error)
             return None
-        if content.get("kind") != KIND or content.get("key") != key:
+        if content.get("key") != key:
             return None
         # copies, since what is loaded is mapped: it would follow the file
         ids, places, proxy_places = (tensors[name].clone() for name in ("ids", "places", "proxy_places"))

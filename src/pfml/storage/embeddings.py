@@ -12,17 +12,22 @@ from __future__ import annotations
 import io
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pfml.storage.bundle import read_manifest
 from pfml.storage.file_state import FileState, packed, unpacked
-from pfml.storage.files import DamagedFileError, create_atomically, named_errors, refuse_zip_bomb, write_atomically
-from pfml.storage.shard import DTYPES, Part, PartSettings, part_names, read_part, write_sealed
+from pfml.storage.files import (
+    DamagedFileError,
+    named_errors,
+    read_while_replaced,
+    refuse_zip_bomb,
+    write_atomically,
+)
+from pfml.storage.manifest import Format, read_manifest, write_manifest
+from pfml.storage.shard import DTYPES, Part, PartSettings, part_names, read_part
 
 __all__ = [
     "EmbeddedImages",
@@ -33,11 +38,9 @@ __all__ = [
     "write_settings",
 ]
 
-KIND = "embedded images"
+COLLECTION = Format("embedded collection", 2, "embed the images again with pfml embed")
 #: Rows of a part that a place counts in; a part has fewer.
 ROWS = 2**32
-#: How often a reader begins anew when a writer has replaced what it was about to read.
-ATTEMPTS = 100
 
 
 class EmbeddedImages:
@@ -127,10 +130,7 @@ def open_embeddings(folder: str | Path) -> EmbeddedImages:
     """The embedded collection in `folder`, which `pfml embed --out FOLDER` wrote, as far as it has come."""
     folder = Path(folder)
     settings = read_settings(folder)
-    for _ in range(ATTEMPTS):
-        with suppress(FileNotFoundError):  # a writer has replaced a part since its name was read
-            return EmbeddedImages(folder, settings)
-    raise OSError(f"{folder} was changed {ATTEMPTS} times while it was being read: try again later")
+    return read_while_replaced(lambda: EmbeddedImages(folder, settings), lambda: part_names(folder), folder)
 
 
 def read_settings(folder: Path) -> PartSettings:
@@ -140,10 +140,8 @@ def read_settings(folder: Path) -> PartSettings:
         raise FileNotFoundError(
             f"{folder} must be a folder of embeddings, but there is no embeddings.json; make it with pfml embed"
         )
-    content = read_manifest(path)
+    content = read_manifest(path, COLLECTION)
     try:
-        if content["kind"] != KIND:
-            raise ValueError(f"kind is {content['kind']!r}")
         return PartSettings(**content["settings"])
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedFileError(f"{path} must describe embeddings, got {error!r}") from None
@@ -155,7 +153,7 @@ def write_settings(folder: Path, settings: PartSettings) -> None:
     Raises:
         FileExistsError: If it is one already; of several processes at the same moment, one makes it.
     """
-    write_sealed(folder / "embeddings.json", {"kind": KIND, "settings": asdict(settings)}, create_atomically)
+    write_manifest(folder / "embeddings.json", {"settings": asdict(settings)}, COLLECTION, is_new=True)
 
 
 def write_embeddings(path: str | Path, names: Sequence[str | Path], embeddings: Tensor) -> None:

@@ -9,10 +9,11 @@ import os
 import shutil
 import stat
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
+from typing import TypeVar
 from uuid import uuid4
 
 import torch
@@ -27,6 +28,7 @@ __all__ = [
     "load_tensors",
     "named_errors",
     "open_regular",
+    "read_while_replaced",
     "refuse_non_finite",
     "refuse_zip_bomb",
     "remove_partials",
@@ -37,6 +39,9 @@ __all__ = [
 ]
 
 
+T = TypeVar("T")
+#: How often a reader begins anew when a writer has replaced what it was about to read.
+ATTEMPTS = 100
 #: How many times its own size a zip archive may unpack to; weights, vectors and JSON come nowhere near.
 MOST_INFLATED = 100
 #: Bytes that any archive may unpack to, however small it is.
@@ -199,6 +204,25 @@ def refuse_zip_bomb(path: Path, archive: zipfile.ZipFile) -> None:
             f"{path} must unpack to at most {MOST_INFLATED} times its {size:,} bytes, got {total:,} bytes: "
             f"if you trust it, unpack it and pack it again without compression"
         )
+
+
+def read_while_replaced(read: Callable[[], T], state: Callable[[], object], path: Path) -> T:
+    """What `read` returns, called again as long as it fails and a writer has replaced what it was reading.
+
+    Args:
+        read: Reads several files that belong together.
+        state: What changes whenever a writer replaces them.
+        path: Named if this never ends.
+    """
+    for _ in range(ATTEMPTS):
+        before = state()
+        try:
+            return read()
+        except (OSError, RuntimeError, DamagedFileError):
+            # a file that vanishes while it is being read has many errors; torch's own is a RuntimeError
+            if state() == before:
+                raise
+    raise OSError(f"{path} was replaced {ATTEMPTS} times while it was being read: try again later")
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfml.storage.bundle import read_manifest
 from pfml.storage.file_state import FileState
 from pfml.storage.files import DamagedFileError, sha256_of, write_atomically
+from pfml.storage.manifest import Format, read_manifest, write_manifest
 
-__all__ = ["DTYPES", "Part", "PartSettings", "part_names", "read_part", "remove_part", "write_part", "write_sealed"]
+__all__ = ["DTYPES", "Part", "PartSettings", "part_names", "read_part", "remove_part", "write_part"]
+
+SHARD = Format("vector shard", 2, "embed the images again with pfml embed")
 
 #: How vectors may be stored.
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "float16": torch.float16}
@@ -145,13 +146,13 @@ def write_part(folder: Path, settings: PartSettings, part: Part, vectors: Tensor
         "unreadable": part.unreadable,
         "array_sha256": hashlib.sha256(array).hexdigest(),
     }
-    write_sealed(folder / f"{part.name}.json", described)
+    write_manifest(folder / f"{part.name}.json", described, SHARD, indent=None)
 
 
 def read_part(folder: Path, name: str, settings: PartSettings) -> Part:
     """What is known of a part, after comparing the checksum of its JSON file; the array is not looked at."""
     path = folder / f"{name}.json"
-    manifest = read_manifest(path)
+    manifest = read_manifest(path, SHARD)
     try:
         images = manifest["images"]
         columns = zip(images["size"], images["modified"], images["sha256"], strict=True)
@@ -182,13 +183,6 @@ def part_names(folder: Path) -> list[str]:
     """The names of all parts that exist, the highest revision first."""
     names = sorted(path.stem for path in folder.glob("part-*-*.json"))
     return sorted(names, key=_revision, reverse=True)
-
-
-def write_sealed(path: Path, content: dict[str, Any], write: Callable[[Path, bytes], None] = write_atomically) -> None:
-    """Write a manifest that `pfml.storage.bundle.read_manifest` reads, by a function of `pfml.storage.files`."""
-    manifest = json.loads(json.dumps({"format_version": 1, **content}))
-    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-    write(path, (json.dumps({**manifest, "manifest_sha256": digest}) + "\n").encode())
 
 
 def _revision(name: str) -> int:

@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to go on, as a bundle of tensors and plain values."""
+"""Checkpoints: all that a run needs to go on, as tensors and plain values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from pfml.storage.bundle import read_bundle, write_bundle
 from pfml.storage.files import DamagedFileError
+from pfml.storage.manifest import Format
+from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
 
 __all__ = [
     "CheckpointWriter",
@@ -29,10 +30,13 @@ __all__ = [
     "unpack_optimizer",
 ]
 
+CHECKPOINT = Format("checkpoint", 1, "begin a new run")
+CHOSEN_EPOCH = Format("chosen epoch", 1, "begin a new run")
+
 
 def save_checkpoint(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
     """Make `tensors` and `state` (anything that JSON can hold) the checkpoint of `folder`."""
-    write_bundle(folder, "last", tensors, {"state": state})
+    write_sealed_tensors(folder, "last", tensors, {"state": state}, CHECKPOINT)
 
 
 class CheckpointWriter:
@@ -89,7 +93,7 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and state of the checkpoint in `folder`, after comparing both checksums."""
     if not has_checkpoint(folder):
         raise FileNotFoundError(f"{folder} must hold a checkpoint (last.json), but there is none")
-    content, tensors = read_bundle(folder, "last")
+    content, tensors = read_sealed_tensors(folder, "last", CHECKPOINT)
     if not isinstance(content.get("state"), dict):
         raise DamagedFileError(f"{folder / 'last.json'} must hold the state of a run, got {content.get('state')!r}")
     return tensors, content["state"]
@@ -121,7 +125,7 @@ def part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def keep_chosen(folder: Path, epoch: int, tensors: dict[str, Tensor], *, also: Collection[int] = ()) -> None:
     """Keep the state of `epoch` in `folder`, and of the epochs kept before only those in `also`."""
-    write_bundle(folder, _name(epoch), tensors, {"epoch": epoch})
+    write_sealed_tensors(folder, _name(epoch), tensors, {"epoch": epoch}, CHOSEN_EPOCH)
     for file in folder.glob("chosen-*"):
         found = re.match(r"chosen-(\d+)[.-]", file.name)
         if found and int(found[1]) not in {epoch, *also}:
@@ -135,7 +139,7 @@ def is_kept(folder: Path, epoch: int) -> bool:
 
 def kept_tensors(folder: Path, epoch: int) -> dict[str, Tensor]:
     """The state of `epoch`; a damaged file is refused by name."""
-    return read_bundle(folder, _name(epoch))[1]
+    return read_sealed_tensors(folder, _name(epoch), CHOSEN_EPOCH)[1]
 
 
 def _name(epoch: int) -> str:

@@ -15,8 +15,9 @@ from pfml.models import EmbedderConfig
 from pfml.runs.config import TrainConfig
 from pfml.runs.config_files import plain
 from pfml.runs.folder import RunFolder
-from pfml.storage.bundle import read_bundle, write_bundle
 from pfml.storage.file_state import FileState, packed, unpacked
+from pfml.storage.manifest import Format
+from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
 from pfml.training.checkpoint import load_checkpoint, part
 from pfml.training.ranks import load_loss_state, load_optimizer_state, loss_state, optimizer_state
 from pfml.training.teachers import teacher_digests
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["go_on", "progress", "refuse_other_pixels", "tensors_of", "write_image_states"]
 
 NAME = "images"
+IMAGE_STATES = Format("states of training images", 1, "begin a new run")
 #: Files that an error names.
 LISTED = 3
 
@@ -42,7 +44,7 @@ def write_image_states(folder: RunFolder, data: RetrievalData, workers: int) -> 
         else:
             states = in_threads(FileState.of, images.images, workers)
             tensors[f"{role}/numbers"], tensors[f"{role}/sha256"] = packed(list(states))
-    write_bundle(folder.checkpoints, NAME, tensors, {"pixels": pixels})
+    write_sealed_tensors(folder.checkpoints, NAME, tensors, {"pixels": pixels}, IMAGE_STATES)
 
 
 def refuse_other_pixels(folder: RunFolder, data: RetrievalData) -> None:
@@ -52,7 +54,7 @@ def refuse_other_pixels(folder: RunFolder, data: RetrievalData) -> None:
     """
     if not (folder.checkpoints / f"{NAME}.json").is_file():
         return
-    content, tensors = read_bundle(folder.checkpoints, NAME)
+    content, tensors = read_sealed_tensors(folder.checkpoints, NAME, IMAGE_STATES)
     changed: list[str] = []
     total = 0
     for role, images in _parts(data).items():

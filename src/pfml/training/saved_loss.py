@@ -19,13 +19,15 @@ from pfml.field import DecayLaw, PowerLaw
 from pfml.losses import PotentialFieldLoss
 from pfml.methods import METHODS, LossConfig, create_loss
 from pfml.runs.folder import RunFolder
-from pfml.storage.bundle import read_bundle, write_bundle
 from pfml.storage.files import DamagedFileError
+from pfml.storage.manifest import Format
+from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
 from pfml.training.checkpoint import has_checkpoint, load_checkpoint, part
 
 __all__ = ["TrainedField", "load_field", "load_loss", "save_loss"]
 
 NAME = "loss"
+LOSS = Format("loss", 1, "train it again")
 STATE = "state/"
 
 
@@ -73,7 +75,7 @@ def save_loss(folder: Path, loss: nn.Module, config: LossConfig, class_names: tu
         "embedding_dim": dim,
         "class_names": list(class_names),
     }
-    write_bundle(folder, NAME, tensors, content)
+    write_sealed_tensors(folder, NAME, tensors, content, LOSS)
 
 
 def load_loss(run_folder: str | Path) -> nn.Module:
@@ -121,7 +123,7 @@ def _rebuilt(description: _Description, tensors: dict[str, Tensor]) -> nn.Module
 def _stored(folder: RunFolder) -> tuple[_Description, dict[str, Tensor]]:
     """What rebuilds the loss, and its tensors named as `save_loss` names them."""
     if (folder.loss / f"{NAME}.json").is_file():
-        content, tensors = read_bundle(folder.loss, NAME)
+        content, tensors = read_sealed_tensors(folder.loss, NAME, LOSS)
         config = {"name": content.get("method"), "options": content.get("options")}
         return _described(folder.loss, {**content, "loss": config}), tensors
     if has_checkpoint(folder.checkpoints):

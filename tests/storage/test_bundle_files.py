@@ -7,12 +7,12 @@ import struct
 import zipfile
 
 import pytest
-from small_runs import save_model
 
 from pfml.export import export_bundle, load_bundle
-from pfml.storage import manifest as manifest_module
+from pfml.storage.bundle import extract_zip
 from pfml.storage.files import DamagedFileError
-from pfml.storage.zip_archive import extract_archive
+from pfml.storage.manifest import digest_of
+from small_runs import save_model
 
 CONTENT = b"some text"
 
@@ -21,7 +21,7 @@ def sealed(contents, **changes):
     """A manifest that is right about itself."""
     listed = {name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents.items()}
     manifest = {"kind": "pfml bundle", "format_version": 1, "files": listed, **changes}
-    return json.dumps({**manifest, "manifest_sha256": manifest_module._digest(manifest)}).encode()
+    return json.dumps({**manifest, "manifest_sha256": digest_of(manifest)}).encode()
 
 
 def archive_of(path, entries, manifest=None):
@@ -39,7 +39,7 @@ def assert_refused(tmp_path, entries, manifest, match, **options):
     target = tmp_path / "deep" / "target"
     target.mkdir(parents=True)
     with pytest.raises(DamagedFileError, match=match) as caught:
-        extract_archive(path, target, **options)
+        extract_zip(path, target, **options)
     outside = [file for file in tmp_path.rglob("*") if file.is_file() and target not in file.parents]
     assert outside == [path]
     return caught
@@ -48,7 +48,7 @@ def assert_refused(tmp_path, entries, manifest, match, **options):
 def test_an_honest_archive_is_unpacked(tmp_path):
     path = archive_of(tmp_path / "fine.zip", [("a/b.txt", CONTENT)], sealed({"a/b.txt": CONTENT}))
     (tmp_path / "target").mkdir()
-    extract_archive(path, tmp_path / "target")
+    extract_zip(path, tmp_path / "target")
     assert (tmp_path / "target" / "a" / "b.txt").read_bytes() == CONTENT
 
 
@@ -87,7 +87,7 @@ def test_a_zero_byte_does_not_hide_the_rest_of_a_name(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"aXb", b"a\0b"))
     (tmp_path / "target").mkdir()
     with pytest.raises(DamagedFileError, match="must be letters"):
-        extract_archive(path, tmp_path / "target")
+        extract_zip(path, tmp_path / "target")
 
 
 @pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO])
@@ -153,7 +153,7 @@ def test_an_archive_that_was_packed_again_with_compression_is_taken(tmp_path):
     data = b"a line that comes again and again\n" * 100_000
     path = archive_of(tmp_path / "fine.zip", [(text, data)], sealed({"a": data}))
     (tmp_path / "target").mkdir()
-    extract_archive(path, tmp_path / "target")
+    extract_zip(path, tmp_path / "target")
     assert (tmp_path / "target" / "a").read_bytes() == data
 
 
@@ -171,11 +171,11 @@ def test_a_header_that_lies_about_its_size_is_refused(tmp_path):
     path.write_bytes(content)
     (tmp_path / "target").mkdir()
     with pytest.raises(DamagedFileError):
-        extract_archive(path, tmp_path / "target")
+        extract_zip(path, tmp_path / "target")
 
 
 def test_a_huge_manifest_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("pfml.storage.zip_archive.LARGEST_MANIFEST", 1000)
+    monkeypatch.setattr("pfml.storage.bundle.LARGEST_LISTING", 1000)
     assert_refused(tmp_path, [], b" " * 1001, "bundle.json must have at most 1,000 bytes, got more")
 
 
