@@ -195,7 +195,7 @@ def test_what_is_no_bundle_or_no_run_is_refused(tmp_path, run):
 def test_an_index_that_changes_while_it_is_packed_is_an_error_and_not_half_an_index(run, tmp_path):
     broken = shutil.copytree(run, tmp_path / "run")
     next((broken / "index").glob("segment-*.safetensors")).unlink()
-    with pytest.raises(FileNotFoundError, match="must be there to be packed.*export again"):
+    with pytest.raises(FileNotFoundError, match="must be there to be copied.*try again"):
         export_bundle(broken, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
 
