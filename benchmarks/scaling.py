@@ -30,7 +30,7 @@ from torch.multiprocessing.spawn import spawn
 
 from machine import peak_extra_bytes
 from pfml.distributed import ShardedPotentialFieldLoss, StepCost, step_cost
-from pfml.distributed.schedule import part_sizes
+from pfml.distributed.schedule import shard_sizes
 from pfml.superposition import NORMALIZATIONS
 from scaling_time import TOLERANCE, Case, comparison, fitted, mean_work, shares, timed
 
@@ -70,17 +70,17 @@ def measure(options: argparse.Namespace, world: int, normalization: str) -> Meas
     """Steps of `world` processes on this machine."""
     with tempfile.TemporaryDirectory() as folder:
         answers: Any = mp.get_context("spawn").SimpleQueue()
-        arguments = (world, f"file://{folder}/meeting", vars(options), normalization, answers)
+        arguments = (world, f"file://{folder}/rendezvous", vars(options), normalization, answers)
         spawn(_rank, arguments, nprocs=world, join=True)
         found = [answers.get() for _ in range(world)]
     costs, extra, cpu_seconds, seconds = zip(*found, strict=True)
     return Measured(busiest([StepCost(*cost) for cost in costs]), max(extra), max(cpu_seconds), max(seconds))
 
 
-def _rank(rank: int, world: int, meeting: str, options: dict[str, Any], normalization: str, answers: Any) -> None:
+def _rank(rank: int, world: int, rendezvous: str, options: dict[str, Any], normalization: str, answers: Any) -> None:
     torch.set_num_threads(1)
     timeout = datetime.timedelta(minutes=2)
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world, timeout=timeout)
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world, timeout=timeout)
     torch.manual_seed(0)
     loss = ShardedPotentialFieldLoss(
         options["classes"],
@@ -88,7 +88,7 @@ def _rank(rank: int, world: int, meeting: str, options: dict[str, Any], normaliz
         proxies_per_class=options["per_class"],
         normalization=normalization,
     )
-    mine = part_sizes(options["batch"], world)[rank]
+    mine = shard_sizes(options["batch"], world)[rank]
     embeddings = torch.randn(mine, options["dim"], requires_grad=True)
     labels = torch.randint(0, options["classes"], (mine,))
 
@@ -148,7 +148,7 @@ def _simulated_table(options: argparse.Namespace) -> Table:
     for normalization in options.normalizations:
         costs, alone = modeled(options, options.world, normalization), modeled(options, 1, normalization)[0]
         most, least = busiest(costs), min(cost.pairs for cost in costs)
-        held = part_sizes(options.classes * options.per_class, options.world)[0]
+        held = shard_sizes(options.classes * options.per_class, options.world)[0]
         table.add_row(
             normalization, f"{options.world}", f"{held:,}", f"{most.pairs:.3e}", f"1 / {alone.pairs / most.pairs:.1f}",
             f"{2 * options.dim * most.pairs / 1e9:,.0f}", f"{most.bytes_sent / MIB:,.0f}",

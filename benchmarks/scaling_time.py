@@ -36,8 +36,8 @@ from torch.multiprocessing.spawn import spawn
 
 from pfml.backends.sweep import TILE_PAIRS
 from pfml.distributed import ShardedPotentialFieldLoss, ShardedProblem, step_cost
-from pfml.distributed.schedule import num_pairs, part_sizes
-from pfml.distributed.sharded_field import block_counts, counts_at_all
+from pfml.distributed.schedule import num_pairs, shard_sizes
+from pfml.distributed.sharded_field import block_counts, has_effect
 from pfml.field import PowerLaw
 from pfml.superposition import Field
 
@@ -72,7 +72,7 @@ class Case(NamedTuple):
     def problem(self) -> ShardedProblem:
         """The same for the model of costs."""
         return ShardedProblem(
-            batch_sizes=part_sizes(self.batch, self.world),
+            batch_sizes=shard_sizes(self.batch, self.world),
             num_classes=self.classes,
             proxies_per_class=self.per_class,
             embedding_dim=self.dim,
@@ -119,9 +119,9 @@ class TimeModel:
 def rank_work(problem: ShardedProblem, rank: int) -> Work:
     """What `rank` has to do in one step."""
     cost, own, samples = step_cost(problem, rank), problem.proxy_sizes[rank], sum(problem.batch_sizes)
-    with_samples = problem.sweeps * (num_pairs(part_sizes(samples, problem.world), rank) + samples * own)
+    with_samples = problem.sweeps * (num_pairs(shard_sizes(samples, problem.world), rank) + samples * own)
     on_diagonal = 0  # of whole tiles, which are computed on both sides of the diagonal
-    if counts_at_all(block_counts(problem.field, problem.weights)[2]):
+    if has_effect(block_counts(problem.field, problem.weights)[2]):
         on_diagonal = problem.sweeps * own * min(own, math.isqrt(TILE_PAIRS["cpu"]))
     looked_at, all_act = with_samples + on_diagonal, problem.field.other_pair.stop == math.inf
     return Work(
@@ -151,7 +151,7 @@ def timed(cases: Sequence[Case], *, rounds: int) -> dict[Case, Timed]:
     processes = max(case.world for case in cases)
     with tempfile.TemporaryDirectory() as folder:
         answers: Any = mp.get_context("spawn").SimpleQueue()
-        spawn(_process, (processes, f"file://{folder}/meeting", list(cases), rounds, answers), nprocs=processes)
+        spawn(_process, (processes, f"file://{folder}/rendezvous", list(cases), rounds, answers), nprocs=processes)
         by_process = [answers.get() for _ in range(processes)]
     return {case: Timed(*of_case) for case, of_case in zip(cases, _at_one_speed(by_process), strict=True)}
 
@@ -169,11 +169,11 @@ def _at_one_speed(by_process: list[list[list[tuple[float, float]]]]) -> Iterator
         yield float(median), float(high - low) / 2
 
 
-def _process(rank: int, processes: int, meeting: str, cases: list[Case], rounds: int, answers: Any) -> None:
+def _process(rank: int, processes: int, rendezvous: str, cases: list[Case], rounds: int, answers: Any) -> None:
     """Put this process's times on `answers`: for each case a list, empty where there is no whole world for it."""
     torch.set_num_threads(1)
     timeout = datetime.timedelta(minutes=10)
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=processes, timeout=timeout)
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=processes, timeout=timeout)
     worlds = {world: _own_group(rank, world, processes) for world in sorted({case.world for case in cases})}
     steps = [_prepared_step(case, worlds[case.world]) for case in cases]
     times: list[list[tuple[float, float]]] = [[] for _ in cases]
@@ -222,7 +222,7 @@ def _prepared_step(case: Case, group: Any) -> Callable[[], object] | None:
     loss = ShardedPotentialFieldLoss(
         case.classes, case.dim, proxies_per_class=case.per_class, normalization=case.normalization, group=group
     )
-    mine = part_sizes(case.batch, case.world)[dist.get_rank(group)]
+    mine = shard_sizes(case.batch, case.world)[dist.get_rank(group)]
     embeddings = torch.randn(mine, case.dim, requires_grad=True)
     labels = torch.randint(0, case.classes, (mine,))
     return lambda: loss(embeddings, labels).backward()

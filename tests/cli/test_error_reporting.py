@@ -70,7 +70,7 @@ def test_a_rank_speaks_at_once_when_torchrun_ends_it(monkeypatch):
 def launched(monkeypatch):
     """Makes this process a rank of two; the store that both have."""
     store = HashStore()
-    monkeypatch.setattr("pfml.distributed.launch.meeting_place", lambda launch: store)
+    monkeypatch.setattr("pfml.distributed.launch.rendezvous_store", lambda launch: store)
     monkeypatch.setattr("pfml.cli.error_reporting.PATIENCE", 0.2)
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)

@@ -8,7 +8,7 @@ from cases import step_costs
 from test_sharded_loss import LOG, WIDE
 
 from pfml.distributed import ShardedProblem, step_cost
-from pfml.distributed.schedule import meetings, num_pairs, part_sizes, part_slice
+from pfml.distributed.schedule import num_pairs, schedule, shard_sizes, shard_slice
 from pfml.field import PowerLaw
 from pfml.superposition import Field
 
@@ -16,22 +16,22 @@ from pfml.superposition import Field
 @pytest.mark.parametrize("world", range(1, 10))
 @pytest.mark.parametrize("total", [0, 1, 2, 7, 30])
 def test_every_pair_is_computed_once(world, total):
-    sizes = part_sizes(total, world)
+    sizes = shard_sizes(total, world)
     met = torch.zeros(total, total, dtype=torch.int64)
-    for host in range(world):
-        mine = part_slice(sizes, host)
-        met[mine, mine] += torch.ones(sizes[host], sizes[host], dtype=torch.int64).triu(1)
-        for meeting in meetings(sizes, host):
-            guest = part_slice(sizes, meeting.guest)
-            met[mine, guest][meeting.host_rows, meeting.guest_rows] += 1
+    for owner in range(world):
+        mine = shard_slice(sizes, owner)
+        met[mine, mine] += torch.ones(sizes[owner], sizes[owner], dtype=torch.int64).triu(1)
+        for block in schedule(sizes, owner):
+            remote = shard_slice(sizes, block.remote)
+            met[mine, remote][block.own_rows, block.remote_rows] += 1
     assert torch.equal(met + met.T, 1 - torch.eye(total, dtype=torch.int64))
-    assert sum(num_pairs(sizes, host) for host in range(world)) == total * (total - 1) // 2
+    assert sum(num_pairs(sizes, owner) for owner in range(world)) == total * (total - 1) // 2
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 7, 8, 64])
 def test_ranks_share_the_pairs_evenly(world):
-    sizes = part_sizes(6400, world)
-    pairs = [num_pairs(sizes, host) for host in range(world)]
+    sizes = shard_sizes(6400, world)
+    pairs = [num_pairs(sizes, owner) for owner in range(world)]
     assert max(pairs) <= 1.02 * sum(pairs) / world
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from pfml.distributed.heartbeat import Pulse
+from pfml.distributed.heartbeat import Heartbeat
 
 QUICK = {"beat": 0.02, "patience": 0.3, "arrival": 0.3, "grace": 0.1}
 
@@ -39,7 +39,7 @@ class Shelf:
 
 @pytest.fixture
 def ended(monkeypatch):
-    """The statuses with which a pulse would have ended this process."""
+    """The statuses with which a heartbeat would have ended this process."""
     statuses = []
     monkeypatch.setattr("os._exit", statuses.append)
     return statuses
@@ -47,7 +47,7 @@ def ended(monkeypatch):
 
 def test_ranks_that_live_are_left_alone(ended):
     shelf = Shelf()
-    with Pulse(shelf, 0, 2, **QUICK) as first, Pulse(shelf, 1, 2, **QUICK) as second:
+    with Heartbeat(shelf, 0, 2, **QUICK) as first, Heartbeat(shelf, 1, 2, **QUICK) as second:
         time.sleep(1)
         assert (first.reason, second.reason) == (None, None)
     assert ended == []
@@ -55,8 +55,8 @@ def test_ranks_that_live_are_left_alone(ended):
 
 def test_a_rank_that_falls_silent_is_named_by_all_others(ended):
     shelf = Shelf()
-    with Pulse(shelf, 0, 3, **QUICK) as first, Pulse(shelf, 2, 3, **QUICK) as third:
-        with Pulse(shelf, 1, 3, **QUICK):
+    with Heartbeat(shelf, 0, 3, **QUICK) as first, Heartbeat(shelf, 2, 3, **QUICK) as third:
+        with Heartbeat(shelf, 1, 3, **QUICK):
             time.sleep(0.2)
         assert first.explanation().startswith("rank 1 of 3 no longer answers, without a sign of life for 0 s")
         assert third.explanation() == first.reason
@@ -64,13 +64,13 @@ def test_a_rank_that_falls_silent_is_named_by_all_others(ended):
 
 
 def test_a_rank_that_never_came_is_named(ended):
-    with Pulse(Shelf(), 0, 2, **QUICK) as pulse:
-        assert pulse.explanation() == "rank 1 of 2 has not come within 0 s: was it started?"
+    with Heartbeat(Shelf(), 0, 2, **QUICK) as heartbeat:
+        assert heartbeat.explanation() == "rank 1 of 2 has not come within 0 s: was it started?"
 
 
 def test_the_first_reason_is_that_of_all(ended):
     shelf = Shelf()
-    with Pulse(shelf, 0, 2, **QUICK) as first, Pulse(shelf, 1, 2, **QUICK) as second:
+    with Heartbeat(shelf, 0, 2, **QUICK) as first, Heartbeat(shelf, 1, 2, **QUICK) as second:
         second.report("rank 1 failed: no memory")
         first.report("rank 0 failed: a message did not arrive")
         assert first.explanation() == second.explanation() == "rank 1 failed: no memory"
@@ -78,16 +78,16 @@ def test_the_first_reason_is_that_of_all(ended):
 
 def test_whoever_keeps_the_store_is_named_if_it_is_gone(ended):
     shelf = Shelf()
-    with Pulse(shelf, 1, 2, holder="torchrun", **QUICK) as pulse:
+    with Heartbeat(shelf, 1, 2, holder="torchrun", **QUICK) as heartbeat:
         shelf.is_gone = True
         expected = "torchrun no longer answers: the store of all ranks is gone (Connection reset by peer)"
-        assert pulse.explanation() == expected
-        pulse.report("anything")
-        assert pulse.reason == expected
+        assert heartbeat.explanation() == expected
+        heartbeat.report("anything")
+        assert heartbeat.reason == expected
 
 
 def test_a_rank_that_does_not_come_out_of_a_wait_is_ended_with_the_reason(ended, capsys):
-    with Pulse(Shelf(), 0, 2, **QUICK):
+    with Heartbeat(Shelf(), 0, 2, **QUICK):
         time.sleep(1)
     assert ended == [1]
     assert capsys.readouterr().err.startswith("rank 0 ends: rank 1 of 2 has not come")

@@ -13,7 +13,7 @@ from pfml.cli.parser import create_parser
 from pfml.cli.suggestions import with_suggestions
 from pfml.cli.train import is_restarted, train
 from pfml.distributed import Ranks, World, open_world
-from pfml.distributed.launch import FailedElsewhereError, Launch, _guarded, first_words
+from pfml.distributed.launch import FailedElsewhereError, Launch, _guarded, decided_by_first
 from pfml.runs.config_files import write_config
 from pfml.training import DataConfig, LossConfig, RunConfig
 
@@ -35,7 +35,7 @@ def environment(monkeypatch):
 def store(monkeypatch):
     """What torchrun keeps for all ranks and starts; here they are all in this process."""
     kept = HashStore()
-    monkeypatch.setattr("pfml.distributed.launch.meeting_place", lambda launch: kept)
+    monkeypatch.setattr("pfml.distributed.launch.rendezvous_store", lambda launch: kept)
     return kept
 
 
@@ -99,18 +99,21 @@ def test_a_run_that_may_be_restarted_needs_a_name():
 def test_the_first_words_are_those_of_the_first_rank_at_the_first_start(store):
     words = iter(["three", "four"])
     launches = [Launch(rank, 2, restarts=start, by_agent=True) for start in (0, 1) for rank in (0, 1)]
-    assert [first_words("epochs", lambda: next(words), launch) for launch in launches] == ["three"] * 4
-    assert first_words("crops", lambda: next(words), launches[0]) == "four"
+    assert [decided_by_first("epochs", lambda: next(words), launch) for launch in launches] == ["three"] * 4
+    assert decided_by_first("crops", lambda: next(words), launches[0]) == "four"
 
 
 def test_a_process_that_nobody_launched_speaks_for_itself():
-    assert [first_words("epochs", lambda word=word: word, Launch()) for word in ("three", "four")] == ["three", "four"]
+    assert [decided_by_first("epochs", lambda word=word: word, Launch()) for word in ("three", "four")] == [
+        "three",
+        "four",
+    ]
 
 
 def test_a_first_rank_that_ends_before_it_has_spoken_is_named(store, monkeypatch):
     monkeypatch.setattr("pfml.distributed.launch.LONGEST_WAIT", timedelta(seconds=0.1))
     with pytest.raises(FailedElsewhereError, match="rank 0 has ended before it could say how many epochs"):
-        first_words("how many epochs", str, Launch(1, 2, by_agent=True))
+        decided_by_first("how many epochs", str, Launch(1, 2, by_agent=True))
 
 
 def test_a_restart_does_not_go_on_with_a_run_that_was_there_before(store, tmp_path):
@@ -141,12 +144,12 @@ def test_what_is_suggested_is_the_same_on_all_ranks_and_at_all_starts(environmen
 
 @pytest.mark.parametrize(("error", "reason"), [(ValueError("no images"), "no images"), (KeyboardInterrupt(), "Keyb")])
 def test_the_others_are_told_why_a_rank_fails_also_by_an_error_without_a_text(error, reason):
-    pulse = mock.Mock(reason=None)
-    block = _guarded(mock.Mock(rank=1), pulse)
+    heartbeat = mock.Mock(reason=None)
+    block = _guarded(mock.Mock(rank=1), heartbeat)
     next(block)
     with pytest.raises(type(error)):
         block.throw(error)
-    assert pulse.report.call_args.args[0].startswith(f"rank 1 failed: {reason}")
+    assert heartbeat.report.call_args.args[0].startswith(f"rank 1 failed: {reason}")
 
 
 @pytest.mark.parametrize("is_begun", [True, False])

@@ -7,7 +7,7 @@ import torch
 from cases import errors_in_both_types, placed_proxies, projected_rows, two_steps_and_half_precision
 
 from pfml.distributed import ShardedPotentialFieldLoss
-from pfml.distributed.placement import normal_rows
+from pfml.distributed.shard_init import normal_rows
 from pfml.field import ContrastiveLaw, LogarithmicLaw
 from pfml.losses import PotentialFieldLoss
 
@@ -118,7 +118,7 @@ def test_proxies_start_where_those_of_one_process_start(world, init, space, clas
 
 @pytest.mark.parametrize(("total", "dim"), [(3, 2), (1, 20), (700, 3), (33, 17), (321, 16)])
 def test_a_draw_in_chunks_is_the_whole_draw(monkeypatch, total, dim):
-    monkeypatch.setattr("pfml.distributed.placement.CHUNK_NUMBERS", 64)
+    monkeypatch.setattr("pfml.distributed.shard_init.CHUNK_NUMBERS", 64)
     torch.manual_seed(1)
     whole, after = torch.randn(total, dim), torch.rand(())
     for rows in (slice(0, total), slice(total // 3, total), slice(total, total)):

@@ -17,11 +17,11 @@ HASTY_SECONDS = 6
 LARGEST = 4
 
 
-def _serve(rank, pipe, meeting_file):
+def _serve(rank, pipe, rendezvous_file):
     torch.set_num_threads(1)
     timeout = datetime.timedelta(seconds=TIMEOUT_SECONDS)
     dist.init_process_group(
-        "gloo", init_method=f"file://{meeting_file}", rank=rank, world_size=LARGEST, timeout=timeout
+        "gloo", init_method=f"file://{rendezvous_file}", rank=rank, world_size=LARGEST, timeout=timeout
     )
     groups = {size: dist.new_group(range(size), timeout=timeout) for size in range(1, LARGEST + 1)}
     groups["hasty"] = dist.new_group(range(2), timeout=datetime.timedelta(seconds=HASTY_SECONDS))
@@ -48,9 +48,9 @@ class World:
         self.started += 1
         ends = [context.Pipe() for _ in range(LARGEST)]
         self.pipes = [parent for parent, _ in ends]
-        meeting_file = str(self.folder / f"meeting-{self.started}")
+        rendezvous_file = str(self.folder / f"rendezvous-{self.started}")
         self.processes = [
-            context.Process(target=_serve, args=(rank, child, meeting_file), daemon=True)
+            context.Process(target=_serve, args=(rank, child, rendezvous_file), daemon=True)
             for rank, (_, child) in enumerate(ends)
         ]
         for process in self.processes:

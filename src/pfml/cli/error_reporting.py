@@ -94,11 +94,11 @@ def _store(launch: Launch) -> Any:
     """What ranks have in common beyond the end of any of them: torchrun's own store, or nothing."""
     from torch.distributed.distributed_c10d import PrefixStore
 
-    from pfml.distributed.launch import meeting_place
+    from pfml.distributed.launch import rendezvous_store
 
     if not launch.by_agent:
         return None
-    return PrefixStore(f"last words of start {launch.restarts}", meeting_place(launch))
+    return PrefixStore(f"last words of start {launch.restarts}", rendezvous_store(launch))
 
 
 def _keep(store: Any, key: str, text: str) -> None:

@@ -75,7 +75,7 @@ def with_suggestions(parser: Parser, arguments: list[str]) -> list[str]:
 
     Nothing is added for data sets by name, for a resumed run, and where a configuration says it all.
     """
-    from pfml.distributed.launch import Launch, first_words
+    from pfml.distributed.launch import Launch, decided_by_first
     from pfml.runs.folder import RunFolder
 
     given = given_options(arguments)
@@ -91,7 +91,7 @@ def with_suggestions(parser: Parser, arguments: list[str]) -> list[str]:
         RunFolder(values["out"]).refuse_run()
     # epochs and crops depend on how fast this machine is just now: every rank would find other ones
     split = values["split"] if arguments[0] == "tune" else None
-    added = json.loads(first_words("what it suggests", lambda: json.dumps(_added(user, given, split))))
+    added = json.loads(decided_by_first("what it suggests", lambda: json.dumps(_added(user, given, split))))
     return [arguments[0], *added, *arguments[1:]]
 
 

@@ -131,7 +131,7 @@ def _is_restarted(config: RunConfig, out: Path | None, shape: Ensemble | None) -
 
 def is_restarted(config: RunConfig, out: Path | None, launch: Launch) -> bool:
     """Whether torchrun has started all ranks anew, and the run in `out` is the one that they have begun."""
-    from pfml.distributed.launch import first_words
+    from pfml.distributed.launch import decided_by_first
     from pfml.runs.folder import RunFolder
     from pfml.training.runner import is_begun
 
@@ -145,7 +145,7 @@ def is_restarted(config: RunConfig, out: Path | None, launch: Launch) -> bool:
         return "taken" if folder.config.exists() or folder.checkpoints.exists() else "free"
 
     # the first start refuses a folder that holds a run, and so must the next one: that run is not of this torchrun
-    if launch.by_agent and first_words(f"whether {out} is free", state, launch) == "taken":
+    if launch.by_agent and decided_by_first(f"whether {out} is free", state, launch) == "taken":
         return False
     return launch.restarts > 0 and is_begun(config, out)
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pfml.backends.tile_groups import PREPARED_BYTES
-from pfml.distributed.schedule import length, meetings, num_pairs, part_sizes
-from pfml.distributed.sharded_field import block_counts, counts_at_all
-from pfml.distributed.sharded_trust import cuts
+from pfml.distributed.schedule import length, num_pairs, schedule, shard_sizes
+from pfml.distributed.sharded_field import block_counts, has_effect
+from pfml.distributed.sharded_filter import cuts
 from pfml.superposition import Field, PairWeights
 
 __all__ = ["RECORD_NUMBERS", "ShardedProblem", "StepCost", "step_cost"]
@@ -75,7 +75,7 @@ class ShardedProblem:
     @property
     def proxy_sizes(self) -> list[int]:
         """How many proxies each rank holds."""
-        return part_sizes(self.num_classes * self.proxies_per_class, self.world)
+        return shard_sizes(self.num_classes * self.proxies_per_class, self.world)
 
     @property
     def sweeps(self) -> int:
@@ -94,21 +94,21 @@ def _pairs(problem: ShardedProblem, rank: int) -> int:
     for_trust = 0 if problem.trusted_sizes is None else sum(problem.batch_sizes) * proxy_sizes[rank]
     of_samples, of_mixed, of_proxies = block_counts(problem.field, problem.weights)
     once = (
-        counts_at_all(of_samples) * num_pairs(part_sizes(num_samples, problem.world), rank)
-        + counts_at_all(of_mixed) * num_samples * proxy_sizes[rank]
-        + counts_at_all(of_proxies) * num_pairs(proxy_sizes, rank)
+        has_effect(of_samples) * num_pairs(shard_sizes(num_samples, problem.world), rank)
+        + has_effect(of_mixed) * num_samples * proxy_sizes[rank]
+        + has_effect(of_proxies) * num_pairs(proxy_sizes, rank)
     )
     return problem.sweeps * once + for_trust
 
 
 def _visits(problem: ShardedProblem, rank: int) -> list[tuple[int, int]]:
-    """For each round, how many of the rank's proxies go away, and how many guests it has."""
-    if not counts_at_all(block_counts(problem.field, problem.weights)[2]):
+    """For each round, how many of the rank's proxies are sent away, and how many remote ones it receives."""
+    if not has_effect(block_counts(problem.field, problem.weights)[2]):
         return []
     sizes, world = problem.proxy_sizes, problem.world
     return [
-        (length(meetings(sizes, (rank - shift) % world)[shift - 1].guest_rows), length(here.guest_rows))
-        for shift, here in enumerate(meetings(sizes, rank), start=1)
+        (length(schedule(sizes, (rank - shift) % world)[shift - 1].remote_rows), length(here.remote_rows))
+        for shift, here in enumerate(schedule(sizes, rank), start=1)
     ]
 
 
@@ -118,37 +118,37 @@ def _traffic(problem: ShardedProblem, rank: int) -> tuple[int, int]:
     row = problem.embedding_dim * problem.number_bytes  # a point, or a force
     to_each = 8 * RECORD_NUMBERS + mine * (8 + row)  # labels are int64
     sent, received = others * to_each, others * 8 * RECORD_NUMBERS + (total - mine) * (8 + row)
-    going_home, coming_home = _traffic_for_trust(problem, rank)
-    sent, received = sent + going_home, received + coming_home
+    to_owner, from_others = _traffic_for_trust(problem, rank)
+    sent, received = sent + to_owner, received + from_others
     mine, total = problem.field_sizes[rank], sum(problem.field_sizes)
     both = _over_ranks(1, problem.world, rank)
     rule, forces = problem.field.rule, problem.with_gradient
     if rule.linear:
-        sweeps = [(row, row if forces else 0)]  # what each visitor brings, and what it takes home
+        sweeps = [(row, row if forces else 0)]  # bytes of a remote proxy, and of what is returned for it
     else:
         sweeps = [(row, 16), (row + 2 * problem.number_bytes, row)][: problem.sweeps]  # sums are two float64
         both = _over_ranks(2 * total, problem.world, rank) + (both if rule.proxies_are_anchors else 0)
-    for brought, taken_home in sweeps:
-        for away, guests in _visits(problem, rank):
-            sent += away * brought + guests * taken_home
-            received += guests * brought + away * taken_home
+    for brought, returned in sweeps:
+        for away, remote in _visits(problem, rank):
+            sent += away * brought + remote * returned
+            received += remote * brought + away * returned
     if forces:
         sent, received = sent + (total - mine) * row, received + others * mine * row
     return sent + both, received + both
 
 
 def _traffic_for_trust(problem: ShardedProblem, rank: int) -> tuple[int, int]:
-    """Bytes sent and received to choose the trusted samples: classes that are cut go home, then the strongest win."""
+    """Bytes sent and received to filter the samples: split classes to their owner, then a maximum over ranks."""
     if problem.trusted_sizes is None:
         return 0, 0
     cut, strengths = cuts(problem.proxy_sizes, problem.proxies_per_class, rank), 8 * sum(problem.batch_sizes)
     both = _over_ranks(2 * sum(problem.batch_sizes), problem.world, rank)
-    return both + strengths * (cut.home is not None), both + strengths * len(cut.guests)
+    return both + strengths * (cut.owner is not None), both + strengths * len(cut.others)
 
 
 def _over_ranks(numbers: int, world: int, rank: int) -> int:
     """Bytes sent, and as many received, to add up `numbers` float64 over ranks, or to find the largest ones."""
-    mine = part_sizes(numbers, world)[rank]
+    mine = shard_sizes(numbers, world)[rank]
     return 8 * (numbers - mine + (world - 1) * mine)
 
 
@@ -162,13 +162,13 @@ def _held(problem: ShardedProblem, rank: int) -> int:
         forces = problem.with_gradient and (linear or sweep == 1)
         samples = _group_bytes(problem, sum(problem.field_sizes), problem.samples_on_sphere, forces)
         proxies = _group_bytes(problem, problem.proxy_sizes[rank], problem.proxies_on_sphere, forces)
-        taken_home = (0 if linear or sweep == 1 else 16) + forces * row
-        guests = [
-            _group_bytes(problem, guests, problem.proxies_on_sphere, forces) + away * taken_home
-            for away, guests in _visits(problem, rank)
+        returned = (0 if linear or sweep == 1 else 16) + forces * row
+        remote = [
+            _group_bytes(problem, remote, problem.proxies_on_sphere, forces) + away * returned
+            for away, remote in _visits(problem, rank)
         ]
         summands = mine * row * problem.world if forces else 0  # of the samples' gradient, one of each rank
-        most = max(most, samples + proxies + max([*guests, summands]))
+        most = max(most, samples + proxies + max([*remote, summands]))
     return most
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from pfml.distributed.schedule import part_slice
+from pfml.distributed.schedule import shard_slice
 from pfml.distributed.world import Ranks
 
 __all__ = ["GatheredLoss"]
@@ -33,9 +33,9 @@ class GatheredLoss(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """The loss of all ranks' samples: embeddings (b, D) and labels (b,) of this rank."""
-        sizes = [numbers[0] for numbers in self.ranks.control.records([len(embeddings)])]
+        sizes = [numbers[0] for numbers in self.ranks.control.all_gather_numbers([len(embeddings)])]
         everyone = _Gathered.apply(self.ranks, sizes, embeddings)
-        return self.whole(everyone, self.ranks.gathered(labels, sizes))
+        return self.whole(everyone, self.ranks.all_gather(labels, sizes))
 
     @property
     def terms(self) -> dict[str, Tensor]:
@@ -55,8 +55,8 @@ class _Gathered(Function):
 
     @staticmethod
     def forward(ctx: Any, ranks: Ranks, sizes: list[int], mine: Tensor) -> Tensor:
-        ctx.rows = part_slice(sizes, ranks.rank)
-        return ranks.gathered(mine.detach(), sizes)
+        ctx.rows = shard_slice(sizes, ranks.rank)
+        return ranks.all_gather(mine.detach(), sizes)
 
     @staticmethod
     @once_differentiable

@@ -1,8 +1,11 @@
-"""Signs of life: a rank that is gone is noticed by the others, and named.
+"""Heartbeats: every rank notices a rank that is gone, and names it.
 
-A message that does not arrive says little: the other rank may be slow, or dead, or have ended because of a third one.
-So each rank counts up in a store that all can reach, in a thread of its own, and looks whether the others do. A rank
-that fails writes the reason there before it ends. The first reason that is written is what all ranks tell.
+A missing message says little: the other rank may be slow, or dead, or have ended because of a third one. So each rank
+increments a counter in a store that all ranks reach, from a thread, and polls the counters of the others. A rank that
+fails writes the reason there before it ends. The first reason that is written is the one that all ranks report.
+
+torchrun's own monitoring restarts or ends the processes of a node when one of them exits. It neither notices a halted
+process or a lost machine within seconds, nor tells the other ranks which rank failed and why; so this is by hand.
 """
 
 from __future__ import annotations
@@ -14,11 +17,11 @@ import time
 from types import TracebackType
 from typing import Protocol, Self
 
-__all__ = ["ARRIVAL", "Pulse", "Store"]
+__all__ = ["ARRIVAL", "Heartbeat", "Store"]
 
-#: Seconds between signs of life.
+#: Seconds between heartbeats.
 BEAT = 1.0
-#: Seconds without one after which a rank is gone ...
+#: Seconds without a heartbeat after which a rank is lost ...
 PATIENCE = 20.0
 #: ... and if a message from or to a rank has failed already.
 HASTE = 4.0
@@ -41,8 +44,8 @@ class Store(Protocol):
     def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
 
 
-class Pulse:
-    """This rank's signs of life, and the others'; a context manager around the work of all ranks.
+class Heartbeat:
+    """This rank's heartbeat, and a poll of the others'; a context manager around the work of all ranks.
 
     Args:
         store: A connection of its own to the store, since others may block theirs.
@@ -74,8 +77,8 @@ class Pulse:
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._count = 0
         self._ended, self._found = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="pulse", daemon=True)
-        self._show()
+        self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
+        self._beat()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -101,15 +104,15 @@ class Pulse:
         return self.reason
 
     def _let_others_read(self) -> None:
-        """Whoever holds the store must outlive the others' next look at it."""
+        """Whoever holds the store must outlive the others' next poll."""
         if self.holder == f"rank {self.rank}":
             time.sleep(3 * self.beat)
 
     def _watch(self) -> None:
         while not self._ended.wait(self.beat) and self.reason is None:
             try:
-                self._show()
-                self._look()
+                self._beat()
+                self._poll()
             except RuntimeError as error:  # of the store: whoever holds it has ended
                 if not self._ended.is_set():
                     said = str(error).split("\n")[0]
@@ -120,11 +123,11 @@ class Pulse:
             sys.stderr.flush()
             os._exit(1)
 
-    def _show(self) -> None:
+    def _beat(self) -> None:
         self._count += 1
         self.store.set(_key(self.rank), str(self._count))
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self.store.check([REASON]):
             self._tell(self.store.get(REASON).decode())
             return
@@ -137,7 +140,7 @@ class Pulse:
             silence = now - self._seen[other][1]
             if sign and silence > self.patience:
                 self._settle(
-                    f"rank {other} of {self.size} no longer answers, without a sign of life for {silence:.0f} s: "
+                    f"rank {other} of {self.size} no longer answers, without a heartbeat for {silence:.0f} s: "
                     f"it was killed, or its machine is gone or halted"
                 )
                 return

@@ -14,15 +14,15 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from pfml.distributed.heartbeat import ARRIVAL, Pulse
-from pfml.distributed.peers import LostPeerError
+from pfml.distributed.communicator import LostRankError
+from pfml.distributed.heartbeat import ARRIVAL, Heartbeat
 from pfml.distributed.torchrun import Launch
 from pfml.distributed.world import Ranks, World
 from pfml.losses.checks import CollapseWarning
 
-__all__ = ["FailedElsewhereError", "Launch", "first_words", "meeting_place", "open_world"]
+__all__ = ["FailedElsewhereError", "Launch", "decided_by_first", "open_world", "rendezvous_store"]
 
-#: Longer than a rank may work on its own while the others wait for it; one that is gone is noticed by `Pulse`.
+#: Longer than a rank may work on its own while the others wait for it; one that is gone is noticed by `Heartbeat`.
 LONGEST_WAIT = timedelta(minutes=60)
 MEETING = timedelta(seconds=ARRIVAL)
 
@@ -52,19 +52,22 @@ def open_world(device: torch.device) -> Iterator[World]:
     place = _place(device, launch)
     store = _store(launch)
     holder = "torchrun" if launch.by_agent else "rank 0"
-    with Pulse(store.clone(), launch.rank, launch.size, holder=holder) as pulse, warnings_of_the_first(launch.rank):
+    with (
+        Heartbeat(store.clone(), launch.rank, launch.size, holder=holder) as heartbeat,
+        warnings_of_the_first(launch.rank),
+    ):
         backend, place_id = ("nccl", place) if place.type == "cuda" else ("gloo", None)
         dist.init_process_group(
             backend, store=store, rank=launch.rank, world_size=launch.size, timeout=LONGEST_WAIT, device_id=place_id
         )
         try:
             control: Any = dist.new_group(backend="gloo", timeout=LONGEST_WAIT) if backend == "nccl" else None
-            yield from _guarded(Ranks(control=control, device=place), pulse)
+            yield from _guarded(Ranks(control=control, device=place), heartbeat)
         finally:
             dist.destroy_process_group()
 
 
-def first_words(name: str, words: Callable[[], str], launch: Launch | None = None) -> str:
+def decided_by_first(name: str, words: Callable[[], str], launch: Launch | None = None) -> str:
     """What `words` gives on the first rank at the first of torchrun's starts: the same on all ranks, at all starts.
 
     For what is decided before `open_world`, and would come out otherwise on another rank or at another time.
@@ -80,7 +83,7 @@ def first_words(name: str, words: Callable[[], str], launch: Launch | None = Non
     launch = launch or Launch.of_process()
     if launch.size == 1 and not launch.by_agent:
         return words()
-    store = PrefixStore("first words", meeting_place(launch))
+    store = PrefixStore("first words", rendezvous_store(launch))
     if launch.rank == 0 and not store.check([name]):
         store.set(name, words())
     try:
@@ -94,26 +97,26 @@ def first_words(name: str, words: Callable[[], str], launch: Launch | None = Non
 def _store(launch: Launch) -> Any:
     """What the ranks of one start have in common."""
     # without a name of its own for each start, ranks would look for those that have ended
-    return PrefixStore(f"start {launch.restarts}", meeting_place(launch))
+    return PrefixStore(f"start {launch.restarts}", rendezvous_store(launch))
 
 
 @cache  # where rank 0 keeps the store itself, it ends with this object
-def meeting_place(launch: Launch) -> Any:
+def rendezvous_store(launch: Launch) -> Any:
     """What all ranks can reach before they are connected; torchrun keeps one for all its starts."""
     return next(rendezvous("env://", launch.rank, launch.size, timeout=MEETING))[0]
 
 
-def _guarded(world: Ranks, pulse: Pulse) -> Iterator[World]:
+def _guarded(world: Ranks, heartbeat: Heartbeat) -> Iterator[World]:
     """The world, with errors of one rank made known to all, and all ranks at the end of the block together."""
     try:
         yield world
-        world.largest(0)
-    except (LostPeerError, dist.DistError) as error:
-        reason = pulse.explanation() or f"another rank is gone: {error}"
+        world.all_reduce_max(0)
+    except (LostRankError, dist.DistError) as error:
+        reason = heartbeat.explanation() or f"another rank is gone: {error}"
         raise FailedElsewhereError(reason) from error
     except BaseException as error:
-        if pulse.reason is None:
-            pulse.report(f"rank {world.rank} failed: {str(error) or type(error).__name__}")
+        if heartbeat.reason is None:
+            heartbeat.report(f"rank {world.rank} failed: {str(error) or type(error).__name__}")
         raise
 
 

@@ -1,9 +1,9 @@
-"""Who computes which pairs: every two parts meet once, at one of their owners.
+"""Which rank computes which block of pairs: every two shards once, on the rank that owns one of them.
 
-The proxies are cut into as many parts as there are ranks, and so are the samples of the global batch. Part r is at
-home on rank r. In round k the rank r is the host of the part of rank r + k, and its own part is a guest of rank r - k;
-after world / 2 rounds every two parts have met. In the last round of an even world two ranks would compute the same
-block: the lower one takes the first half of its rows, the upper one the others.
+Proxies are split into one shard per rank, and so are the samples of the global batch. Rank r owns shard r. In round k
+rank r computes the block of its own shard against the remote shard of rank r + k; after world / 2 rounds every two
+shards have been paired. In the last round of an even world size two ranks would compute the same block: the lower one
+takes the first half of its rows, the upper one the rest.
 """
 
 from __future__ import annotations
@@ -11,54 +11,54 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Meeting", "meetings", "num_pairs", "part_sizes", "part_slice"]
+__all__ = ["Block", "length", "num_pairs", "schedule", "shard_sizes", "shard_slice"]
 
 
-class Meeting(NamedTuple):
-    """A block of pairs: `host_rows` of the part of rank `host`, against `guest_rows` of the part of rank `guest`."""
+class Block(NamedTuple):
+    """A block of pairs: `own_rows` of the shard of rank `owner` against `remote_rows` of that of rank `remote`."""
 
-    host: int
-    guest: int
-    host_rows: slice
-    guest_rows: slice
+    owner: int
+    remote: int
+    own_rows: slice
+    remote_rows: slice
 
 
-def part_sizes(total: int, world: int) -> list[int]:
-    """The sizes of `world` parts of `total` rows; they differ by one at most, the first ones are the larger ones."""
+def shard_sizes(total: int, world: int) -> list[int]:
+    """The sizes of `world` shards of `total` rows; they differ by one at most, larger ones first."""
     least, larger = divmod(total, world)
     return [least + (rank < larger) for rank in range(world)]
 
 
-def part_slice(sizes: Sequence[int], rank: int) -> slice:
-    """Where the rows of `rank` lie, if the ranks' rows are laid one after the other."""
+def shard_slice(sizes: Sequence[int], rank: int) -> slice:
+    """The rows of `rank` in the concatenation of all shards."""
     start = sum(sizes[:rank])
     return slice(start, start + sizes[rank])
 
 
-def meetings(sizes: Sequence[int], host: int) -> list[Meeting]:
-    """The meetings of different parts at `host`, one for each round."""
+def schedule(sizes: Sequence[int], owner: int) -> list[Block]:
+    """The blocks of different shards that rank `owner` computes, one for each round."""
     world = len(sizes)
     return [
-        _meeting(sizes, host, (host + shift) % world, twice=2 * shift == world) for shift in range(1, world // 2 + 1)
+        _block(sizes, owner, (owner + shift) % world, twice=2 * shift == world) for shift in range(1, world // 2 + 1)
     ]
 
 
-def _meeting(sizes: Sequence[int], host: int, guest: int, twice: bool) -> Meeting:
-    half = sizes[min(host, guest)] // 2
-    host_rows, guest_rows = slice(0, sizes[host]), slice(0, sizes[guest])
-    if twice and host < guest:
-        host_rows = slice(0, half)
+def _block(sizes: Sequence[int], owner: int, remote: int, twice: bool) -> Block:
+    half = sizes[min(owner, remote)] // 2
+    own_rows, remote_rows = slice(0, sizes[owner]), slice(0, sizes[remote])
+    if twice and owner < remote:
+        own_rows = slice(0, half)
     elif twice:
-        guest_rows = slice(half, sizes[guest])
-    return Meeting(host, guest, host_rows, guest_rows)
+        remote_rows = slice(half, sizes[remote])
+    return Block(owner, remote, own_rows, remote_rows)
 
 
-def num_pairs(sizes: Sequence[int], host: int) -> int:
-    """How many pairs of one kind are computed at `host`: those of its own part, and those of its guests."""
-    own = sizes[host] * (sizes[host] - 1) // 2
-    return own + sum(length(m.host_rows) * length(m.guest_rows) for m in meetings(sizes, host))
+def num_pairs(sizes: Sequence[int], owner: int) -> int:
+    """The number of pairs of one kind that rank `owner` computes: within its own shard and against remote shards."""
+    own = sizes[owner] * (sizes[owner] - 1) // 2
+    return own + sum(length(block.own_rows) * length(block.remote_rows) for block in schedule(sizes, owner))
 
 
 def length(rows: slice) -> int:
-    """How many rows a slice with both ends has."""
+    """The number of rows of a slice with both ends."""
     return int(rows.stop - rows.start)

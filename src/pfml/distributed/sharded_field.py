@@ -1,16 +1,16 @@
-"""The field of a global batch and of proxies that are spread over ranks: each rank's share of the work.
+"""The field of a global batch and of sharded proxies: the blocks of pairs that this rank computes.
 
-A rank has all samples, and its own part of the proxies. It computes
+A rank has all samples and its own shard of the proxies. It computes
 
-    its part of the samples against itself and other parts   (`meetings`; all samples are here, nothing is sent)
+    its shard of the samples against itself and other shards   (`schedule`; all samples are local, nothing is sent)
     all samples against its own proxies
-    its own proxies against themselves, and against the parts that are its guests
+    its own proxies against themselves, and against the remote shards that `schedule` assigns to it
 
-A guest is sent its energies and forces home: each pair is computed once, where a ring without symmetry would compute it
-twice, and what comes back is no more than what such a ring would have to send on.
+Energies and forces of a remote shard are sent back to its owner. Each pair is computed once; a ring without symmetry
+would compute it twice, and send as many bytes.
 
 Where forces are known before the sums (`Normalization.linear`) one sweep gives both. Otherwise the sums of all anchors
-are completed first: those of samples are added over ranks, those of proxies come home; a second sweep gives the forces.
+are completed first, those of samples over all ranks and those of proxies at their owner; a second sweep gives forces.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from torch.autograd.function import once_differentiable
 from pfml.backends.sweep import Counts, sweep_block
 from pfml.backends.tile_groups import TileGroup
 from pfml.backends.tiled import centered_groups, group_of
-from pfml.distributed.peers import Peers
-from pfml.distributed.schedule import Meeting, meetings, part_sizes, part_slice
+from pfml.distributed.communicator import Communicator
+from pfml.distributed.schedule import Block, schedule, shard_sizes, shard_slice
 from pfml.losses.sample_filter import some_of
 from pfml.precision import full_precision
 from pfml.superposition import Charges, Field, PairWeights, source_weights
 
-__all__ = ["LocalEnergy", "ShardedEnergy", "ShardedField", "block_counts", "counts_at_all"]
+__all__ = ["LocalEnergy", "ShardedEnergy", "ShardedField", "block_counts", "has_effect"]
 
 #: How much a pair of the own class and one of another class count at either end.
 BlockCounts = tuple[Counts, Counts]
@@ -54,13 +54,13 @@ def block_counts(field: Field, weights: PairWeights) -> tuple[BlockCounts, Block
     )
 
 
-def counts_at_all(counts: BlockCounts) -> bool:
+def has_effect(counts: BlockCounts) -> bool:
     """Whether a kind of pair has an effect."""
     return any(counts[0] + counts[1])
 
 
 class ShardedEnergy(NamedTuple):
-    """The energy of the whole field, and this rank's part of its gradient (None unless asked for)."""
+    """The energy of the whole field, and this rank's shard of its gradient (None unless asked for)."""
 
     energy: Tensor  # float64, the same on all ranks
     sample_gradient: Tensor | None  # (b, D), of this rank's samples
@@ -78,7 +78,7 @@ class ShardedField:
         bytes_held: The most that the charges and all that is added up for them have taken so far.
     """
 
-    peers: Peers
+    communicator: Communicator
     field: Field
     weights: PairWeights
     batch_sizes: Sequence[int]
@@ -88,13 +88,13 @@ class ShardedField:
     bytes_held: int = 0
     samples: TileGroup = dataclasses.field(init=False)
     proxies: TileGroup = dataclasses.field(init=False)
-    of_guests: Tensor = dataclasses.field(init=False)  # what guests have summed here: their part of a linear energy
+    of_remote: Tensor = dataclasses.field(init=False)  # sums of remote shards, a term of a linear energy
     on_sphere: bool = dataclasses.field(init=False)  # the proxies
 
     def trusted_samples(self, samples: Charges, proxies: Charges, keep: Tensor) -> Charges:
         """Those of all ranks' samples that `keep`, (B,), leaves in the field; what it took to choose them is noted."""
         kept = some_of(samples, keep)
-        self.batch_sizes = [int(part.sum()) for part in keep.cpu().split(list(self.batch_sizes))]
+        self.batch_sizes = [int(shard.sum()) for shard in keep.cpu().split(list(self.batch_sizes))]
         self.pairs += len(samples.points) * len(proxies.points)
         self.bytes_held = sum(charges.points.nbytes + charges.labels.nbytes for charges in (samples, kept, proxies))
         return kept
@@ -105,15 +105,17 @@ class ShardedField:
             self.on_sphere = proxies.on_sphere
             linear = self.field.rule.linear
             self.samples, self.proxies = centered_groups(samples, proxies, gradients=with_gradient and linear)
-            self.of_guests = self.samples.sums.new_zeros(())
-            self._sweep(sums_come_home=not linear)
+            self.of_remote = self.samples.sums.new_zeros(())
+            self._sweep(return_sums=not linear)
             if linear:
-                energy = self.peers.summed(self.samples.sums.sum() + self.proxies.sums.sum() + self.of_guests)
+                energy = self.communicator.all_reduce(
+                    self.samples.sums.sum() + self.proxies.sums.sum() + self.of_remote
+                )
             else:
                 energy = self._anchor_energy()
                 if with_gradient:
                     self._set_slopes()
-                    self._sweep(sums_come_home=False)
+                    self._sweep(return_sums=False)
             if not with_gradient:
                 return ShardedEnergy(energy, None, None)
             self.proxies.project_gradient()
@@ -121,10 +123,10 @@ class ShardedField:
 
     def _anchor_energy(self) -> Tensor:
         """The energy from the sums of all anchors, which are complete after this."""
-        self.samples.sums = self.peers.summed(self.samples.sums)
+        self.samples.sums = self.communicator.all_reduce(self.samples.sums)
         energy = self.field.anchor_energies(*self.samples.sums).sum()
         if self.field.rule.proxies_are_anchors:
-            energy = energy + self.peers.summed(self.field.anchor_energies(*self.proxies.sums).sum())
+            energy = energy + self.communicator.all_reduce(self.field.anchor_energies(*self.proxies.sums).sum())
         return energy
 
     def _set_slopes(self) -> None:
@@ -137,69 +139,71 @@ class ShardedField:
     def _sample_gradient(self) -> Tensor:
         """The gradient of this rank's samples, of which every rank knows a summand."""
         assert self.samples.gradient is not None
-        home = self.samples.part(part_slice(self.batch_sizes, self.peers.rank))
-        self._note_held(home.points.nbytes * self.peers.world)
-        home.gradient = self.peers.scattered_sum(self.samples.gradient, self.batch_sizes)
-        home.project_gradient()
-        return home.gradient
+        own = self.samples.part(shard_slice(self.batch_sizes, self.communicator.rank))
+        self._note_held(own.points.nbytes * self.communicator.world)
+        own.gradient = self.communicator.reduce_scatter(self.samples.gradient, self.batch_sizes)
+        own.project_gradient()
+        return own.gradient
 
-    def _sweep(self, *, sums_come_home: bool) -> None:
-        """Add this rank's share of all pairs to the groups, and what other ranks computed for its proxies."""
+    def _sweep(self, *, return_sums: bool) -> None:
+        """Add the pairs of this rank to the groups, and what other ranks computed for its proxies."""
         of_samples, of_mixed, of_proxies = block_counts(self.field, self.weights)
-        sizes = part_sizes(len(self.samples), self.peers.world)
-        band = self.samples.part(part_slice(sizes, self.peers.rank))
+        sizes = shard_sizes(len(self.samples), self.communicator.world)
+        band = self.samples.part(shard_slice(sizes, self.communicator.rank))
         self._add_block(band, band, of_samples)
-        for meeting in meetings(sizes, self.peers.rank):
-            guests = self.samples.part(part_slice(sizes, meeting.guest)).part(meeting.guest_rows)
-            self._add_block(band.part(meeting.host_rows), guests, of_samples)
+        for block in schedule(sizes, self.communicator.rank):
+            remote = self.samples.part(shard_slice(sizes, block.remote)).part(block.remote_rows)
+            self._add_block(band.part(block.own_rows), remote, of_samples)
         self._add_block(self.samples, self.proxies, of_mixed)
         self._add_block(self.proxies, self.proxies, of_proxies)
         self._note_held(0)
-        if counts_at_all(of_proxies):
-            for shift in range(1, self.peers.world // 2 + 1):
-                self._hold_meeting(shift, of_proxies, sums_come_home)
+        if has_effect(of_proxies):
+            for shift in range(1, self.communicator.world // 2 + 1):
+                self._compute_remote_block(shift, of_proxies, return_sums)
 
-    def _hold_meeting(self, shift: int, counts: BlockCounts, sums_come_home: bool) -> None:
-        """Be the host of another rank's proxies and, on the other side, a guest."""
-        away = (self.peers.rank - shift) % self.peers.world
-        here = meetings(self.proxy_sizes, self.peers.rank)[shift - 1]
-        rows = meetings(self.proxy_sizes, away)[shift - 1].guest_rows  # those of this rank that go away
-        guest = self._received_guest(here, away, rows)
-        self._add_block(self.proxies.part(here.host_rows), guest, counts)
-        self.of_guests += guest.sums.sum()
-        arriving: list[tuple[Tensor, Tensor, Tensor]] = []  # where it is added, what has come, what is sent
-        if sums_come_home:
+    def _compute_remote_block(self, shift: int, counts: BlockCounts, return_sums: bool) -> None:
+        """Compute a block against a remote shard, while another rank computes one against this rank's."""
+        away = (self.communicator.rank - shift) % self.communicator.world
+        here = schedule(self.proxy_sizes, self.communicator.rank)[shift - 1]
+        rows = schedule(self.proxy_sizes, away)[shift - 1].remote_rows  # those of this rank that go away
+        remote = self._remote_shard(here, away, rows)
+        self._add_block(self.proxies.part(here.own_rows), remote, counts)
+        self.of_remote += remote.sums.sum()
+        returned: list[tuple[Tensor, Tensor, Tensor]] = []  # where it is added, what is received, what is sent
+        if return_sums:
             mine = self.proxies.sums[:, rows]
-            arriving.append((mine, torch.empty_like(mine, memory_format=torch.contiguous_format), guest.sums))
-        if self.proxies.gradient is not None and guest.gradient is not None:
+            returned.append((mine, torch.empty_like(mine, memory_format=torch.contiguous_format), remote.sums))
+        if self.proxies.gradient is not None and remote.gradient is not None:
             forces = self.proxies.gradient[rows]
-            arriving.append((forces, torch.empty_like(forces), guest.gradient))
-        self._note_held(_group_bytes(guest) + sum(come.nbytes for _, come, _ in arriving))
-        self.peers.exchange([(here.guest, sent) for _, _, sent in arriving], [(away, come) for _, come, _ in arriving])
-        for total, come, _ in arriving:
-            total += come
+            returned.append((forces, torch.empty_like(forces), remote.gradient))
+        self._note_held(_group_bytes(remote) + sum(received.nbytes for _, received, _ in returned))
+        self.communicator.exchange(
+            [(here.remote, sent) for _, _, sent in returned], [(away, received) for _, received, _ in returned]
+        )
+        for total, received, _ in returned:
+            total += received
 
-    def _received_guest(self, here: Meeting, away: int, rows: slice) -> TileGroup:
-        """The proxies of another rank, while `rows` of this one go to the rank `away`."""
-        first = part_slice(self.proxy_sizes, here.guest).start
+    def _remote_shard(self, here: Block, away: int, rows: slice) -> TileGroup:
+        """The proxies of another rank, while `rows` of this one are sent to the rank `away`."""
+        first = shard_slice(self.proxy_sizes, here.remote).start
         coming = torch.arange(
-            first + here.guest_rows.start, first + here.guest_rows.stop, device=self.samples.labels.device
+            first + here.remote_rows.start, first + here.remote_rows.stop, device=self.samples.labels.device
         )
         points = self.proxies.points.new_empty(len(coming), self.proxies.points.shape[1])
         slopes = self.proxies.slopes.new_ones(2, len(coming))
-        outgoing, incoming = [(away, self.proxies.points[rows])], [(here.guest, points)]
+        outgoing, incoming = [(away, self.proxies.points[rows])], [(here.remote, points)]
         if not self.field.rule.linear and self.proxies.gradient is not None:
             outgoing.append((away, self.proxies.slopes[:, rows].contiguous()))
-            incoming.append((here.guest, slopes))
-        self.peers.exchange(outgoing, incoming)
+            incoming.append((here.remote, slopes))
+        self.communicator.exchange(outgoing, incoming)
         labels = coming // max(self.proxies_per_class, 1)
-        guest = group_of(Charges(points, labels, self.on_sphere), gradient=self.proxies.gradient is not None)
-        guest.center, guest.slopes = self.proxies.center, slopes
-        guest.prepare()
-        return guest
+        remote = group_of(Charges(points, labels, self.on_sphere), gradient=self.proxies.gradient is not None)
+        remote.center, remote.slopes = self.proxies.center, slopes
+        remote.prepare()
+        return remote
 
     def _add_block(self, left: TileGroup, right: TileGroup, counts: BlockCounts) -> None:
-        if not counts_at_all(counts):
+        if not has_effect(counts):
             return
         self.pairs += len(left) * (len(left) - 1) // 2 if left is right else len(left) * len(right)
         sweep_block(left, right, self.field, *counts)

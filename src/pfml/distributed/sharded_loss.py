@@ -1,8 +1,10 @@
-"""The potential field loss over the ranks of a process group: a global batch, a part of the proxies on each rank."""
+"""The potential field loss over the ranks of a process group: a global batch, a shard of the proxies on each rank."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -10,29 +12,32 @@ import torch
 import torch.distributed as dist
 from torch import Generator, Tensor, nn
 
+from pfml.distributed.communicator import Communicator
 from pfml.distributed.cost import StepCost
-from pfml.distributed.peers import Peers
-from pfml.distributed.placement import normal_rows, sample_rows
-from pfml.distributed.schedule import part_sizes, part_slice
+from pfml.distributed.schedule import shard_sizes, shard_slice
+from pfml.distributed.shard_init import normal_rows, sample_rows
 from pfml.distributed.sharded_field import LocalEnergy, ShardedField
-from pfml.distributed.sharded_trust import sharded_fit
-from pfml.distributed.shards import agreed_batch, check_options, check_shard, checked_batch, extra_state, require_equal
+from pfml.distributed.sharded_filter import sharded_fit
 from pfml.field import DecayLaw
 from pfml.half_precision import watched, widened
-from pfml.losses.potential_field import REDUCTIONS, PotentialFieldLoss
+from pfml.losses.checks import check_batch, deferred_checks
+from pfml.losses.potential_field import REDUCTIONS, PotentialFieldLoss, require_same
 from pfml.losses.proxy_init import warn_of_classes_without_samples
 from pfml.losses.sample_filter import check_trust, trusted
 from pfml.sphere import unit
 from pfml.superposition import Charges
 
-__all__ = ["ShardedPotentialFieldLoss"]
+__all__ = ["ShardedPotentialFieldLoss", "extra_state", "extra_state_of"]
+
+#: The types that a field is computed in; ranks exchange the index in this list.
+_TYPES = (torch.float32, torch.float64)
 
 #: What becomes of the network's gradients -> the factor of the embeddings' gradient, for a world of that size.
 NETWORK_GRADIENTS = {"averaged": lambda world: world, "summed": lambda world: 1}
 
 
 class ShardedPotentialFieldLoss(nn.Module):
-    """`PotentialFieldLoss` of the global batch: each rank brings its samples and holds a part of the proxies.
+    """`PotentialFieldLoss` of the global batch: each rank brings its samples and holds a shard of the proxies.
 
     Value and gradients are those of a single process with all samples and all proxies. Every rank gets the same value.
     The parameter of a rank, (n, D), is the rows `rows` of the flattened proxies, (C * M, D); they start where those of
@@ -98,7 +103,7 @@ class ShardedPotentialFieldLoss(nn.Module):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        self.peers = Peers(group)
+        self.communicator = Communicator(group)
         error = None
         try:
             # without proxies it takes no memory: it checks the options, and knows what follows from them
@@ -121,18 +126,18 @@ class ShardedPotentialFieldLoss(nn.Module):
                 normalize_embeddings=normalize_embeddings,
                 backend=backend,
             )
-            check_options(proxies_per_class, backend, network_gradients, NETWORK_GRADIENTS)
+            _check_options(proxies_per_class, backend, network_gradients, NETWORK_GRADIENTS)
             check_trust(trust, proxies_per_class, whole.field.law)
         except Exception as caught:  # whatever it is, the other ranks must not wait for this one
             error = caught
-        self.peers.records([], error)
+        self.communicator.all_gather_numbers([], error)
         self._set_options(whole, proxies_per_class, float(trust), network_gradients)
-        self.digest = require_equal(self.peers, self._settings())
-        self.proxies = nn.Parameter(torch.empty(self.proxy_sizes[self.peers.rank], embedding_dim))
+        self.digest = _require_equal(self.communicator, self._settings())
+        self.proxies = nn.Parameter(torch.empty(self.proxy_sizes[self.communicator.rank], embedding_dim))
         labels = torch.arange(self.rows.start, self.rows.stop) // max(proxies_per_class, 1)
         self.register_buffer("proxy_labels", labels, persistent=False)
         self._set_proxies(unit(normal_rows(sum(self.proxy_sizes), embedding_dim, self.rows)))
-        self.register_load_state_dict_pre_hook(check_shard)
+        self.register_load_state_dict_pre_hook(_check_shard)
 
     def _set_options(
         self, whole: PotentialFieldLoss, proxies_per_class: int, trust: float, network_gradients: str
@@ -146,8 +151,8 @@ class ShardedPotentialFieldLoss(nn.Module):
         self.normalize_embeddings = whole.normalize_embeddings
         self.trust, self.network_gradients = trust, network_gradients
         self.proxies_ready = self.proxy_init == "normal" or proxies_per_class == 0
-        self.proxy_sizes = part_sizes(self.num_classes * proxies_per_class, self.peers.world)
-        self.rows = part_slice(self.proxy_sizes, self.peers.rank)
+        self.proxy_sizes = shard_sizes(self.num_classes * proxies_per_class, self.communicator.world)
+        self.rows = shard_slice(self.proxy_sizes, self.communicator.rank)
         self.last_step: StepCost | None = None
         of_proxies = {"proxies_per_class": proxies_per_class, **({"trust": trust} if trust else {})}
         self._hyperparameters = {**whole.hyperparameters(), **of_proxies}
@@ -159,28 +164,31 @@ class ShardedPotentialFieldLoss(nn.Module):
             embeddings: (b, D), this rank's, any floating-point type; b may be 0.
             labels: (b,), integers in [0, C).
         """
-        sent, received = self.peers.bytes_sent, self.peers.bytes_received
+        sent, received = self.communicator.bytes_sent, self.communicator.bytes_received
         if self.proxy_space == "projected" and self.training and torch.is_grad_enabled():
             self.proxies.data.copy_(unit(self.proxies.data))  # as PotentialFieldLoss does
-        labels, wide, batch_sizes, with_gradient = agreed_batch(self, embeddings, labels)
+        labels, wide, batch_sizes, with_gradient = self._agreed_batch(embeddings, labels)
         mine, proxies = widened(embeddings, wide), widened(self.proxies, wide)
         with torch.autocast(mine.device.type, enabled=False):
             samples, charges = self._charges(mine, labels, batch_sizes, proxies)
             step = ShardedField(
-                self.peers, self.field, self.weights, batch_sizes, self.proxy_sizes, self.proxies_per_class
+                self.communicator, self.field, self.weights, batch_sizes, self.proxy_sizes, self.proxies_per_class
             )
             if self.training and self.trust:
                 keep = self._trusted(samples, charges)
                 samples = step.trusted_samples(samples, charges, keep)
-                mine = mine[keep[part_slice(batch_sizes, self.peers.rank)]]
+                mine = mine[keep[shard_slice(batch_sizes, self.communicator.rank)]]
             compute = partial(step.energy, samples, charges, with_gradient=with_gradient)
             if torch.is_grad_enabled() and (mine.requires_grad or proxies.requires_grad):
-                factor = NETWORK_GRADIENTS[self.network_gradients](self.peers.world)
+                factor = NETWORK_GRADIENTS[self.network_gradients](self.communicator.world)
                 energy = LocalEnergy.apply(compute, factor, mine, proxies)
             else:
                 energy = compute().energy
         self.last_step = StepCost(
-            step.pairs, self.peers.bytes_sent - sent, self.peers.bytes_received - received, step.bytes_held
+            step.pairs,
+            self.communicator.bytes_sent - sent,
+            self.communicator.bytes_received - received,
+            step.bytes_held,
         )
         value = energy.to(wide) / REDUCTIONS[self.reduction](sum(step.batch_sizes) + sum(self.proxy_sizes))
         return watched(value, embeddings, self.proxies)
@@ -193,9 +201,9 @@ class ShardedPotentialFieldLoss(nn.Module):
         """
         if not self.trust:
             return torch.ones(len(embeddings), dtype=torch.bool, device=embeddings.device)
-        labels, wide, batch_sizes, _ = agreed_batch(self, embeddings, labels)
+        labels, wide, batch_sizes, _ = self._agreed_batch(embeddings, labels)
         charges = self._charges(embeddings.to(wide), labels, batch_sizes, self.proxies.to(wide))
-        return self._trusted(*charges)[part_slice(batch_sizes, self.peers.rank)]
+        return self._trusted(*charges)[shard_slice(batch_sizes, self.communicator.rank)]
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """This rank's proxies as an optimizer's parameter group; an empty list if there are none anywhere.
@@ -220,50 +228,92 @@ class ShardedPotentialFieldLoss(nn.Module):
         """
         error = None
         try:
-            labels, _ = checked_batch(self, embeddings, labels)
+            labels, _ = self._checked_batch(embeddings, labels)
             sizes = self.num_classes, self.proxies_per_class
             if self.proxy_init == "normal":
                 points = unit(normal_rows(sum(self.proxy_sizes), self.embedding_dim, self.rows, generator))
             else:
-                if self.peers.rank == 0:
+                if self.communicator.rank == 0:
                     warn_of_classes_without_samples(labels, self.num_classes)
                 points = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
                 points = unit(points) if self.normalize_embeddings else points
                 points = sample_rows(self.proxy_init, points, labels, sizes, self.rows, generator)
         except Exception as caught:
             error = caught
-        self.peers.records([], error)
+        self.communicator.all_gather_numbers([], error)
         self._set_proxies(points)
         self.proxies_ready = True
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Those of the `PotentialFieldLoss` of which this is a part."""
+        """Those of the `PotentialFieldLoss` of which this is a shard."""
         return dict(self._hyperparameters)
 
     def get_extra_state(self) -> Tensor:
-        """Hyper-parameters and which part of the proxies this is, as JSON in a byte tensor."""
-        shard = {"rank": self.peers.rank, "world": self.peers.world}
+        """Hyper-parameters and which shard of the proxies this is, as JSON in a byte tensor."""
+        shard = {"rank": self.communicator.rank, "world": self.communicator.world}
         return extra_state(hyperparameters=self.hyperparameters(), proxies_ready=self.proxies_ready, shard=shard)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take over what `get_extra_state` of an equal part gave (it was compared before)."""
+        """Take over what `get_extra_state` of an equal shard gave (it was compared before)."""
         self.proxies_ready = json.loads(bytes(state.tolist()))["proxies_ready"]
 
     def extra_repr(self) -> str:
         settings = ", ".join(f"{name}={value}" for name, value in self._settings().items())
-        return f"rank {self.peers.rank} of {self.peers.world}, {settings}"
+        return f"rank {self.communicator.rank} of {self.communicator.world}, {settings}"
 
     def _settings(self) -> dict[str, Any]:
         """All that must be equal on all ranks."""
         names = ("proxy_init", "proxy_init_norm", "network_gradients")
         return {**self._hyperparameters, **{name: getattr(self, name) for name in names}}
 
+    def _checked_batch(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, torch.dtype]:
+        """`labels` as int64 on the proxies' device, and the type to compute in, after all checks."""
+        no_proxies = self.proxies.new_empty(self.num_classes, 0, self.embedding_dim)
+        # A deferred check would let this rank proceed where others stop: it is evaluated here.
+        with deferred_checks() as checks:
+            labels = check_batch(embeddings, labels, no_proxies)
+        for check in checks:
+            if check.is_worth_a_look.item():
+                check.explain()
+        if not torch.isfinite(self.proxies.detach().sum(dtype=torch.float64)):
+            bad = ~torch.isfinite(self.proxies.detach()).all(dim=1)
+            classes = self.proxy_labels[bad].unique().tolist()
+            shown = ", ".join(map(str, classes[:10])) + (", ..." if len(classes) > 10 else "")
+            raise ValueError(f"proxies must be finite, got NaN or Inf in {len(classes)} classes: {shown}")
+        return labels, torch.promote_types(torch.promote_types(embeddings.dtype, self.proxies.dtype), torch.float32)
+
+    def _agreed_batch(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, torch.dtype, list[int], bool]:
+        """Labels, the type to compute in, all ranks' batch sizes, and whether any rank wants a gradient."""
+        # filtering sends messages that a rank in evaluation mode would not send
+        filters_samples = bool(self.training and self.trust)
+        error, record = None, [0, 0, 0, 2 * self.digest + filters_samples]
+        try:
+            if not self.proxies_ready:
+                raise RuntimeError(f"proxy_init={self.proxy_init!r} needs loss.initialize_proxies before the first use")
+            labels, wide = self._checked_batch(embeddings, labels)
+            wants = torch.is_grad_enabled() and (embeddings.requires_grad or self.proxies.requires_grad)
+            record[:3] = len(embeddings), _TYPES.index(wide), wants
+        except Exception as caught:
+            error = caught
+        batch_sizes, types, wanted, digests = map(
+            list, zip(*self.communicator.all_gather_numbers(record, error), strict=True)
+        )
+        if len(set(digests)) > 1:
+            raise RuntimeError(
+                "all ranks must call the same loss at the same time, "
+                "got losses of other hyper-parameters, or some in training mode and others not"
+            )
+        if len(set(types)) > 1:
+            names = [str(_TYPES[index]) for index in types]
+            raise TypeError(f"embeddings and proxies must give one type on all ranks, got {names} by rank")
+        return labels, wide, batch_sizes, any(wanted)
+
     def _charges(
         self, mine: Tensor, labels: Tensor, batch_sizes: list[int], proxies: Tensor
     ) -> tuple[Charges, Charges]:
         """All ranks' samples, and this rank's proxies."""
-        all_labels = self.peers.gathered(labels, batch_sizes)
-        points = self.peers.gathered(mine.detach(), batch_sizes)
+        all_labels = self.communicator.all_gather(labels, batch_sizes)
+        points = self.communicator.all_gather(mine.detach(), batch_sizes)
         return (
             Charges(points, all_labels, on_sphere=self.normalize_embeddings),
             Charges(proxies.detach().contiguous(), self.proxy_labels, on_sphere=self.proxy_space != "free"),
@@ -271,7 +321,9 @@ class ShardedPotentialFieldLoss(nn.Module):
 
     def _trusted(self, samples: Charges, proxies: Charges) -> Tensor:
         """Which of all ranks' samples are trusted, (B,), the same on every rank."""
-        fits = sharded_fit(self.peers, samples, proxies, self.proxy_sizes, self.proxies_per_class, self.field.law)
+        fits = sharded_fit(
+            self.communicator, samples, proxies, self.proxy_sizes, self.proxies_per_class, self.field.law
+        )
         return trusted(fits, self.trust)
 
     @torch.no_grad()
@@ -279,3 +331,52 @@ class ShardedPotentialFieldLoss(nn.Module):
         if self.proxy_space != "free":
             points = unit(points)
         self.proxies.copy_(points * (self.proxy_init_norm if self.proxy_space == "normalized" else 1.0))
+
+
+def _check_options(proxies_per_class: Any, backend: str, network_gradients: str, choices: Iterable[str]) -> None:
+    """Raise unless these options of a sharded loss, which a whole one lacks or has others of, can be."""
+    if not isinstance(proxies_per_class, int) or isinstance(proxies_per_class, bool) or proxies_per_class < 0:
+        raise ValueError(f"proxies_per_class must be an integer >= 0, got {proxies_per_class!r}")
+    if backend not in ("auto", "tiled"):
+        raise ValueError(f"backend of a sharded loss must be 'auto' or 'tiled', got {backend!r}")
+    if network_gradients not in choices:
+        raise ValueError(f"network_gradients must be one of {tuple(choices)}, got {network_gradients!r}")
+
+
+def _require_equal(communicator: Communicator, settings: dict[str, Any]) -> int:
+    """A digest of the settings; all ranks raise the same error unless it is the same everywhere."""
+    text = json.dumps(settings, sort_keys=True)
+    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
+    if len({number for (number,) in communicator.all_gather_numbers([digest])}) > 1:
+        by_rank = [json.loads(text) for text in communicator.all_gather_texts(text)]
+        all_names = dict.fromkeys(name for settings in by_rank for name in settings)  # some are there only if set
+        names = [name for name in all_names if any(other.get(name) != by_rank[0].get(name) for other in by_rank)]
+        differing = "; ".join(f"{name}: {[other.get(name) for other in by_rank]} by rank" for name in names)
+        raise ValueError(f"a sharded loss must have the same hyper-parameters on all ranks, got {differing}")
+    return digest
+
+
+def extra_state(**state: Any) -> Tensor:
+    """JSON in a byte tensor, so that a state_dict holds tensors only."""
+    return torch.frombuffer(bytearray(json.dumps(state, sort_keys=True).encode()), dtype=torch.uint8)
+
+
+def extra_state_of(state_dict: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """What `extra_state` stored, or an error that says that it is missing or broken."""
+    try:
+        stored = json.loads(bytes(state_dict[prefix + "_extra_state"].cpu().numpy().tobytes()))
+        return {"hyperparameters": stored["hyperparameters"], "proxies_ready": stored["proxies_ready"], **stored}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise ValueError("the stored hyper-parameters of the potential field loss are missing or broken") from None
+
+
+def _check_shard(loss: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Refuse a state_dict of a different loss, or of another shard, before anything of it is loaded."""
+    stored = extra_state_of(state_dict, prefix)
+    require_same(stored["hyperparameters"], loss.hyperparameters())
+    here = {"rank": loss.communicator.rank, "world": loss.communicator.world}
+    if stored.get("shard") != here:
+        raise ValueError(
+            f"the stored shard of the loss must be of rank {here['rank']} of {here['world']}, "
+            f"got {stored.get('shard')}: cut it from a whole state with pfml.distributed.shard_state"
+        )

@@ -1,4 +1,4 @@
-"""A sharded loss as a whole one and back: what is stored does not depend on the number of ranks."""
+"""The state of a sharded loss as that of a whole one, and back: stored state is independent of the world size."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfml.distributed.schedule import part_sizes, part_slice
-from pfml.distributed.sharded_loss import ShardedPotentialFieldLoss
-from pfml.distributed.shards import extra_state, extra_state_of
+from pfml.distributed.schedule import shard_sizes, shard_slice
+from pfml.distributed.sharded_loss import ShardedPotentialFieldLoss, extra_state, extra_state_of
 
 __all__ = ["gather_rows", "gather_state", "shard_rows", "shard_state"]
 
@@ -27,18 +26,18 @@ def gather_rows(loss: ShardedPotentialFieldLoss, mine: Tensor) -> Tensor | None:
     error = None
     if mine.dim() == 0 or len(mine) != len(loss.proxies):
         error = ValueError(f"rows must be ({len(loss.proxies)}, ...), one for each proxy, got {tuple(mine.shape)}")
-    loss.peers.records([], error)
+    loss.communicator.all_gather_numbers([], error)
     mine = mine.detach().contiguous()
-    if loss.peers.rank != 0:
-        loss.peers.exchange([(0, mine)], [])
+    if loss.communicator.rank != 0:
+        loss.communicator.exchange([(0, mine)], [])
         return None
     whole = mine.new_empty(sum(loss.proxy_sizes), *mine.shape[1:], device="cpu")
-    parts = whole.split(loss.proxy_sizes)
-    parts[0].copy_(mine)
-    for rank in range(1, loss.peers.world):  # one after the other: memory for one part besides the whole
-        part = mine.new_empty(loss.proxy_sizes[rank], *mine.shape[1:])
-        loss.peers.exchange([], [(rank, part)])
-        parts[rank].copy_(part)
+    shards = whole.split(loss.proxy_sizes)
+    shards[0].copy_(mine)
+    for rank in range(1, loss.communicator.world):  # one after the other: memory for one shard besides the whole
+        shard = mine.new_empty(loss.proxy_sizes[rank], *mine.shape[1:])
+        loss.communicator.exchange([], [(rank, shard)])
+        shards[rank].copy_(shard)
     return whole.view(loss.num_classes, loss.proxies_per_class, *mine.shape[1:])
 
 
@@ -56,7 +55,7 @@ def shard_rows(whole: Tensor, *, rank: int, world: int) -> Tensor:
     if not 0 <= rank < world:
         raise ValueError(f"rank must lie in [0, {world}), got {rank}")
     rows = whole.flatten(0, 1)
-    return rows[part_slice(part_sizes(len(rows), world), rank)]
+    return rows[shard_slice(shard_sizes(len(rows), world), rank)]
 
 
 def shard_state(whole: dict[str, Any], *, rank: int, world: int) -> dict[str, Tensor]:

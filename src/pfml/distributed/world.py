@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pfml.distributed.peers import LostPeerError, Peers, named_loss_of_a_peer
-from pfml.distributed.schedule import part_sizes, part_slice
+from pfml.distributed.communicator import Communicator, LostRankError, lost_rank_errors
+from pfml.distributed.schedule import shard_sizes, shard_slice
 
 __all__ = ["Ranks", "World"]
 
@@ -44,21 +44,21 @@ class World:
         """Whether it is this process that writes files and speaks to the user."""
         return self.rank == 0
 
-    def part(self, total: int) -> slice:
+    def shard(self, total: int) -> slice:
         """Which of `total` things in a row are this rank's."""
         return slice(0, total)
 
-    def gathered(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+    def all_gather(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
         """The rows of all ranks one after the other; `sizes` are their numbers, by rank."""
         return rows
 
-    def add_up(self, tensors: Sequence[Tensor]) -> None:
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over ranks, the same bits on all."""
 
-    def copy_first(self, tensors: Sequence[Tensor]) -> None:
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by that of the first rank."""
 
-    def largest(self, number: int) -> int:
+    def all_reduce_max(self, number: int) -> int:
         """The largest number that any rank has; all of them wait here for each other."""
         return number
 
@@ -106,36 +106,36 @@ class Ranks(World):
         control: dist.ProcessGroup | None = None,
         device: torch.device | None = None,
     ) -> None:
-        self.peers = Peers(group)
-        self.control = self.peers if control is None else Peers(control)
-        self.rank, self.size, self.device = self.peers.rank, self.peers.world, device
+        self.communicator = Communicator(group)
+        self.control = self.communicator if control is None else Communicator(control)
+        self.rank, self.size, self.device = self.communicator.rank, self.communicator.world, device
 
     @property
     def group(self) -> dist.ProcessGroup:
         """The group for tensors."""
-        assert self.peers.group is not None
-        return self.peers.group
+        assert self.communicator.group is not None
+        return self.communicator.group
 
-    def part(self, total: int) -> slice:
-        return part_slice(part_sizes(total, self.size), self.rank)
+    def shard(self, total: int) -> slice:
+        return shard_slice(shard_sizes(total, self.size), self.rank)
 
-    def gathered(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
-        return self.peers.gathered(rows, sizes)
+    def all_gather(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+        return self.communicator.all_gather(rows, sizes)
 
-    def add_up(self, tensors: Sequence[Tensor]) -> None:
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
         self._in_buckets(tensors, lambda flat: dist.all_reduce(flat, group=self.group))
 
-    def copy_first(self, tensors: Sequence[Tensor]) -> None:
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
         self._in_buckets(tensors, lambda flat: dist.broadcast(flat, group=self.group, group_src=0))
 
-    def largest(self, number: int) -> int:
-        return max(numbers[0] for numbers in self.control.records([number]))
+    def all_reduce_max(self, number: int) -> int:
+        return max(numbers[0] for numbers in self.control.all_gather_numbers([number]))
 
     def by_first(self, action: Callable[[], Any]) -> Any:
         result = None
         with self.together():
             result = action() if self.is_first else None
-        return json.loads(self.control.texts(json.dumps(result))[0])
+        return json.loads(self.control.all_gather_texts(json.dumps(result))[0])
 
     def in_step(self, items: Iterable[T]) -> Iterator[T]:
         iterator, end = iter(items), object()
@@ -151,19 +151,19 @@ class Ranks(World):
         error = None
         try:
             yield
-        except LostPeerError:
+        except LostRankError:
             raise
         except Exception as caught:  # whatever it is, the others must not wait for this rank
             error = caught
-        self.control.records([], error)
+        self.control.all_gather_numbers([], error)
 
     @contextmanager
     def first_before_others(self, wanted: bool = True) -> Iterator[None]:
         if wanted and not self.is_first:
-            self.largest(0)
+            self.all_reduce_max(0)
         yield
         if wanted and self.is_first:
-            self.largest(0)
+            self.all_reduce_max(0)
 
     @contextmanager
     def own_draws(self, seed: int, count: int) -> Iterator[None]:
@@ -178,10 +178,10 @@ class Ranks(World):
         """Send tensors together, since many small messages are slow; all ranks have tensors of the same shapes."""
         for bucket in _buckets(tensors):
             flat = torch.cat([tensor.detach().flatten() for tensor in bucket])
-            with named_loss_of_a_peer():
+            with lost_rank_errors():
                 send(flat)
-            for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
-                tensor.copy_(part.view(tensor.shape))
+            for tensor, piece in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+                tensor.copy_(piece.view(tensor.shape))
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -13,7 +13,7 @@ from pfml.data.decoding import Track
 from pfml.data.image_set import ImageSet, RetrievalData, refuse_seen_classes
 from pfml.data.image_source import ImageSource, open_images
 from pfml.data.pinned_memory import to_device
-from pfml.distributed.schedule import part_sizes, part_slice
+from pfml.distributed.schedule import shard_sizes, shard_slice
 from pfml.distributed.world import World
 from pfml.evaluation.retrieval import RetrievalMetrics, retrieval_metrics
 from pfml.models.embedder import Embedder
@@ -123,7 +123,7 @@ def embed(
     location = next(embedder.parameters()).device
     source = open_images(images, device=location, track=track) if isinstance(images, ImageSet) else images
     batches = [indices for indices in torch.arange(len(source.sizes)).split(batch_size) if len(indices)]
-    mine = batches[world.part(len(batches))]
+    mine = batches[world.shard(len(batches))]
     model, width = (embedder.features, embedder.head.num_features) if features else (embedder, embedder.embedding_dim)
     result = torch.empty(sum(map(len, mine)), width, device=location)
     mixed = contextlib.nullcontext() if autocast is None else torch.autocast(location.type, dtype=autocast)
@@ -140,10 +140,10 @@ def embed(
 
 
 def _gathered_batches(mine: Tensor, batches: Sequence[Tensor], world: World) -> Tensor:
-    """The rows of all batches in order, on every rank; `mine` are those of `world.part(len(batches))`."""
-    counts = part_sizes(len(batches), world.size)
-    sizes = [sum(map(len, batches[part_slice(counts, rank)])) for rank in range(world.size)]
-    return world.gathered(mine, sizes)
+    """The rows of all batches in order, on every rank; `mine` are those of `world.shard(len(batches))`."""
+    counts = shard_sizes(len(batches), world.size)
+    sizes = [sum(map(len, batches[shard_slice(counts, rank)])) for rank in range(world.size)]
+    return world.all_gather(mine, sizes)
 
 
 def _metrics_by_first(metrics: Callable[[], RetrievalMetrics], world: World) -> RetrievalMetrics:

@@ -11,7 +11,7 @@ start, when proxies lie anywhere and no sample fits: then a sample is measured b
 alone every sample is trusted.
 
 Strengths are computed in float64 and compared in float32. So it does not depend on the order in which proxies were
-added up who is trusted: not on tiles, and not on ranks (`pfml.distributed.sharded_trust`).
+added up who is trusted: not on tiles, and not on ranks (`pfml.distributed.sharded_filter`).
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class Training:
             self.position += 1
             self.account(outcomes)
             due = config.checkpoint_every and self.step % config.checkpoint_every == 0
-            stop = self.world.largest(self.shutdown.number)  # once: the signal may come between two reads
+            stop = self.world.all_reduce_max(self.shutdown.number)  # once: the signal may come between two reads
             if due or stop:
                 self.save()
             if stop:
@@ -202,7 +202,7 @@ class Training:
 
     def stop_if_asked(self) -> None:
         """End the run if any rank was asked to stop; all ranks call this, and the state has been saved."""
-        if stop := self.world.largest(self.shutdown.number):
+        if stop := self.world.all_reduce_max(self.shutdown.number):
             raise self.interrupted(stop)
 
     def stoppable(self, items: Iterable[T], description: str, total: int) -> Iterator[T]:
@@ -218,7 +218,7 @@ class Training:
         for step, indices in enumerate(batches, start=self.step):
             generator = generator_for(self.config.seed, "crops", step)
             windows = self.config.augmentation.windows(indices, sizes, self.embedder.preprocessing, generator)
-            yield windows.rows(self.world.part(len(windows)))
+            yield windows.rows(self.world.shard(len(windows)))
 
     def update(self, indices: Tensor, pixels: Tensor) -> list[Outcome]:
         """One step of the optimizer; what is known by now of this step and of those before it."""
@@ -253,7 +253,7 @@ class Training:
         """What the loss compares this rank's part of a batch with: its labels, or what teachers say of its crops."""
         if self.teachers is not None:
             return self.teachers(pixels)
-        mine = batch.indices[self.world.part(len(batch.indices))]
+        mine = batch.indices[self.world.shard(len(batch.indices))]
         return to_device(self.data.train.labels[mine], self.device)
 
     def energy(self, embeddings: Tensor, targets: Tensor, batch: Batch) -> Tensor:
@@ -298,7 +298,7 @@ class Training:
 
     def blame(self, error: ValueError, embeddings: Tensor, batch: Batch) -> NoReturn:
         """Name the batch if its embeddings are not finite; other errors of a loss are not about the batch."""
-        if not self.world.largest(not torch.isfinite(embeddings).all()):
+        if not self.world.all_reduce_max(not torch.isfinite(embeddings).all()):
             raise error
         self.fail(batch, str(error))
 
@@ -330,7 +330,7 @@ class Training:
         require_layer(head, start)
         features = self.embeddings("train", features=True)
         initialize_head(head, start, features, self.labels)
-        self.world.copy_first(list(head.state_dict().values()))
+        self.world.broadcast(list(head.state_dict().values()))
 
     def place_proxies(self) -> None:
         """Start proxies from embeddings of the training set where the loss asks for it."""
@@ -353,7 +353,7 @@ class Training:
             entry["validation"] = self.scores("validation")
         before = self.chosen_epoch()
         self.history.append(entry)
-        if self.world.largest(self.chosen_epoch() == epoch):
+        if self.world.all_reduce_max(self.chosen_epoch() == epoch):
             self.keep(epoch, [] if before is None else [before])
         self.folder.append("evaluation", self.step, **entry)
         self.monitor.evaluated(entry)
@@ -415,7 +415,9 @@ class Training:
         points = self.embeddings("train") if has_proxies(self.loss) else None
         self.stop_if_asked()
         results = self.world.by_first(lambda: self.written(loss, points, results))
-        if stop := self.world.largest(self.shutdown.number):  # a caller that starts another run would not notice it
+        if stop := self.world.all_reduce_max(
+            self.shutdown.number
+        ):  # a caller that starts another run would not notice it
             raise Interrupted("stopped when the run had ended, its results are written", stop)
         return results
 
@@ -438,7 +440,7 @@ class Training:
             of_last = replace(learned, epoch=last)
             self.world.by_first(lambda: self.embedder.save(self.folder.last_model, trained_on=of_last))
             self.world.by_first(lambda: self.load_chosen(loss, chosen))
-            self.world.copy_first(list(self.embedder.state_dict().values()))
+            self.world.broadcast(list(self.embedder.state_dict().values()))
         by = None if results["model"] == "last" else results["selected_by"]
         self.embedder.trained_on = replace(learned, epoch=chosen, chosen_by=by)
 

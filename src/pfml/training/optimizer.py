@@ -123,7 +123,7 @@ def gradient_norm(optimizer: torch.optim.Optimizer, world: World) -> Tensor:
     if not parts:
         return norm
     square = nn.utils.get_total_norm(parts).double().square()
-    world.add_up([square])
+    world.all_reduce([square])
     return (norm.to(square.device).double().square() + square).sqrt().to(parts[0].dtype)
 
 

@@ -48,7 +48,7 @@ def require_same_task(config: TrainConfig, data: RetrievalData, world: World) ->
     digests = {f"the {name} images or labels": each.fingerprint() for name, each in parts.items() if each is not None}
     task = {**plain(config), **digests}
     task = {name: value for name, value in task.items() if name not in ("device", "storage")}
-    by_rank = [json.loads(text) for text in world.control.texts(json.dumps(task))]
+    by_rank = [json.loads(text) for text in world.control.all_gather_texts(json.dumps(task))]
     for rank, other in enumerate(by_rank):
         differing = [name for name, value in by_rank[0].items() if other[name] != value]
         if differing:
@@ -68,7 +68,7 @@ def prepare_network(embedder: Embedder, config: TrainConfig, world: World) -> Em
                 "choose --batch_norm freeze, freeze-statistics or freeze-all, or train in one process"
             )
         embedder = nn.SyncBatchNorm.convert_sync_batchnorm(embedder, world.group)
-    world.copy_first(list(embedder.state_dict().values()))
+    world.broadcast(list(embedder.state_dict().values()))
     return embedder
 
 
@@ -111,9 +111,9 @@ def agree_on_gradients(embedder: nn.Module, loss: nn.Module, world: World) -> No
 
     A loss that each rank computes as a whole has the same gradients everywhere, but a GPU may add up in another order.
     """
-    world.add_up([parameter.grad for parameter in embedder.parameters() if parameter.grad is not None])
+    world.all_reduce([parameter.grad for parameter in embedder.parameters() if parameter.grad is not None])
     if isinstance(loss, GatheredLoss):
-        world.copy_first([parameter.grad for parameter in loss.parameters() if parameter.grad is not None])
+        world.broadcast([parameter.grad for parameter in loss.parameters() if parameter.grad is not None])
 
 
 def whole_loss(loss: nn.Module, config: LossConfig, num_classes: int, embedding_dim: int) -> nn.Module | None:
@@ -149,7 +149,7 @@ def loss_state(loss: nn.Module) -> dict[str, Tensor]:
 def load_loss_state(loss: nn.Module, state: dict[str, Tensor]) -> None:
     """Give the loss of this rank what it has of the state_dict of one process."""
     if isinstance(loss, ShardedPotentialFieldLoss):
-        state = shard_state(state, rank=loss.peers.rank, world=loss.peers.world)
+        state = shard_state(state, rank=loss.communicator.rank, world=loss.communicator.world)
     (loss.whole if isinstance(loss, GatheredLoss) else loss).load_state_dict(state)
 
 
@@ -170,7 +170,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, loss: nn.Module, pack
     for key in _keys_of_proxies(packed, optimizer, loss):
         assert isinstance(loss, ShardedPotentialFieldLoss)
         if packed[key].dim():  # but for the count of steps there is one row for each proxy
-            mine[key] = shard_rows(packed[key], rank=loss.peers.rank, world=loss.peers.world)
+            mine[key] = shard_rows(packed[key], rank=loss.communicator.rank, world=loss.communicator.world)
     unpack_optimizer(optimizer, mine)
 
 

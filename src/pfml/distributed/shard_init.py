@@ -1,7 +1,7 @@
-"""Where a part of the proxies starts: at the same places as in a single process with the same seed.
+"""Initial proxies of a shard: those of a single process with the same seed.
 
-Every rank goes through the whole draw, chunk by chunk or class by class, and keeps what is its own. So the start does
-not depend on the number of ranks, and no rank ever holds all proxies.
+Every rank generates all proxies, chunk by chunk or class by class, and keeps its own. So initialization is independent
+of the world size, and no rank ever holds all proxies.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ import torch
 from cases import batch_sizes, errors_of_mixed_modes, state_of, trusted_samples, whole_loss
 from test_sharded_loss import LAWS, LOG, OPTIONS, WIDE, WORLDS, assert_as_one_process
 
-from pfml.distributed.schedule import part_sizes, part_slice
-from pfml.distributed.sharded_trust import cuts
+from pfml.distributed.schedule import shard_sizes, shard_slice
+from pfml.distributed.sharded_filter import cuts
 from states import Yukawa
 
 #: With labels drawn by lot, about half of the samples of `state_of` are trusted as much.
@@ -104,10 +104,10 @@ def test_without_trust_all_are_trusted(world):
 @pytest.mark.parametrize("world_size", range(1, 9))
 @pytest.mark.parametrize(("num_classes", "per_class"), [(7, 3), (2, 9), (3, 1), (1, 40), (5, 4), (64, 2), (2, 1)])
 def test_every_class_is_complete_at_its_home(num_classes, per_class, world_size):
-    sizes = part_sizes(num_classes * per_class, world_size)
+    sizes = shard_sizes(num_classes * per_class, world_size)
     proxies_at_home = [0] * num_classes
     for rank in range(world_size):
-        cut, rows = cuts(sizes, per_class, rank), part_slice(sizes, rank)
+        cut, rows = cuts(sizes, per_class, rank), shard_slice(sizes, rank)
         assert (cut.home is None) == (cut.head == 0)
         for row in range(rows.start + cut.head, rows.stop):
             proxies_at_home[row // per_class] += 1

@@ -1,7 +1,8 @@
-"""The ranks of a process group and what they tell each other; every byte is counted.
+"""Collectives over a process group: sizes may differ by rank, sums have one order, every byte is counted.
 
-All messages go from one rank to another (`batch_isend_irecv`): sizes may differ from rank to rank, sums are added in
-the order of ranks, so that equal inputs give equal bits, and what is counted is what was sent.
+They are built on point-to-point messages (`batch_isend_irecv`) and not on torch's collectives, for three properties:
+ranks may bring different numbers of rows, or none; sums are added in the order of ranks, so equal inputs give equal
+bits; `bytes_sent` and `bytes_received` are exact, which docs/SCALING.md rests on.
 """
 
 from __future__ import annotations
@@ -13,30 +14,30 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pfml.distributed.schedule import part_sizes
+from pfml.distributed.schedule import shard_sizes
 
-__all__ = ["LostPeerError", "Peers", "named_loss_of_a_peer"]
+__all__ = ["Communicator", "LostRankError", "lost_rank_errors"]
 
 #: Errors that may be raised again on the other ranks; another one is raised there as a RuntimeError.
 ERRORS: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, OSError)
 
 
-class LostPeerError(RuntimeError):
+class LostRankError(RuntimeError):
     """Another rank has ended, or does not answer."""
 
 
 @contextmanager
-def named_loss_of_a_peer() -> Iterator[None]:
-    """Make what torch raises within the block, where a message did not arrive, a LostPeerError."""
+def lost_rank_errors() -> Iterator[None]:
+    """Raise LostRankError in place of what torch raises within the block where a message does not arrive."""
     try:
         yield
     except RuntimeError as error:
         said = str(error).split("\n")[0]
-        raise LostPeerError(f"a message from or to another rank did not arrive: {said}") from error
+        raise LostRankError(f"a message from or to another rank did not arrive: {said}") from error
 
 
-class Peers:
-    """This rank and the others of a process group.
+class Communicator:
+    """Messages between this rank and the others of a process group.
 
     Attributes:
         rank: The number of this process within the group.
@@ -68,39 +69,39 @@ class Peers:
                 if peer == self.rank or not tensor.numel():
                     continue
                 operations.append(dist.P2POp(way, tensor, group=self.group, group_peer=peer))
-        with named_loss_of_a_peer():
+        with lost_rank_errors():
             for work in dist.batch_isend_irecv(operations) if operations else []:
                 work.wait()
         self.bytes_sent += sum(tensor.nbytes for peer, tensor in outgoing if peer != self.rank)
         self.bytes_received += sum(tensor.nbytes for peer, tensor in incoming if peer != self.rank)
 
-    def gathered(self, mine: Tensor, sizes: Sequence[int]) -> Tensor:
+    def all_gather(self, mine: Tensor, sizes: Sequence[int]) -> Tensor:
         """The rows of all ranks one after the other, (sum of sizes, ...), on every rank."""
         mine = mine.contiguous()
         rows = mine.new_empty(sum(sizes), *mine.shape[1:])
-        parts = rows.split(list(sizes))
-        self.exchange([(peer, mine) for peer in range(self.world)], list(enumerate(parts)))
-        parts[self.rank].copy_(mine)
+        shards = rows.split(list(sizes))
+        self.exchange([(peer, mine) for peer in range(self.world)], list(enumerate(shards)))
+        shards[self.rank].copy_(mine)
         return rows
 
-    def scattered_sum(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
-        """This rank's part of the sum of all ranks' `rows`, (sizes[rank], ...)."""
+    def reduce_scatter(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+        """This rank's shard of the sum of all ranks' `rows`, (sizes[rank], ...)."""
         first, *others = self._scattered(rows, sizes)
         total = first.clone()
-        for part in others:
-            total += part
+        for shard in others:
+            total += shard
         return total
 
-    def summed(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         """The sum of all ranks' `values`, the same bits on every rank."""
-        sizes = part_sizes(values.numel(), self.world)
-        return self.gathered(self.scattered_sum(values.flatten(), sizes), sizes).view(values.shape)
+        sizes = shard_sizes(values.numel(), self.world)
+        return self.all_gather(self.reduce_scatter(values.flatten(), sizes), sizes).view(values.shape)
 
-    def largest(self, values: Tensor) -> Tensor:
+    def all_reduce_max(self, values: Tensor) -> Tensor:
         """The largest of all ranks' `values`, place by place."""
-        sizes = part_sizes(values.numel(), self.world)
-        parts = self._scattered(values.flatten(), sizes)
-        return self.gathered(torch.stack(parts).amax(dim=0), sizes).view(values.shape)
+        sizes = shard_sizes(values.numel(), self.world)
+        shards = self._scattered(values.flatten(), sizes)
+        return self.all_gather(torch.stack(shards).amax(dim=0), sizes).view(values.shape)
 
     def _scattered(self, rows: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """What each rank has in the rows that are this rank's, by rank."""
@@ -110,19 +111,19 @@ class Peers:
         self.exchange(list(enumerate(outgoing)), list(enumerate(incoming)))
         return incoming
 
-    def texts(self, mine: str) -> list[str]:
+    def all_gather_texts(self, mine: str) -> list[str]:
         """One text of each rank, by rank."""
         data = torch.tensor(list(mine.encode()), dtype=torch.uint8, device=self.device)
-        sizes = self.gathered(torch.tensor([len(data)], device=self.device), [1] * self.world).tolist()
-        return [bytes(part.tolist()).decode() for part in self.gathered(data, sizes).split(sizes)]
+        sizes = self.all_gather(torch.tensor([len(data)], device=self.device), [1] * self.world).tolist()
+        return [bytes(shard.tolist()).decode() for shard in self.all_gather(data, sizes).split(sizes)]
 
-    def records(self, mine: Sequence[int], error: Exception | None = None) -> list[list[int]]:
+    def all_gather_numbers(self, mine: Sequence[int], error: Exception | None = None) -> list[list[int]]:
         """A few numbers of each rank, by rank; if any rank brings an error, all ranks raise the first one.
 
         It is where ranks wait for each other: one that raised on its own would leave the others waiting.
         """
         row = torch.tensor([[error is not None, *mine]], dtype=torch.int64, device=self.device)
-        table = self.gathered(row, [1] * self.world).tolist()
+        table = self.all_gather(row, [1] * self.world).tolist()
         failed = [rank for rank, (is_bad, *_) in enumerate(table) if is_bad]
         if failed:
             self._raise_together(failed, error)
@@ -131,7 +132,7 @@ class Peers:
     def _raise_together(self, failed: list[int], error: Exception | None) -> None:
         kind = next((index for index, known in enumerate(ERRORS) if isinstance(error, known)), 0)
         name = "" if isinstance(error, ERRORS) and str(error) else f"{type(error).__name__} "
-        texts = self.texts("" if error is None else f"{kind}{name}{error}".rstrip())
+        texts = self.all_gather_texts("" if error is None else f"{kind}{name}{error}".rstrip())
         first = texts[failed[0]]
         others = f" (and {len(failed) - 1} more of {self.world} ranks)" if len(failed) > 1 else ""
         raise ERRORS[int(first[0])](f"rank {failed[0]}: {first[1:]}{others}") from error
