@@ -58,7 +58,7 @@ def test_a_rank_that_falls_silent_is_named_by_all_others(ended):
     with Heartbeat(shelf, 0, 3, **QUICK) as first, Heartbeat(shelf, 2, 3, **QUICK) as third:
         with Heartbeat(shelf, 1, 3, **QUICK):
             time.sleep(0.2)
-        assert first.explanation().startswith("rank 1 of 3 no longer answers, without a sign of life for 0 s")
+        assert first.explanation().startswith("rank 1 of 3 no longer answers, without a heartbeat for 0 s")
         assert third.explanation() == first.reason
     assert ended == []
 
