@@ -44,7 +44,7 @@ def test_a_process_that_nobody_launched_is_alone(environment):
     assert Launch.of_process() == Launch()
     with open_world(torch.device("cpu")) as world:
         assert type(world) is World
-        assert (world.rank, world.size, world.is_first, world.part(7)) == (0, 1, True, slice(0, 7))
+        assert (world.rank, world.size, world.is_first, world.shard(7)) == (0, 1, True, slice(0, 7))
 
 
 def test_what_torchrun_says_is_read(environment):

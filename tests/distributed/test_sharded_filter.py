@@ -103,17 +103,17 @@ def test_without_trust_all_are_trusted(world):
 
 @pytest.mark.parametrize("world_size", range(1, 9))
 @pytest.mark.parametrize(("num_classes", "per_class"), [(7, 3), (2, 9), (3, 1), (1, 40), (5, 4), (64, 2), (2, 1)])
-def test_every_class_is_complete_at_its_home(num_classes, per_class, world_size):
+def test_every_class_is_complete_at_its_owner(num_classes, per_class, world_size):
     sizes = shard_sizes(num_classes * per_class, world_size)
     proxies_at_home = [0] * num_classes
     for rank in range(world_size):
         cut, rows = cuts(sizes, per_class, rank), shard_slice(sizes, rank)
-        assert (cut.home is None) == (cut.head == 0)
+        assert (cut.owner is None) == (cut.head == 0)
         for row in range(rows.start + cut.head, rows.stop):
             proxies_at_home[row // per_class] += 1
         if cut.tail:
-            proxies_at_home[(rows.stop - 1) // per_class] += sum(cuts(sizes, per_class, one).head for one in cut.guests)
+            proxies_at_home[(rows.stop - 1) // per_class] += sum(cuts(sizes, per_class, one).head for one in cut.others)
         else:
-            assert cut.guests == []
-        assert all(cuts(sizes, per_class, guest).home == rank for guest in cut.guests)
+            assert cut.others == []
+        assert all(cuts(sizes, per_class, guest).owner == rank for guest in cut.others)
     assert proxies_at_home == [per_class] * num_classes

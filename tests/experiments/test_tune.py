@@ -64,8 +64,8 @@ def test_a_range_is_read_as_it_is_written():
 def test_values_are_set_by_the_name_of_their_option(config):
     assert with_value(config, "optimizer.lr", 0.5).optimizer.lr == 0.5
     assert with_value(config, "loss.options.delta", 0.3).loss.options == {"proxies_per_class": 1, "delta": 0.3}
-    with pytest.raises(ValueError, match="no option 'optimizer' to tune; did you mean 'optimizer'"):
-        with_value(config, "optimizer.lr", 1.0)
+    with pytest.raises(ValueError, match="no option 'optimzer' to tune; did you mean 'optimizer'"):
+        with_value(config, "optimzer.lr", 1.0)
     with pytest.raises(ValueError, match="group of options"):
         with_value(config, "optimizer", 1.0)
 
