@@ -415,9 +415,8 @@ class Training:
         points = self.embeddings("train") if has_proxies(self.loss) else None
         self.stop_if_asked()
         results = self.world.by_first(lambda: self.written(loss, points, results))
-        if stop := self.world.all_reduce_max(
-            self.shutdown.number
-        ):  # a caller that starts another run would not notice it
+        # a caller that starts another run would not notice it
+        if stop := self.world.all_reduce_max(self.shutdown.number):
             raise Interrupted("stopped when the run had ended, its results are written", stop)
         return results
 
