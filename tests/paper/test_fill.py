@@ -3,15 +3,15 @@ import math
 import pytest
 
 from pfml.paper import paper_tables
-from pfml.paper.cells import measured
-from pfml.paper.fill import fill, filled_tables, latest, other_runs, summary, tables_named, tables_of
+from pfml.paper.cells import latest, measured, other_runs, tables_named, tables_of
+from pfml.paper.fill import fill, filled_tables, summary
 from records import record
 
 TABLES = {table.id: table for table in paper_tables()}
 
 
 def column(table, heading):
-    return table.table.headings.index(heading)
+    return table.headings.index(heading)
 
 
 def row(filled, name, section=0):
@@ -19,7 +19,7 @@ def row(filled, name, section=0):
 
 
 def ours(filled, name, heading, section=0):
-    return row(filled, name, section).ours[column(filled, heading)]
+    return row(filled, name, section).cells[column(filled, heading)].ours
 
 
 def test_mean_and_standard_deviation_are_those_of_a_calculation_by_hand():
@@ -42,10 +42,9 @@ def test_a_cell_is_the_mean_over_seeds_of_the_last_and_of_the_best_epoch():
 
 def test_only_the_cells_that_were_run_are_filled_and_none_has_the_papers_number():
     filled = fill(TABLES["retrieval"], [record(recall=0.5)])
-    cells = [cell for section in filled.sections for one in section.rows for cell in one.ours]
-    assert sum(cell.last is not None for cell in cells) == 3
+    assert sum(cell.ours.last is not None for cell in filled.cells()) == 3
     empty = fill(TABLES["retrieval"], [])
-    assert all(cell.last is None and not cell.notes for one in empty.sections[0].rows for cell in one.ours)
+    assert all(cell.ours.last is None and not cell.ours.notes for cell in empty.cells())
 
 
 @pytest.mark.parametrize(
@@ -64,7 +63,8 @@ def test_a_run_without_a_row_or_section_in_the_paper_gets_one_without_a_paper_va
     assert [one.name for one in filled.sections[0].rows][-2:] == ["pfml-log", "Potential Field (Ours), lr = 0.1"]
     assert filled.sections[-1].title == "resnet50_he (512 dim), not in the paper"
     new = [row(filled, "pfml-log"), *filled.sections[-1].rows]
-    assert all(cell is None for one in new for cell in one.paper)
+    assert not any(one.in_paper for one in new)
+    assert all(cell.value is None for one in new for cell in one.cells)
     assert ours(filled, "HIST", "CUB R@1", section=-1).last.mean == pytest.approx(70.0)
 
 
@@ -151,7 +151,7 @@ def test_separated_embeddings_are_averaged_over_folds_before_seeds():
     assert ours(filled, "Ours", "CUB 512 P@1").last.mean == pytest.approx(68.0)
 
 
-def test_other_rates_of_noise_are_sections_of_their_own():
+def test_other_noise_rates_are_sections_of_their_own():
     runs = [record(settings={"noise": rate}, recall=0.7 - rate) for rate in (0.2, 0.4)]
     filled = fill(TABLES["noise"], runs)
     assert ours(filled, "Ours", "CUB R@1").last.mean == pytest.approx(50.0)
@@ -162,10 +162,10 @@ def test_other_rates_of_noise_are_sections_of_their_own():
 def test_a_swept_value_that_the_paper_does_not_have_is_a_column_in_order():
     runs = [record(settings={"delta": delta}, recall=0.7) for delta in (0.2, 0.12, 0.30000000001)]
     filled = fill(TABLES["ablation-delta"], runs)
-    assert filled.table.headings == ("0.1", "0.12", "0.15", "0.2", "0.25", "0.3", "0.35")
+    assert filled.headings == ("0.1", "0.12", "0.15", "0.2", "0.25", "0.3", "0.35")
     cub = row(filled, "CUB-200-2011")
-    assert [cell.last is not None for cell in cub.ours] == [False, True, False, True, False, True, False]
-    assert [cell.value for cell in cub.paper] == [73.2, None, 73.3, 73.4, 73.1, 73.4, 73.1]
+    assert [cell.ours.last is not None for cell in cub.cells] == [False, True, False, True, False, True, False]
+    assert [cell.value for cell in cub.cells] == [73.2, None, 73.3, 73.4, 73.1, 73.4, 73.1]
 
 
 def test_the_tables_of_an_experiment_are_those_tables_named_it():
@@ -176,8 +176,8 @@ def test_the_tables_of_an_experiment_are_those_tables_named_it():
 
 def test_runs_of_two_experiments_are_never_in_one_cell():
     records = [record(recall=0.7), record(recall=0.1, experiment="first try")]
-    tables = [one for one in filled_tables(records) if one.table.id == "retrieval"]
-    assert [one.experiment for one in tables] == ["retrieval", "first try"]
+    tables = [one for one in filled_tables(records) if one.id == "retrieval"]
+    assert [one.runs_of for one in tables] == ["retrieval", "first try"]
     means = [ours(one, "Potential Field (Ours)", "CUB R@1").last.mean for one in tables]
     assert means == pytest.approx([70.0, 10.0])
 
@@ -185,19 +185,19 @@ def test_runs_of_two_experiments_are_never_in_one_cell():
 def test_without_runs_every_table_comes_once_and_empty():
     tables = filled_tables([])
     assert len(tables) == len(paper_tables()) - 1
-    assert all(one.experiment is None for one in tables)
+    assert all(one.runs_of is None for one in tables)
 
 
 def test_one_experiment_shows_only_what_it_has():
     records = [record(), record(experiment="noise", settings={"noise": 0.2})]
-    assert [one.table.id for one in filled_tables(records, experiment="noise")] == ["noise"]
+    assert [one.id for one in filled_tables(records, experiment="noise")] == ["noise"]
 
 
 def test_a_data_set_that_the_paper_does_not_have_gets_a_table_of_its_own():
     records = [record(dataset="glyphs", backbone="convnet", dim=64), record()]
     paper, glyphs = filled_tables(records, experiment="retrieval")
-    assert glyphs.table.headings == ("glyphs R@1", "glyphs R@2", "glyphs R@4")
-    assert glyphs.table.title == "Image retrieval: glyphs, which the paper does not have"
+    assert glyphs.headings == ("glyphs R@1", "glyphs R@2", "glyphs R@4")
+    assert glyphs.title == "Image retrieval: glyphs, which the paper does not have"
     assert glyphs.sections[0].title == "convnet (64 dim)"
     assert glyphs.sections[0].rows[0].name == "Potential Field"
     assert ours(paper, "Potential Field (Ours)", "CUB R@1").last.seeds == 1
@@ -206,7 +206,7 @@ def test_a_data_set_that_the_paper_does_not_have_gets_a_table_of_its_own():
 def test_glyphs_are_a_row_of_their_own_in_the_figure():
     records = [record(experiment="ablation", dataset="glyphs", backbone="convnet", dim=64, settings={"alpha": 3.0})]
     (panel,) = filled_tables(records, experiment="ablation")
-    assert panel.table.id == "ablation-alpha"
+    assert panel.id == "ablation-alpha"
     assert [one.name for one in panel.sections[-1].rows] == ["glyphs"]
 
 
@@ -223,24 +223,18 @@ def test_a_run_is_either_in_a_table_or_among_the_others(experiment, dataset, sta
     for settings in ({}, {"noise": 0.5}, {"alpha": 1}, {"alpha": 1, "delta": 1}, {"fold": 1}, {"odd": "x"}):
         results = {} if status == "done" else {"last": {}, "best": {}}
         run = record(experiment=experiment, settings=settings, dataset=dataset, status=status, results=results)
-        cells = [
-            cell
-            for table in filled_tables([run])
-            for section in table.sections
-            for one in section.rows
-            for cell in one.ours
-        ]
-        is_placed = any(cell.last or cell.notes for cell in cells)
-        assert is_placed != bool(other_runs([run])), settings
+        results = [cell.ours for table in filled_tables([run]) for cell in table.cells()]
+        has_cell = any(ours.last or ours.notes for ours in results)
+        assert has_cell != bool(other_runs([run])), settings
 
 
 def test_the_data_sets_of_the_paper_are_no_part_of_the_title_of_another_ones_table():
     run = record(experiment="mlrc", dataset="glyphs", backbone="convnet", settings={"fold": "concatenated"})
     (glyphs,) = filled_tables([run], experiment="mlrc")
-    assert glyphs.table.title == "MLRC protocol: glyphs, which the paper does not have"
+    assert glyphs.title == "MLRC protocol: glyphs, which the paper does not have"
 
 
-def test_rates_of_noise_come_in_order_and_each_is_named():
+def test_noise_rates_come_in_order_and_each_is_named():
     rates = (0.0, 0.5, 0.2, 0.1)
     runs = [
         record(experiment="noise", dataset="glyphs", backbone=backbone, dim=64, settings={"noise": rate})
@@ -256,14 +250,45 @@ def test_rates_of_noise_come_in_order_and_each_is_named():
 def test_tables_with_runs_come_first_and_the_papers_own_are_never_missing():
     runs = [record(experiment="noise", dataset="glyphs", backbone="convnet", dim=64, settings={"noise": 0.2})]
     filled = filled_tables(runs)
-    assert (filled[0].table.id, filled[0].experiment) == ("noise", "noise")
-    assert [one.table.id for one in filled[1:]] == [one.table.id for one in filled_tables([])]
-    assert all(one.experiment is None for one in filled[1:])
+    assert (filled[0].id, filled[0].runs_of) == ("noise", "noise")
+    assert [one.id for one in filled[1:]] == [one.id for one in filled_tables([])]
+    assert all(one.runs_of is None for one in filled[1:])
 
 
 def test_a_run_that_was_only_drawn_again_is_no_second_table():
     runs = [record(key="abc-1"), record(experiment="figures", key="abc-2")]
-    assert [one.experiment for one in filled_tables(runs) if one.experiment] == ["retrieval"]
-    assert [one.experiment for one in filled_tables(runs, experiment="figures")] == ["figures"]
+    assert [one.runs_of for one in filled_tables(runs) if one.runs_of] == ["retrieval"]
+    assert [one.runs_of for one in filled_tables(runs, experiment="figures")] == ["figures"]
     runs[1]["key"] = "other-2"
-    assert [one.experiment for one in filled_tables(runs) if one.experiment] == ["retrieval", "figures"]
+    assert [one.runs_of for one in filled_tables(runs) if one.runs_of] == ["retrieval", "figures"]
+
+
+TUNING = {"trials": 12, "split": "half", "values": {"optimizer.lr": 2e-4, "loss.options.delta": 0.31}}
+
+
+def test_a_tuned_run_has_a_row_of_its_own_beside_the_paper_s_numbers():
+    runs = [*(record(recall=0.7, seed=seed) for seed in (0, 1)), record(recall=0.74, key="tuned", tuning=TUNING)]
+    filled = fill(TABLES["retrieval"], runs)
+    usual = row(filled, "Potential Field (Ours)")
+    tuned = row(filled, "Potential Field (Ours), tuned")
+    assert (usual.is_tuned, tuned.is_tuned, tuned.in_paper) == (False, True, True)
+    assert usual.cells[0].ours.last.mean == pytest.approx(70.0)
+    assert usual.cells[0].ours.last.seeds == 2
+    assert tuned.cells[0].ours.last.mean == pytest.approx(74.0)
+    assert [cell.printed for cell in tuned.cells] == [cell.printed for cell in usual.cells]
+    note = "tuned on validation classes (12 trials, split half): lr 0.0002, delta 0.31"
+    assert note in tuned.cells[0].ours.notes
+    assert note not in usual.cells[0].ours.notes
+
+
+def test_a_tuned_run_of_a_method_that_the_paper_does_not_have_is_marked_too():
+    filled = fill(TABLES["retrieval"], [record(method="pfml-log", tuning=TUNING)])
+    assert row(filled, "pfml-log, tuned").cells[0].ours.last is not None
+
+
+def test_every_cell_knows_what_it_belongs_to_also_where_the_paper_has_none():
+    runs = [record(experiment="noise", settings={"noise": 0.4}, dataset="glyphs", backbone="convnet", dim=64)]
+    (glyphs,) = filled_tables(runs, experiment="noise")
+    first = glyphs.sections[0].rows[0].cells[0]
+    assert (first.dataset, first.metric, first.backbone, first.dim) == ("glyphs", "recall_at_1", "convnet", 64)
+    assert (first.method, first.settings, first.printed) == ("pfml", {"noise": 0.4}, "-")

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from pfml.methods import METHODS
-from pfml.paper import paper_pictures, paper_tables, tables
+from pfml.paper import paper_tables, tables
 from pfml.runs.config_files import shipped_config
 
 SOURCE = Path(__file__).parents[3] / "shared" / "paper" / "pfml.tex"
@@ -69,7 +69,7 @@ def test_the_data_has_every_table_and_every_panel_of_the_ablation_figure():
 
 @needs_source
 @pytest.mark.parametrize("table", PRINTED, ids=lambda table: table.id)
-def test_every_number_of_the_source_is_in_the_data_at_its_place(table):
+def test_every_number_of_the_source_is_in_the_data_in_its_cell(table):
     rows = list(table.rows())
     found = list(tabular_rows(table.lines))
     assert sum(len(numbers(cell)) for _, _, cells in found for cell in cells) == NUMBERS[table.id]
@@ -125,8 +125,9 @@ def test_no_table_and_no_figure_of_the_source_is_left_out():
     for table in paper_tables():
         assert any(rf"\label{{{table.label}}}" in lines[n - 1] for n in range(table.lines[0], table.lines[1] + 1))
     labels = re.findall(r"\\label\{(fig:[^}]*)\}", source)
-    assert [picture.label for picture in paper_pictures()] == labels
-    assert all(r"\begin{figure" in lines[picture.line - 1] for picture in paper_pictures())
+    figures = tables._content()["figures"]
+    assert [figure["label"] for figure in figures] == labels
+    assert all(r"\begin{figure" in lines[figure["line"] - 1] for figure in figures)
     assert "addplot" not in source  # no numbers of a figure hide in its code
 
 
@@ -151,7 +152,7 @@ def cell(table, method, dataset, metric, backbone="resnet50"):
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "std"),
+    ("of", "value", "std"),
     [
         (("retrieval", "pfml", "cub", "recall_at_1"), 73.4, 0.3),
         (("retrieval", "pfml", "cars", "recall_at_1"), 92.7, 0.3),
@@ -167,8 +168,8 @@ def cell(table, method, dataset, metric, backbone="resnet50"):
         (("timing", "proxy-nca", "cars", "seconds_per_epoch"), 14.2, 0.1),
     ],
 )
-def test_a_cell_is_found_by_what_it_belongs_to(place, value, std):
-    found = cell(*place)
+def test_a_cell_is_found_by_what_it_belongs_to(of, value, std):
+    found = cell(*of)
     assert (found.value, found.std) == (value, std)
 
 
@@ -200,7 +201,7 @@ def test_every_method_key_of_the_data_is_a_method_of_ours():
     assert not unknown
 
 
-def test_a_place_of_a_run_is_one_row():
+def test_a_run_belongs_in_one_row():
     for table in paper_tables():
         for section in table.sections:
             keys = [

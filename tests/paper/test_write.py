@@ -9,10 +9,19 @@ from pfml.cli import main
 from pfml.experiments.store import ResultsStore
 from pfml.paper import paper_tables
 from pfml.paper.fill import fill
-from pfml.paper.grid import EMPTY, Entry, Grid, GridRow, GridSection, Line, grid_of
-from pfml.paper.latex import escaped, latex
-from pfml.paper.markdown import markdown
-from pfml.paper.write import format_of, report_of, write_report
+from pfml.paper.write import (
+    EMPTY,
+    Line,
+    Text,
+    TextTable,
+    format_of,
+    latex,
+    latex_escaped,
+    markdown,
+    report_of,
+    text_table,
+    write_report,
+)
 from records import record
 
 TABLES = {table.id: table for table in paper_tables()}
@@ -34,14 +43,24 @@ def runs():
     ]
 
 
-def lines(grid, name):
-    rows = [one for section in grid.sections for one in section.rows if one.name == name]
-    return {line.whose: [entry.text for entry in line.entries] for line in rows[0].lines}
+def cells(table, name):
+    """Whose -> cells, of all lines of a method."""
+    for _, lines in table.sections:
+        names = [line.name for line in lines]
+        if name in names:
+            first = names.index(name)
+            after = next((k for k in range(first + 1, len(names)) if names[k]), len(names))
+            return {line.whose: line.cells for line in lines[first:after]}
+    raise AssertionError(f"{name} is not in {table.title}")
+
+
+def lines(table, name):
+    return {whose: [cell.text for cell in found] for whose, found in cells(table, name).items()}
 
 
 def test_ours_stands_below_the_papers_with_standard_deviation_seeds_and_difference(runs):
-    grid = grid_of(fill(TABLES["retrieval"], runs[:4]))
-    found = lines(grid, "Potential Field (Ours)")
+    table = text_table(fill(TABLES["retrieval"], runs[:4]))
+    found = lines(table, "Potential Field (Ours)")
     assert found["paper"][0] == "73.4 ± 0.3"
     assert found["ours, last"][0] == "73.0 ± 1.0 (3)"
     assert found["ours, best"][0] == "75.0 ± 0.0 (3)"
@@ -51,26 +70,26 @@ def test_ours_stands_below_the_papers_with_standard_deviation_seeds_and_differen
 
 
 def test_what_was_not_run_is_empty_and_what_failed_is_noted(runs):
-    grid = grid_of(fill(TABLES["retrieval"], runs[:4]))
-    assert lines(grid, "Proxy Anchor")["ours, last"] == [EMPTY] * 9
-    assert set(lines(grid, "HIST")) == {"paper", "ours, last"}
-    hist = next(row for row in grid.sections[0].rows if row.name == "HIST").lines[1].entries
+    table = text_table(fill(TABLES["retrieval"], runs[:4]))
+    assert lines(table, "Proxy Anchor")["ours, last"] == [EMPTY] * 9
+    assert set(lines(table, "HIST")) == {"paper", "ours, last"}
+    hist = cells(table, "HIST")["ours, last"]
     assert hist[0].text == EMPTY
-    assert "failed: seed 0" in grid.notes[hist[0].notes[0] - 1]
+    assert "failed: seed 0" in table.notes[hist[0].notes[0] - 1]
     assert hist[3].notes == ()
 
 
 def test_a_difference_of_nothing_has_no_sign():
-    grid = grid_of(fill(TABLES["retrieval"], [record(recall=0.73399)]))
-    assert lines(grid, "Potential Field (Ours)")["difference"][0] == "±0.0"
+    table = text_table(fill(TABLES["retrieval"], [record(recall=0.73399)]))
+    assert lines(table, "Potential Field (Ours)")["difference"][0] == "±0.0"
 
 
 def test_a_row_that_the_paper_does_not_have_has_no_line_of_the_papers():
     run = record(dataset="glyphs", backbone="convnet", dim=64)
-    (grid,) = report_of([run], experiment="retrieval").grids
-    assert list(lines(grid, "Potential Field")) == ["ours, last", "ours, best"]
-    assert "paper:" not in grid.caption
-    own = grid_of(fill(TABLES["retrieval"], [record(method="snr")]))
+    (table,) = report_of([run], experiment="retrieval").texts
+    assert list(lines(table, "Potential Field")) == ["ours, last", "ours, best"]
+    assert "paper:" not in table.caption
+    own = text_table(fill(TABLES["retrieval"], [record(method="snr")]))
     assert list(lines(own, "snr")) == ["ours, last", "ours, best"]
     assert "paper: as printed" in own.caption
 
@@ -78,51 +97,50 @@ def test_a_row_that_the_paper_does_not_have_has_no_line_of_the_papers():
 def test_what_holds_for_all_that_was_trained_is_said_once():
     shape = {"dataset": "glyphs", "backbone": "convnet", "dim": 64}
     few = [record(**shape, method=method, epochs=4) for method in ("pfml", "hist", "zero-shot")]
-    (grid,) = report_of(few, experiment="retrieval").grids
-    assert grid.caption.endswith("All that we trained: 4 epochs, the paper 200; 1 seed, the paper 5.")
-    assert grid.notes == ()
-    (grid,) = report_of([*few, record(**shape, method="hist", epochs=4, seed=1)], experiment="retrieval").grids
-    assert grid.caption.endswith("All that we trained: 4 epochs, the paper 200.")
-    assert grid.notes == ("1 seed, the paper 5", "2 seeds, the paper 5")
+    (table,) = report_of(few, experiment="retrieval").texts
+    assert table.caption.endswith("All that we trained: 4 epochs, the paper 200; 1 seed, the paper 5.")
+    assert table.notes == ()
+    (table,) = report_of([*few, record(**shape, method="hist", epochs=4, seed=1)], experiment="retrieval").texts
+    assert table.caption.endswith("All that we trained: 4 epochs, the paper 200.")
+    assert table.notes == ("1 seed, the paper 5", "2 seeds, the paper 5")
 
 
 def test_distances_have_two_decimals(runs):
-    found = lines(grid_of(fill(TABLES["alignment"], [runs[4]])), "Ours")
+    found = lines(text_table(fill(TABLES["alignment"], [runs[4]])), "Ours")
     assert (found["ours, last"], found["difference"]) == (["0.17 (1)"], ["+0.01"])
-    assert "Lower is better." in grid_of(fill(TABLES["alignment"], [])).caption
+    assert "Lower is better." in text_table(fill(TABLES["alignment"], [])).caption
 
 
 def test_validation_selected_is_a_line_where_there_is_one():
     run = record(results={"validation_selected": {"recall_at_1": 0.71, "epoch": 2}})
-    found = lines(grid_of(fill(TABLES["retrieval"], [run])), "Potential Field (Ours)")
+    found = lines(text_table(fill(TABLES["retrieval"], [run])), "Potential Field (Ours)")
     assert found["ours, by validation"][0] == "71.0 (1)"
 
 
 def test_the_mlrc_tables_compare_what_validation_chose():
     chosen = {"precision_at_1": 0.711, "r_precision": 0.4, "map_at_r": 0.3, "epoch": 2}
     run = record(settings={"fold": "concatenated"}, backbone="bn_inception", results={"validation_selected": chosen})
-    grid = grid_of(fill(TABLES["mlrc-cub"], [run]))
-    assert lines(grid, "Ours")["difference"][0] == "+1.0"
-    assert "difference: ours, by validation, minus the paper's" in grid.caption
+    table = text_table(fill(TABLES["mlrc-cub"], [run]))
+    assert lines(table, "Ours")["difference"][0] == "+1.0"
+    assert "difference: ours, by validation, minus the paper's" in table.caption
 
 
 def test_hyper_parameters_of_our_runs_stand_beside_the_papers(runs):
-    grid = report_of(runs).grids[-2]
-    assert lines(grid, "learning rate") == {"paper": ["1e-4"] * 6, "ours": ["0.0001", *[EMPTY] * 5]}
+    table = report_of(runs).texts[-2]
+    assert lines(table, "learning rate") == {"paper": ["1e-4"] * 6, "ours": ["0.0001", *[EMPTY] * 5]}
 
 
 @pytest.fixture
 def nasty():
-    line = Line("ours, last", (Entry("1 | 2", (1, 2)), Entry(EMPTY)))
-    row = GridRow(r"a_b & 50% {x} $y$ #1 ~^ \z <b> [q] *s*", (line,))
-    return Grid("A_title & more", "100% | all", ("R@1", "x_y"), (GridSection("R_50", (row,)),), ("n_1", "<n2>"))
+    line = Line(r"a_b & 50% {x} $y$ #1 ~^ \z <b> [q] *s*", "ours, last", (Text("1 | 2", (1, 2)), Text(EMPTY)))
+    return TextTable("A_title & more", "100% | all", ("R@1", "x_y"), (("R_50", (line,)),), ("n_1", "<n2>"))
 
 
 def test_markdown_escapes_what_it_would_read(nasty):
     text = markdown("t", "l", [nasty])
     body = [one for one in text.splitlines() if one.startswith("| **a")]
     assert body == [
-        r"| **a\_b \& 50% {x} \$y\$ \#1 \~^ \\z \<b\> \[q\] \*s\*** | ours, last | 1 \| 2<sup>1,2</sup> | "
+        r"| **a\_b \& 50% \{x\} \$y\$ \#1 \~^ \\z \<b\> \[q\] \*s\*** | ours, last | 1 \| 2<sup>1,2</sup> | "
         + f"{EMPTY} |"
     ]
     widths = {len(re.findall(r"(?<!\\)\|", one)) for one in text.splitlines() if one.startswith("|")}
@@ -136,7 +154,7 @@ def test_latex_escapes_what_it_would_read(nasty):
         r"a\_b \& 50\% \{x\} \$y\$ \#1 \textasciitilde{}\textasciicircum{} \textbackslash{}z \textless{}b"
         r"\textgreater{} {[}q{]} *s* & ours, last & 1 \textbar{} 2\textsuperscript{1,2} & -- \\" in text
     )
-    assert escaped("1 ± 2 \u2212 3 \x07 雪") == r"1 $\pm$ 2 $-$ 3 ? ?"
+    assert latex_escaped("1 ± 2 \u2212 3 \x07 雪") == r"1 $\pm$ 2 $-$ 3 ? ?"
 
 
 def unescaped(text):
@@ -150,7 +168,7 @@ def test_latex_is_a_whole_document_of_balanced_parts(runs):
     assert text.rstrip().endswith("\\end{document}")
     begins, ends = (re.findall(rf"\\{word}\{{(\w+)\}}", text) for word in ("begin", "end"))
     assert sorted(begins) == sorted(ends)
-    assert begins.count("longtable") == len(report_of(runs).grids)
+    assert begins.count("longtable") == len(report_of(runs).texts)
     plain = unescaped(text)
     assert plain.count("{") == plain.count("}")
     assert plain.count("$") % 2 == 0
@@ -171,18 +189,13 @@ def test_every_row_of_a_latex_table_has_as_many_cells_as_columns(runs):
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex to compile the report with")
-def test_latex_compiles_with_every_sign_and_picture(runs, nasty, tmp_path):
+def test_latex_compiles_with_every_sign_and_figure(runs, nasty, tmp_path):
     report = report_of(runs)
-    signs = Entry("".join(chr(code) for code in range(32, 0x180)) + "\u2013\u2019\u2212\u96ea")
-    odd = Grid("signs", "", ("R@1",), (GridSection("", (GridRow("all", (Line("ours, last", (signs,)),)),)),))
-    long = GridRow("many", (Line("paper", (Entry("1"), Entry("2"))),) * 120)
-    grids = (
-        *report.grids,
-        nasty,
-        odd,
-        Grid("Long", "", ("a", "b"), (GridSection("top", ()), GridSection("", (long,)))),
-    )
-    write_report(replace(report, grids=grids), "latex", tmp_path / "my_report.tex")
+    signs = Text("".join(chr(code) for code in range(32, 0x180)) + "\u2013\u2019\u2212\u96ea")
+    odd = TextTable("signs", "", ("R@1",), (("", (Line("all", "ours, last", (signs,)),)),))
+    long = tuple(Line("" if k else "many", "paper", (Text("1"), Text("2"))) for k in range(120))
+    texts = (*report.texts, nasty, odd, TextTable("Long", "", ("a", "b"), (("top", ()), ("", long))))
+    write_report(replace(report, texts=texts), "latex", tmp_path / "my_report.tex")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "my_report.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", timeout=120)
     assert done.returncode == 0, done.stdout[-2000:]
@@ -203,20 +216,12 @@ def test_html_is_one_page_that_escapes_and_asks_for_nothing_from_elsewhere(runs)
 
 def test_without_runs_all_numbers_of_the_paper_and_none_of_ours_are_shown():
     report = report_of([])
-    for grid in report.grids:
-        for section in grid.sections:
-            for row in section.rows:
-                paper, ours = row.lines
-                assert paper.whose == "paper"
-                assert ours.whose.startswith("ours")
-                assert {entry.text for entry in ours.entries} == {EMPTY}
-    shown = [
-        entry.text
-        for grid in report.grids
-        for part in grid.sections
-        for row in part.rows
-        for entry in row.lines[0].entries
-    ]
+    found = [line for table in report.texts for _, section in table.sections for line in section]
+    for paper, ours in zip(found[::2], found[1::2], strict=True):
+        assert (bool(paper.name), paper.whose) == (True, "paper")
+        assert ours.whose.startswith("ours")
+        assert {cell.text for cell in ours.cells} == {EMPTY}
+    shown = [cell.text for line in found[::2] for cell in line.cells]
     printed = [
         cell.printed.replace("-", EMPTY) if cell.printed == "-" else cell.printed
         for table in TABLES.values()
@@ -231,9 +236,10 @@ def test_the_lead_counts_runs_and_names_devices_and_code():
 
 
 def test_runs_that_fit_no_table_are_listed(runs):
-    other = report_of(runs).grids[-1]
+    other = report_of(runs).texts[-1]
     assert other.title == "Other runs"
-    assert other.sections[0].rows[0].name == "noise, pfml, cub, resnet50, 512 dim, crops = 2, seed 0"
+    (_, (first,)) = other.sections[0]
+    assert first.name == "noise, pfml, cub, resnet50, 512 dim, crops = 2, seed 0"
 
 
 def test_an_unknown_experiment_is_refused_with_the_nearest_name(runs):
@@ -241,7 +247,7 @@ def test_an_unknown_experiment_is_refused_with_the_nearest_name(runs):
         report_of(runs, experiment="retreival")
     with pytest.raises(ValueError, match="got 'x'"):
         report_of([], experiment="x")
-    assert [one.table.id for one in report_of([], experiment="mlrc").tables] == ["mlrc-cars", "mlrc-cub"]
+    assert [one.id for one in report_of([], experiment="mlrc").tables] == ["mlrc-cars", "mlrc-cub"]
 
 
 def test_the_format_is_the_one_named_or_that_of_the_ending(tmp_path):
@@ -277,13 +283,13 @@ def test_the_command_without_a_store_prints_the_papers_tables(capsys):
 
 
 @pytest.mark.parametrize("ending", ["md", "tex", "html"])
-def test_the_command_writes_a_file_and_the_picture_of_the_ablations(store, tmp_path, capsys, ending):
+def test_the_command_writes_a_file_and_the_figure_of_the_ablations(store, tmp_path, capsys, ending):
     out = tmp_path / "new" / f"report.{ending}"
     main(["report", f"--store={store}", f"--out={out}"])
     assert "73.0" in out.read_text(encoding="utf-8")
-    picture = out.with_name("report-ablation.png")
-    assert picture.exists() == (ending != "html")
-    assert ending == "html" or picture.name in out.read_text(encoding="utf-8")
+    figure = out.with_name("report-ablation.png")
+    assert figure.exists() == (ending != "html")
+    assert ending == "html" or figure.name in out.read_text(encoding="utf-8")
     assert str(out) in capsys.readouterr().out
 
 
@@ -299,3 +305,15 @@ def test_mistakes_end_the_command_with_a_sentence(arguments, message):
     with pytest.raises(SystemExit) as exit_:
         main(["report", *arguments])
     assert message in str(exit_.value.code)
+
+
+@pytest.mark.parametrize("form", ["md", "latex", "html"])
+def test_every_format_marks_tuned_runs(form):
+    tuning = {"trials": 12, "split": "half", "values": {"optimizer.lr": 2e-4, "loss.options.delta": 0.31}}
+    runs = [record(recall=0.7), record(recall=0.74, key="tuned", tuning=tuning)]
+    report = report_of(runs)
+    whose = ["paper", "ours, last", "ours, best", "difference"]
+    assert list(lines(report.texts[0], "Potential Field (Ours), tuned")) == whose
+    text = write_report(report, form, None)
+    assert ", tuned" in text
+    assert "12 trials, split half" in text

@@ -1,5 +1,5 @@
-"""What the paper reports: every number of its tables, and of its ablation figure as far as it can be read, as data."""
+"""The paper's tables: its numbers, our results in their cells, and both as Markdown, LaTeX or HTML."""
 
-from pfml.paper.tables import PaperCell, PaperRow, PaperSection, PaperTable, Picture, paper_pictures, paper_tables
+from pfml.paper.tables import Cell, Row, Section, Table, paper_tables
 
-__all__ = ["PaperCell", "PaperRow", "PaperSection", "PaperTable", "Picture", "paper_pictures", "paper_tables"]
+__all__ = ["Cell", "Row", "Section", "Table", "paper_tables"]

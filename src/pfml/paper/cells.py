@@ -1,4 +1,4 @@
-"""Where a run belongs in a table: which section, which row, which columns."""
+"""Cell lookup: which run belongs in which table, section, row and columns."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pfml.paper import PaperRow, PaperTable
+from pfml.paper.tables import EMPTY, Row, Section, Table, result_tables
 
 __all__ = [
     "Frozen",
-    "Place",
     "Record",
     "RowKey",
+    "RunCells",
     "SectionKey",
-    "is_in_paper",
+    "find_cells",
+    "latest",
     "measured",
-    "place_of",
+    "other_runs",
+    "records_by_table",
     "row_key",
     "same",
     "section_key",
+    "tables_named",
+    "tables_of",
     "with_swept_columns",
+    "without_repetitions",
 ]
 
 #: A line of `pfml.experiments.store.ResultsStore`.
@@ -30,6 +35,8 @@ Frozen = tuple[tuple[str, Any], ...]
 
 #: Names of one backbone.
 SAME_BACKBONE: dict[str, str] = {"dino_vits16": "dino_small"}
+#: The experiment that draws figures of a run.
+FIGURES = "figures"
 
 
 @dataclass(frozen=True)
@@ -52,30 +59,16 @@ class RowKey:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a run belongs: its section, its row, and the columns that it fills."""
+class RunCells:
+    """The cells that a run fills: section, row, and numbers of columns."""
 
     section: SectionKey
     row: RowKey
     columns: tuple[int, ...]
 
 
-def measured(record: Record, metric: str, epoch: str = "last") -> float | None:
-    """A result in the paper's units, percent but for distances and seconds; None if the run does not have it."""
-    results = record["results"]
-    value: Any
-    if metric == "alignment":
-        value = (results.get("alignment") or {}).get("paper") if epoch == "last" else None
-    elif metric == "seconds_per_epoch":
-        value = results.get("seconds_per_epoch") if epoch == "last" else None
-    else:
-        share = (results.get(epoch) or {}).get(metric)
-        value = None if share is None else 100 * share
-    return None if value is None or not math.isfinite(value) else float(value)
-
-
-def place_of(table: PaperTable, record: Record) -> Place | None:
-    """Where the run belongs, in the table as it is or with a new row or section; None if nowhere."""
+def find_cells(table: Table, record: Record) -> RunCells | None:
+    """The cells that the run fills, in the table as it is or with a new row or section; None if there are none."""
     settings = record["settings"]
     if not set(table.settings) <= set(settings):
         return None
@@ -106,31 +99,93 @@ def place_of(table: PaperTable, record: Record) -> Place | None:
     )
     dataset = None if "dataset" in in_columns else record["dataset"]
     row = RowKey(record["method"], dataset, rest_key, is_tuned="tuning" in record)
-    return Place(section, row, tuple(fitting[rest_key]))
+    return RunCells(section, row, tuple(fitting[rest_key]))
 
 
-def is_in_paper(table: PaperTable, place: Place) -> bool:
-    """Whether the paper has this section and row, be our runs tuned or not."""
-    own = replace(place.row, is_tuned=False)
-    return any(
-        section_key(table, section.backbone, section.dim) == place.section and row_key(row) == own
-        for section in table.sections
-        for row in section.rows
-        if row.method is not None
-    )
+def measured(record: Record, metric: str, epoch: str = "last") -> float | None:
+    """A result in the paper's units, percent but for distances and seconds; None if the run does not have it."""
+    results = record["results"]
+    value: Any
+    if metric == "alignment":
+        value = (results.get("alignment") or {}).get("paper") if epoch == "last" else None
+    elif metric == "seconds_per_epoch":
+        value = results.get("seconds_per_epoch") if epoch == "last" else None
+    else:
+        share = (results.get(epoch) or {}).get(metric)
+        value = None if share is None else 100 * share
+    return None if value is None or not math.isfinite(value) else float(value)
 
 
-def section_key(table: PaperTable, backbone: str | None, dim: int | None) -> SectionKey:
-    """The key of a section of the paper."""
-    return SectionKey(backbone or "", dim, _frozen(table.settings))
+def section_key(section: Section) -> SectionKey:
+    """The key of a section."""
+    return SectionKey(section.backbone or "", section.dim, _frozen(section.settings))
 
 
-def row_key(row: PaperRow) -> RowKey:
-    """The key of a row of the paper."""
-    return RowKey(row.method or "", row.dataset, _frozen(row.settings))
+def row_key(row: Row) -> RowKey:
+    """The key of a row."""
+    return RowKey(row.method or "", row.dataset, _frozen(row.settings), row.is_tuned)
 
 
-def with_swept_columns(table: PaperTable, records: Sequence[Record]) -> PaperTable:
+def latest(records: Sequence[Record]) -> list[Record]:
+    """The records that count: of several with one experiment and key the last that is done, else the last."""
+    chosen: dict[tuple[str, str], Record] = {}
+    for record in records:
+        identity = (record["experiment"], record["key"])
+        before = chosen.get(identity)
+        if before is None or record["status"] == "done" or before["status"] != "done":
+            chosen[identity] = record
+    return list(chosen.values())
+
+
+def without_repetitions(records: Sequence[Record]) -> list[Record]:
+    """The records without those of `figures` whose run another experiment has: figures of it, and no other numbers."""
+    others = {_result(one) for one in records if one["experiment"] != FIGURES and one["status"] == "done"}
+    return [one for one in records if one["experiment"] != FIGURES or _result(one) not in others]
+
+
+def tables_named(experiment: str) -> list[Table]:
+    """The tables that an experiment is run for ("mlrc": mlrc-cub and mlrc-cars), by its name or by theirs."""
+    return [table for table in result_tables() if experiment in (table.experiment, table.id)]
+
+
+def tables_of(experiment: str) -> list[Table]:
+    """The tables that runs of an experiment may fill: those that it is run for, or all if there are none."""
+    return tables_named(experiment) or result_tables()
+
+
+def records_by_table(experiment: str, records: Sequence[Record]) -> list[tuple[Table, list[Record]]]:
+    """The tables that the runs of one experiment fill, each with its runs.
+
+    A run is in every table of the paper that has its row, else in the first with columns for it. Runs on a data set
+    that the paper does not have get a copy of the table, without the paper's rows.
+    """
+    tables = tables_of(experiment)
+    chosen: dict[str, list[Record]] = {}
+    foreign: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        exact = [table for table in tables if _has_row(table, record)]
+        near = [table for table in tables if _fits(table, record)][:1]
+        for table in exact or near:
+            if record["dataset"] in _datasets(table) or table.sweep is not None:
+                chosen.setdefault(table.id, []).append(record)
+            else:
+                foreign.setdefault((table.id, record["dataset"]), []).append(record)
+    by_id = {table.id: table for table in tables}
+    found = [(table, chosen[table.id]) for table in tables if table.id in chosen]
+    return found + [(_for_dataset(by_id[key], dataset), runs) for (key, dataset), runs in foreign.items()]
+
+
+def other_runs(records: Sequence[Record], *, experiment: str | None = None) -> list[Record]:
+    """The runs that have a cell in no table."""
+    return [
+        record
+        for record in latest(records)
+        if experiment in (None, record["experiment"])
+        and not any(_fits(table, record) for table in tables_of(record["experiment"]))
+    ]
+
+
+def with_swept_columns(table: Table, records: Sequence[Record]) -> Table:
     """A figure with a column for each value that was run, in order."""
     if table.sweep is None:
         return table
@@ -145,11 +200,11 @@ def with_swept_columns(table: PaperTable, records: Sequence[Record]) -> PaperTab
         return table
     values.sort()
 
-    def widened(row: PaperRow) -> PaperRow:
+    def widened(row: Row) -> Row:
         cells = [
             row.cells[own.index(value)]
             if value in own
-            else replace(row.cells[0], printed="-", value=None, std=None, settings={sweep: value})
+            else replace(row.cells[0], printed=EMPTY, value=None, std=None, settings={sweep: value})
             for value in values
         ]
         return replace(row, cells=tuple(cells), as_printed=tuple(cell.printed for cell in cells))
@@ -162,15 +217,64 @@ def with_swept_columns(table: PaperTable, records: Sequence[Record]) -> PaperTab
     )
 
 
-def _holds(settings: Mapping[str, Any], required: Mapping[str, Any]) -> bool:
-    return all(name in settings and same(settings[name], value) for name, value in required.items())
-
-
 def same(one: Any, other: Any) -> bool:
     """Whether two settings are equal but for rounding."""
     if isinstance(one, int | float) and isinstance(other, int | float):
         return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)
     return bool(one == other)
+
+
+def _has_row(table: Table, record: Record) -> bool:
+    """Whether the paper has the section and row of the run, tuned or not."""
+    cells = find_cells(table, record)
+    if cells is None:
+        return False
+    own = replace(cells.row, is_tuned=False)
+    return any(
+        section_key(section) == cells.section and row_key(row) == own
+        for section in table.sections
+        for row in section.rows
+        if row.method is not None
+    )
+
+
+def _fits(table: Table, record: Record) -> bool:
+    """Whether the run has a cell in the table, be it in a new row, section or column, or in a copy for its data set."""
+    if record["dataset"] not in _datasets(table):
+        table = _for_dataset(table, record["dataset"])
+    if table.sweep is not None:
+        swept = record["settings"].get(table.sweep)
+        return isinstance(swept, int | float) and len(record["settings"]) == 1
+    return find_cells(table, record) is not None
+
+
+def _for_dataset(table: Table, dataset: str) -> Table:
+    """The same columns for a data set that the paper does not have; without rows, as the paper has none."""
+    if table.sweep is not None:
+        return table
+    first = table.columns[0]["dataset"]
+    what = table.title.partition(",")[0]  # behind a comma stand the paper's data sets
+    kept = [number for number, column in enumerate(table.columns) if column["dataset"] == first]
+    return replace(
+        table,
+        title=f"{what}: {dataset}, which the paper does not have",
+        columns=tuple({**table.columns[number], "dataset": dataset} for number in kept),
+        headings=tuple(f"{dataset} {table.headings[number].partition(' ')[2]}" for number in kept),
+        sections=(),
+    )
+
+
+def _datasets(table: Table) -> set[str]:
+    return {cell.dataset for cell in table.cells()}
+
+
+def _result(record: Record) -> str:
+    """What runs of several experiments have in common if they have the same result: the first part of a key."""
+    return str(record["key"]).partition("-")[0]
+
+
+def _holds(settings: Mapping[str, Any], required: Mapping[str, Any]) -> bool:
+    return all(name in settings and same(settings[name], value) for name, value in required.items())
 
 
 def _frozen(settings: Mapping[str, Any]) -> Frozen:

@@ -1,4 +1,8 @@
-"""The paper's tables as frozen dataclasses, read from tables.yaml and checked."""
+"""Tables of results: one hierarchy (table, section, row, cell) for the paper's numbers and for ours.
+
+`paper_tables` reads the paper's numbers from tables.yaml and checks them. `pfml.paper.fill` puts our results into the
+cells, `pfml.paper.write` writes them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,16 @@ from typing import Any, Literal, get_args
 from pfml.evaluation.metrics import find_metric, metric_label
 from pfml.typos import did_you_mean
 
-__all__ = ["PaperCell", "PaperRow", "PaperSection", "PaperTable", "Picture", "paper_pictures", "paper_tables"]
+__all__ = [
+    "Cell",
+    "Measured",
+    "Row",
+    "Section",
+    "Summary",
+    "Table",
+    "paper_tables",
+    "result_tables",
+]
 
 Kind = Literal["results", "figure", "settings"]
 Settings = Mapping[str, Any]
@@ -27,8 +40,31 @@ ATTRIBUTES = ("dataset", "metric", "backbone", "dim", "method")
 
 
 @dataclass(frozen=True)
-class PaperCell:
-    """One place of a table, with or without a number.
+class Summary:
+    """Mean and sample standard deviation (None for a single run) in the paper's units, and the number of seeds."""
+
+    mean: float
+    std: float | None
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Our results for a cell: after the last epoch, at the best on test, at the one that validation chose.
+
+    Each is None if it was not run. `notes` say what a reader must know of the runs; a cell may have notes without
+    numbers, if all its runs failed.
+    """
+
+    last: Summary | None = None
+    best: Summary | None = None
+    validation_selected: Summary | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell: the paper's number, and ours.
 
     Args:
         printed: As the paper has it, "73.4 ± 0.3"; "-" where it has nothing.
@@ -36,6 +72,7 @@ class PaperCell:
         std: Its printed standard deviation, if any.
         bold: Whether it is printed in bold.
         dataset, metric, backbone, dim, method, settings: What it belongs to; `method` is our key, None without one.
+        ours: Our results; empty in `paper_tables`.
     """
 
     printed: str
@@ -48,11 +85,14 @@ class PaperCell:
     dim: int
     method: str | None
     settings: Settings = field(default_factory=dict)
+    ours: Measured = Measured()
 
 
 @dataclass(frozen=True)
-class PaperRow:
-    """A row.
+class Row:
+    """A row: a method, or a data set in a figure.
+
+    Runs with tuned hyper-parameters have a row of their own, so that no mean is over both kinds.
 
     Args:
         name: As printed.
@@ -62,31 +102,37 @@ class PaperRow:
         as_printed: Their texts; they differ from the cells where the paper put numbers into the wrong columns.
         line: Where it begins in the LaTeX source.
         note: A remark.
+        in_paper: Whether the paper has it.
+        is_tuned: Whether our runs in it have tuned hyper-parameters.
     """
 
     name: str
     method: str | None
     dataset: str | None
     settings: Settings
-    cells: tuple[PaperCell, ...]
-    as_printed: tuple[str, ...]
-    line: int | None
-    note: str
+    cells: tuple[Cell, ...]
+    as_printed: tuple[str, ...] = ()
+    line: int | None = None
+    note: str = ""
+    in_paper: bool = True
+    is_tuned: bool = False
 
 
 @dataclass(frozen=True)
-class PaperSection:
-    """Rows that share a backbone, under a heading of their own."""
+class Section:
+    """Rows that share a backbone and embedding size, under a heading; `settings` are those of the whole table."""
 
     title: str
     backbone: str | None
     dim: int | None
-    rows: tuple[PaperRow, ...]
+    rows: tuple[Row, ...]
+    settings: Settings = field(default_factory=dict)
+    in_paper: bool = True
 
 
 @dataclass(frozen=True)
-class PaperTable:
-    """A table, or a panel of a figure.
+class Table:
+    """A table, or a panel of a figure; `pfml.paper.fill` puts our results into its cells.
 
     Args:
         id: Our name.
@@ -98,13 +144,14 @@ class PaperTable:
         headings: Of the columns.
         columns: What each column says of its cells; `average` names a setting, such as the fold, whose values are
             averaged before the mean over seeds.
-        sections: The rows.
+        sections: The rows; none for a data set that the paper does not have, before it is filled.
         epochs, seeds, device: How the paper ran it, as far as it says.
-        compared: Which of our results is the like of the paper's: after the last epoch, or as validation chose.
+        compared: Which of our results corresponds to the paper's: after the last epoch, or as validation chose.
         better: Whether higher or lower numbers are better.
         settings: What was changed for all cells, such as {"noise": 0.2}.
         sweep: The setting on the x-axis of a figure.
         note: A remark.
+        runs_of: The experiment whose runs are in the cells; None without any.
     """
 
     id: str
@@ -116,7 +163,7 @@ class PaperTable:
     kind: Kind
     headings: tuple[str, ...]
     columns: tuple[Settings, ...]
-    sections: tuple[PaperSection, ...]
+    sections: tuple[Section, ...]
     epochs: int | None = None
     seeds: int | None = None
     device: str | None = None
@@ -125,27 +172,21 @@ class PaperTable:
     settings: Settings = field(default_factory=dict)
     sweep: str | None = None
     note: str = ""
+    runs_of: str | None = None
 
-    def rows(self) -> Iterator[PaperRow]:
+    def rows(self) -> Iterator[Row]:
+        """All rows, section after section."""
         for section in self.sections:
             yield from section.rows
 
-    def cells(self) -> Iterator[PaperCell]:
+    def cells(self) -> Iterator[Cell]:
+        """All cells, row after row."""
         for row in self.rows():
             yield from row.cells
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A figure of which the source has no numbers."""
-
-    label: str
-    line: int
-    shows: str
-
-
 @cache
-def paper_tables() -> tuple[PaperTable, ...]:
+def paper_tables() -> tuple[Table, ...]:
     """All tables of the paper, and the panels of its ablation figure, in their order.
 
     Example:
@@ -158,10 +199,9 @@ def paper_tables() -> tuple[PaperTable, ...]:
     return tables
 
 
-@cache
-def paper_pictures() -> tuple[Picture, ...]:
-    """The figures that the paper gives as pictures only."""
-    return tuple(Picture(**entry) for entry in _content()["pictures"])
+def result_tables() -> list[Table]:
+    """Those that runs can fill: all but the table of hyper-parameters."""
+    return [table for table in paper_tables() if table.kind != "settings"]
 
 
 @cache
@@ -171,9 +211,9 @@ def _content() -> dict[str, Any]:
     return yaml.safe_load((resources.files("pfml.paper") / "tables.yaml").read_text(encoding="utf-8"))
 
 
-def _table(entry: dict[str, Any]) -> PaperTable:
+def _table(entry: dict[str, Any]) -> Table:
     where = f"table {entry.get('id')!r}"
-    known = {name for name in PaperTable.__dataclass_fields__ if name != "headings"}
+    known = {name for name in Table.__dataclass_fields__ if name not in ("headings", "runs_of")}
     _refuse_unknown(entry, known, where)
     kind = entry.get("kind", "results")
     if kind not in get_args(Kind):
@@ -191,16 +231,16 @@ def _table(entry: dict[str, Any]) -> PaperTable:
         "headings": tuple(column.get("heading") or _heading(column) for column in columns),
         "sections": sections,
     }
-    return PaperTable(**values)
+    return Table(**values)
 
 
-def _section(entry: dict[str, Any], table: dict[str, Any], where: str) -> PaperSection:
+def _section(entry: dict[str, Any], table: dict[str, Any], where: str) -> Section:
     _refuse_unknown(entry, {"title", "line", "backbone", "dim", "rows"}, f"a section of {where}")
     rows = tuple(_row(row, entry, table, f"row {row.get('name')!r} of {where}") for row in entry["rows"])
-    return PaperSection(entry["title"], entry.get("backbone"), entry.get("dim"), rows)
+    return Section(entry["title"], entry.get("backbone"), entry.get("dim"), rows, table.get("settings", {}))
 
 
-def _row(entry: dict[str, Any], section: dict[str, Any], table: dict[str, Any], where: str) -> PaperRow:
+def _row(entry: dict[str, Any], section: dict[str, Any], table: dict[str, Any], where: str) -> Row:
     known = {*ATTRIBUTES, "name", "line", "bold", "settings", "values", "as_printed", "note"}
     _refuse_unknown(entry, known, where)
     texts, columns = entry["values"], table["columns"]
@@ -213,7 +253,7 @@ def _row(entry: dict[str, Any], section: dict[str, Any], table: dict[str, Any], 
         _cell(text, [table, section, column, entry], words=words, where=where)
         for text, column in zip(texts, columns, strict=True)
     )
-    return PaperRow(
+    return Row(
         name=entry["name"],
         method=entry.get("method"),
         dataset=entry.get("dataset"),
@@ -225,7 +265,7 @@ def _row(entry: dict[str, Any], section: dict[str, Any], table: dict[str, Any], 
     )
 
 
-def _cell(text: str, levels: list[dict[str, Any]], *, words: bool, where: str) -> PaperCell:
+def _cell(text: str, levels: list[dict[str, Any]], *, words: bool, where: str) -> Cell:
     merged: dict[str, Any] = {"settings": {}, "method": None}
     for level in levels:
         merged |= {name: level[name] for name in ATTRIBUTES if name in level}
@@ -238,7 +278,7 @@ def _cell(text: str, levels: list[dict[str, Any]], *, words: bool, where: str) -
     if not words and find_metric(merged["metric"]) is None:
         raise ValueError(f"metric must be one that we measure, got {merged['metric']!r} in {where}")
     value, std = _numbers(text, words=words, where=where)
-    return PaperCell(printed=text, value=value, std=std, bold=levels[-1].get("bold", False), **merged)
+    return Cell(printed=text, value=value, std=std, bold=levels[-1].get("bold", False), **merged)
 
 
 def _numbers(text: Any, *, words: bool, where: str) -> tuple[float | None, float | None]:
