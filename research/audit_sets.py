@@ -12,9 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pfml.audit.attraction import class_attractions, fitted_law
 from pfml.audit.mixture import fit_mixture
-from pfml.audit.scores import field_scores
+from pfml.audit.scores import class_attractions, field_scores, fitted_law
 from pfml.data import load_data
 from pfml.evaluation import embed
 from pfml.models import create_embedder
@@ -81,7 +80,7 @@ def main() -> None:
                 found = fit_mixture(field_scores(class_attractions(some, given, size[0], law=law), given).score)
                 listed = found.probability >= 0.5
                 tallies.setdefault((rate, "with a third"), Tally()).add(listed, wrong)
-                alone = listed if found.bells == 2 else torch.zeros_like(listed)
+                alone = listed if found.components == 2 else torch.zeros_like(listed)
                 tallies.setdefault((rate, "two bells alone"), Tally()).add(alone, wrong)
     print("| wrong labels | | sets with a list | precision | recall |\n|---|---|---|---|---|")
     for (rate, how), tally in tallies.items():

@@ -101,7 +101,7 @@ def test_broken_files_of_hostile_names_are_listed_as_text(photos, capsys):
 
 
 def test_captions_of_pictures_have_hostile_names_as_text():
-    from pfml.pages.run import short
+    from pfml.pages.page import short
 
     assert_harmless(short(HOSTILE, length=200))
 

@@ -1,4 +1,4 @@
-"""The audit of labels, against loops, and on letters with labels that are wrong on purpose."""
+"""The audit of labels, against loops, and on clusters with label noise."""
 
 import math
 
@@ -7,11 +7,18 @@ import torch
 from sklearn.mixture import GaussianMixture
 
 from pfml.audit import audit, detection, precision_recall
-from pfml.audit.attraction import ALPHAS, class_attractions, fitted_law
 from pfml.audit.mixture import fit_mixture
-from pfml.audit.scores import LabelScores, cleanlab_scores, field_scores, knn_scores, knn_votes, potential_scores
+from pfml.audit.scores import (
+    ALPHAS,
+    LabelScores,
+    class_attractions,
+    cleanlab_scores,
+    field_scores,
+    fitted_law,
+    knn_scores,
+    knn_votes,
+)
 from pfml.data import ImageSet, LabelNoise, corrupt
-from pfml.energy import class_potential
 from pfml.field import ContrastiveLaw, PowerLaw
 
 CLASSES, EACH, DIM = 6, 30, 8
@@ -19,7 +26,7 @@ LAW = PowerLaw(delta=0.2, alpha=3.0)
 
 
 def clusters(*, rate=0.2, spread=0.35, seed=0):
-    """Points around the centers of six classes, with some wrong labels: points, images, the true labels."""
+    """Points around the centers of six classes, with label noise: points, images, the true labels."""
     random = torch.Generator().manual_seed(seed)
     true = torch.arange(CLASSES).repeat_interleave(EACH)
     centers = torch.randn(CLASSES, DIM, generator=random)
@@ -60,7 +67,7 @@ def test_attractions_are_those_of_all_others_and_of_the_proxies():
 def test_attractions_do_not_depend_on_how_many_fit_into_memory(monkeypatch):
     points, images, _ = clusters()
     whole = class_attractions(points, images.labels, CLASSES, law=LAW)
-    monkeypatch.setattr("pfml.audit.attraction.DISTANCES_AT_ONCE", 500)
+    monkeypatch.setattr("pfml.audit.scores.DISTANCES_AT_ONCE", 500)
     torch.testing.assert_close(class_attractions(points, images.labels, CLASSES, law=LAW), whole, rtol=1e-12, atol=0)
 
 
@@ -77,28 +84,11 @@ def test_the_score_is_the_log_ratio_of_the_best_other_class_and_the_own():
     assert scores.score.tolist() == pytest.approx([math.log(2 / 8), math.log(8), -math.inf])
 
 
-def test_the_difference_of_potentials_leaves_the_image_out_of_its_field():
-    points, images, _ = clusters()
-    chosen = torch.arange(0, 180, 15)
-    points, labels = points[chosen].double(), images.labels[chosen]
-    proxies = torch.nn.functional.normalize(
-        torch.randn(CLASSES, 1, DIM, generator=torch.Generator().manual_seed(1)), dim=2
-    ).double()
-    scores = potential_scores(points, labels, proxies, LAW)
-    charges, classes = torch.cat([points, proxies[:, 0]]), torch.cat([labels, torch.arange(CLASSES)])
-    for k in range(len(points)):
-        others = torch.arange(len(charges)) != k
-        here = points[k].expand(CLASSES, DIM)
-        psi = class_potential(here, torch.arange(CLASSES), charges[others], classes[others], law=LAW)
-        best = min(float(psi[c]) for c in range(CLASSES) if c != labels[k])
-        assert float(scores.score[k]) == pytest.approx(float(psi[labels[k]]) - best, rel=1e-6, abs=1e-6)
-
-
 def test_the_fitted_law_overrules_the_fewest_labels():
     points, images, _ = clusters()
     law = fitted_law(points, images.labels, CLASSES)
-    nearest_others = (torch.cdist(points, points) + 9 * torch.eye(len(points))).min(dim=1).values
-    assert law.delta == pytest.approx(float(nearest_others.median()), rel=1e-3)
+    nearest_distances = (torch.cdist(points, points) + 9 * torch.eye(len(points))).min(dim=1).values
+    assert law.delta == pytest.approx(float(nearest_distances.median()), rel=1e-3)
 
     def overruled(alpha):
         pull = class_attractions(points, images.labels, CLASSES, law=PowerLaw(delta=law.delta, alpha=alpha))
@@ -107,13 +97,13 @@ def test_the_fitted_law_overrules_the_fewest_labels():
     assert overruled(law.alpha) == min(map(overruled, ALPHAS))
 
 
-def test_images_in_the_same_place_are_no_obstacle():
+def test_equal_embeddings_are_no_obstacle():
     points, images, _ = clusters()
     found = audit(points[:1].expand(len(points), DIM), images)
     assert found.scores.score.isfinite().all()
 
 
-def test_wrong_labels_are_found_and_put_right():
+def test_mislabeled_images_are_found_and_relabeled():
     points, images, true = clusters()
     found = audit(points, images, true_labels=true, compare=["k-NN disagreement"])
     assert found.detections["field"].average_precision > 0.97
@@ -144,7 +134,7 @@ def test_a_higher_threshold_lists_fewer_and_surer_labels():
         found.listed(0)
 
 
-def test_the_evidence_is_the_nearest_others_and_their_part_of_the_attraction():
+def test_the_evidence_is_the_nearest_distances_and_their_part_of_the_attraction():
     points, images, _ = clusters()
     found = audit(points, images)
     (suspect,) = found.suspects(found.ranked(1), neighbors=4)
@@ -212,7 +202,7 @@ def test_suspects_are_the_listed_images_or_else_those_at_which_another_class_is_
     assert found.suspicious(0.5).tolist() == found.ranked(int((found.scores.score > 0).sum())).tolist()
 
 
-def test_votes_are_the_shares_of_the_nearest_others():
+def test_votes_are_the_shares_of_the_nearest_distances():
     points, images, _ = clusters()
     votes = knn_votes(points, images.labels, CLASSES, 7)
     distances = torch.cdist(points, points) + 9 * torch.eye(len(points))
@@ -238,42 +228,42 @@ def test_quality_is_what_its_definition_says():
     labels, true = torch.tensor([0, 0, 0, 0, 0]), torch.tensor([1, 0, 2, 0, 0])
     scores = LabelScores(torch.tensor([5.0, 4.0, 3.0, 2.0, 1.0]), torch.tensor([1, 1, 1, 1, 1]))
     quality = detection(scores, labels, true)
-    assert quality.precision_at_wrong == 0.5
+    assert quality.precision_at_noisy == 0.5
     assert quality.average_precision == pytest.approx((1 + 2 / 3) / 2)
     assert quality.recall_at_90 == 0.5
     assert quality.suggestion_accuracy == 0.5
     precision, recall = precision_recall(scores.score, labels != true)
     assert precision.tolist() == pytest.approx([1, 1 / 2, 2 / 3, 1 / 2, 2 / 5])
     assert recall.tolist() == [0.5, 0.5, 1, 1, 1]
-    with pytest.raises(ValueError, match="some labels are known to be wrong"):
+    with pytest.raises(ValueError, match="must be known to be mislabeled"):
         detection(scores, labels, labels)
 
 
-def test_the_mixture_estimates_the_share_of_the_higher_bell():
+def test_the_mixture_estimates_the_share_of_the_higher_component():
     random = torch.Generator().manual_seed(0)
     scores = torch.cat([torch.randn(900, generator=random) - 3, torch.randn(100, generator=random) + 3])
     mixture = fit_mixture(torch.cat([scores, torch.tensor([-torch.inf])]))
     assert mixture.rate == pytest.approx(0.1, abs=0.02)
     assert mixture.separation == pytest.approx(6, abs=0.5)
     low, high = (0.9 * (-((scores + 3) ** 2) / 2).exp(), 0.1 * (-((scores - 3) ** 2) / 2).exp())
-    by_true_bells = high / (low + high)
-    assert int(((mixture.probability[:1000] > 0.5) != (by_true_bells > 0.5)).sum()) <= 5
+    by_true_components = high / (low + high)
+    assert int(((mixture.probability[:1000] > 0.5) != (by_true_components > 0.5)).sum()) <= 5
     assert float(mixture.probability[1000]) == 0
 
 
-def test_a_third_bell_holds_the_wrong_labels_where_easy_and_hard_images_are_two_groups():
+def test_a_third_component_holds_the_mislabeled_images_where_easy_and_hard_ones_are_two():
     random = torch.Generator().manual_seed(0)
     easy, hard = torch.randn(150, generator=random) * 0.8 - 6, torch.randn(120, generator=random) * 0.9 - 1.5
     wrong = torch.randn(12, generator=random) * 0.7 + 3
     clean, mixture = fit_mixture(torch.cat([easy, hard])), fit_mixture(torch.cat([easy, hard, wrong]))
-    assert (clean.rate, clean.bells, float(clean.probability.max())) == (0, 1, 0)
-    assert mixture.bells == 3
+    assert (clean.rate, clean.components, float(clean.probability.max())) == (0, 1, 0)
+    assert mixture.components == 3
     assert mixture.rate == pytest.approx(12 / 282, abs=0.01)
     assert ((mixture.probability > 0.5) == (torch.arange(282) >= 270)).all()
 
 
-def test_three_bells_that_describe_no_better_than_one_list_nothing():
-    # a single bell of 40 scores, of which three happen to have a highest one that stands apart
+def test_three_components_without_a_lower_bic_list_nothing():
+    # 40 scores of one Gaussian, whose fit by three has a separate highest component by chance
     scores = torch.randn(40, generator=torch.Generator().manual_seed(5)) * 1.5 - 1.5
     means = GaussianMixture(3, random_state=0, n_init=3).fit(scores[:, None].double().numpy()).means_
     assert means.max() > 0

@@ -15,7 +15,6 @@ from pfml.cli import main
 from pfml.data import ImageSet, LabelNoise, RetrievalData, load_data
 from pfml.data.corrections import Corrections
 from pfml.pages.audit import audit_page
-from pfml.pages.page import render
 from pfml.runs.config import BatchConfig
 from pfml.runs.data import prepare_data
 from pfml.training import DataConfig, run
@@ -211,7 +210,7 @@ def test_the_laws_and_models_of_an_audit_are_those_asked_for(noisy_run):
 
 def test_the_page_shows_suspects_and_the_comparison(judged):
     suspects = judged.suspects(judged.ranked(2), neighbors=3)
-    html = render(audit_page(judged, suspects, title="Audit of <run>"))
+    html = audit_page(judged, suspects, title="Audit of <run>")
     assert "Audit of &lt;run&gt;" in html
     assert f"{suspects[0].given}, rather {suspects[0].suggested}?" in html
     assert "k-NN disagreement" in html

@@ -62,12 +62,12 @@ def test_what_training_and_auditing_advise_runs(place, monkeypatch):
     said = StringIO()
     with (
         mock.patch.object(ProgressMonitor, "step", stop.step),
-        mock.patch("pfml.pages.run.write_run_report", REPORT),
+        mock.patch("pfml.pages.run.write_run_page", REPORT),
         redirect_stdout(said),
         pytest.raises(SystemExit),
     ):
         main(["train", "--data", str(place / "photos"), *FAST, f"--out={out}"])
-    with mock.patch("pfml.pages.run.write_run_report", REPORT):
+    with mock.patch("pfml.pages.run.write_run_page", REPORT):
         assert ran(commands_in(said.getvalue())) == ["train"]
         audited = printed(
             "audit", out, "--apply", "--threshold=1e-12", "--policy=relabel", f"--out={place / 'mine.csv'}"
@@ -80,7 +80,7 @@ def test_what_tuning_advises_runs(place, monkeypatch):
     pytest.importorskip("optuna")
     monkeypatch.chdir(place)
     said = printed("tune", "--data", place / "photos", *FAST, "--trials=1", f"--out={place / 'a study'}")
-    with mock.patch("pfml.pages.run.write_run_report", REPORT):
+    with mock.patch("pfml.pages.run.write_run_page", REPORT):
         assert ran(commands_in(said)) == ["train"]
 
 
@@ -92,14 +92,14 @@ def test_the_advice_to_use_the_network_as_it_comes_runs_offline(place, monkeypat
     monkeypatch.setattr("socket.socket.connect", mock.Mock(side_effect=OSError("there is no network")))
     config = RunConfig(data=DataConfig(str(place / "photos")), model=EmbedderConfig(backbone))
     _, name, *rest = shlex.split(untrained_command(config))
-    with mock.patch("pfml.pages.run.write_run_report", REPORT):
+    with mock.patch("pfml.pages.run.write_run_page", REPORT):
         said = printed(name, *rest, f"--out={place / backbone}")
     assert f"zero-shot on {place / 'photos'}, {backbone}" in said
 
 
 def test_an_index_and_a_bundle_advise_what_runs(place, tmp_path):
     out = place / "indexed"
-    with mock.patch("pfml.pages.run.write_run_report", REPORT):
+    with mock.patch("pfml.pages.run.write_run_page", REPORT):
         printed("train", "--data", place / "photos", *FAST, f"--out={out}")
     said = printed("export", out, "--to=bundle", f"--out={tmp_path / 'bundle'}")
     assert f"pfml index '{out}' FOLDER" in said

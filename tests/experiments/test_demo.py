@@ -14,8 +14,7 @@ from pfml.evaluation import evaluate, retrieval_metrics
 from pfml.experiments import demo
 from pfml.experiments.demo import MARK, run_demo
 from pfml.models import load_embedder
-from pfml.pages.demo import demo_losses, letter_of, spelled
-from pfml.pages.page import Page
+from pfml.pages.demo import demo_losses, glyph_of, spelled
 from pfml.runs.config_files import read_config, shipped_config
 
 METHODS = ("proxy-anchor", "pfml", "pfml-log")
@@ -23,7 +22,7 @@ METHODS = ("proxy-anchor", "pfml", "pfml-log")
 
 def small_data():
     return RetrievalData(
-        "a few letters", train=draw_glyphs(TRAIN_LETTERS[:25], copies=1), test=draw_glyphs(UNSEEN_LETTERS[:8], copies=1)
+        "a few glyphs", train=draw_glyphs(TRAIN_LETTERS[:25], copies=1), test=draw_glyphs(UNSEEN_LETTERS[:8], copies=1)
     )
 
 
@@ -58,7 +57,7 @@ def test_the_table_compares_pixels_an_untrained_net_and_three_methods(finished):
 def test_the_page_has_every_number_that_was_printed(finished):
     _, html, text = finished
     rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', html)
-    shown = {name.replace("&#x27;", "'"): re.findall(r"<td>(?:<strong>)?([^<]*)", cells) for name, cells in rows}
+    shown = {name.replace("&#39;", "'"): re.findall(r"<td>(?:<strong>)?([^<]*)", cells) for name, cells in rows}
     assert shown == printed_rows(text)
 
 
@@ -67,23 +66,23 @@ def test_the_numbers_are_those_of_the_saved_models(finished):
     rows, data = printed_rows(text), small_data()
     for method, name in zip(METHODS, list(rows)[2:], strict=True):
         metrics = evaluate(load_embedder(out / "runs" / method), data)
-        expected = [*metrics.recall.values(), metrics.map_at_r]
-        assert rows[name][:5] == [f"{100 * value:.1f}" for value in expected]
+        expected = [*metrics.recall.values(), metrics.r_precision, metrics.map_at_r]
+        assert rows[name][:6] == [f"{100 * value:.1f}" for value in expected]
         results = json.loads((out / "runs" / method / "results.json").read_text())
-        assert rows[name][5] == f"{results['alignment']['paper']:.2f}"
+        assert rows[name][6] == f"{results['alignment']['paper']:.2f}"
 
 
 def test_raw_pixels_are_the_gray_images(finished):
     images = small_data().test
     metrics = retrieval_metrics(images.images[:, 0].flatten(1).float(), images.labels)
-    assert printed_rows(finished[2])["raw pixels"][:5] == [
-        f"{100 * value:.1f}" for value in (*metrics.recall.values(), metrics.map_at_r)
+    assert printed_rows(finished[2])["raw pixels"][:6] == [
+        f"{100 * value:.1f}" for value in (*metrics.recall.values(), metrics.r_precision, metrics.map_at_r)
     ]
 
 
 def test_the_best_numbers_are_emphasized(finished):
     strong = set(re.findall(r"<strong>([\d.]+)</strong>", finished[1]))
-    columns = list(zip(*(numbers[:5] for numbers in printed_rows(finished[2]).values()), strict=True))
+    columns = list(zip(*(numbers[:6] for numbers in printed_rows(finished[2]).values()), strict=True))
     assert strong == {max(column, key=float) for column in columns}
 
 
@@ -94,7 +93,7 @@ def test_the_page_is_complete_and_refers_to_nothing_outside(finished):
         "Results",
         "The data",
         "Learning curves",
-        "Maps of unseen letters",
+        "Maps of unseen glyphs",
         "Proxies in the field",
         "What a query finds",
         "How this page was made",
@@ -113,7 +112,7 @@ def test_the_page_says_how_it_was_made(finished):
 
 
 def test_the_data_is_described(finished):
-    expected = "a few letters: 400 images of 25 letters to train on, 128 images of 8 other letters to search among."
+    expected = "a few glyphs: 400 images of 25 glyphs to train on, 128 images of 8 other glyphs to search among."
     assert expected in finished[1]
     assert expected in finished[2]
 
@@ -133,7 +132,7 @@ def test_both_fields_have_the_proxies_of_the_configuration():
 
 
 def test_a_second_demo_gives_the_same_numbers_and_replaces_only_the_first(finished, tmp_path, monkeypatch):
-    monkeypatch.setattr(demo, "demo_page", lambda results: Page("short", "", ()))
+    monkeypatch.setattr(demo, "demo_page", lambda results: "<p>short</p>")
     out = tmp_path / "demo"
     other = out / "runs" / "mine"
     other.mkdir(parents=True)
@@ -181,8 +180,8 @@ def test_files_instead_of_pixels_are_refused(tmp_path):
         demo._pixels(replace(data, test=files))
 
 
-def test_letters_are_shown_with_their_names():
-    assert letter_of("U+0416 CYRILLIC CAPITAL LETTER ZHE") == "\u0416"
+def test_glyphs_are_shown_with_their_names():
+    assert glyph_of("U+0416 CYRILLIC CAPITAL LETTER ZHE") == "\u0416"
     assert spelled("U+0416 CYRILLIC CAPITAL LETTER ZHE") == "\u0416  cyrillic capital zhe"
-    assert letter_of("sparrow") == "sparrow"
+    assert glyph_of("sparrow") == "sparrow"
     assert spelled("sparrow") == "sparrow"

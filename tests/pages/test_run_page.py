@@ -7,9 +7,8 @@ import torch
 from pfml.cli import main
 from pfml.data import LabelNoise
 from pfml.methods import LossConfig
-from pfml.pages.page import render
-from pfml.pages.run import run_page, write_run_report
-from pfml.pages.run_facts import class_scores, hard_pairs, read_facts, search_unseen
+from pfml.pages.run import run_page, write_run_page
+from pfml.pages.run_analysis import analyze_run, class_scores, hard_pairs, search_unseen
 from pfml.plots.grids import choose_queries
 from pfml.runs.config import DataConfig, RunConfig
 from pfml.training import BatchConfig
@@ -40,7 +39,7 @@ def finished(tmp_path_factory, _letters):
 
 @pytest.fixture(scope="module")
 def page(finished):
-    return render(run_page(read_facts(finished, device="cpu")))
+    return run_page(analyze_run(finished, device="cpu"))
 
 
 def circle(*degrees):
@@ -101,7 +100,7 @@ def test_the_page_has_the_run_s_own_numbers(finished, page):
 def test_without_the_loss_its_sections_say_why_they_are_missing(finished, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(finished, copy, ignore=shutil.ignore_patterns("loss", "checkpoints", "noise.csv"))
-    written = write_run_report(copy, tmp_path / "page.html", device="cpu").read_text()
+    written = write_run_page(copy, tmp_path / "page.html", device="cpu").read_text()
     assert written.count("Left out: ") == 2
     assert "No training label was changed on purpose" in written
 
@@ -109,7 +108,7 @@ def test_without_the_loss_its_sections_say_why_they_are_missing(finished, tmp_pa
 @pytest.mark.usefixtures("_letters")
 def test_a_loss_without_a_field_has_no_diagnostics(tmp_path):
     folder = trained_run(tmp_path / "run", epochs=1, loss=LossConfig("triplet"))
-    page = render(run_page(read_facts(folder, device="cpu")))
+    page = run_page(analyze_run(folder, device="cpu"))
     assert "triplet has no proxies" in page
     assert "triplet is not a potential field" in page
 
@@ -140,7 +139,7 @@ def test_anything_else_is_refused_in_a_sentence(finished, tmp_path, arguments, w
 def test_a_run_that_has_not_ended_is_told_how_to_go_on(finished, tmp_path):
     shutil.copy(finished / "config.yaml", tmp_path)
     with pytest.raises(FileNotFoundError, match="pfml train --resume"):
-        read_facts(tmp_path)
+        analyze_run(tmp_path)
 
 
 def test_without_a_run_the_tables_of_the_paper_are_printed(capsys):

@@ -14,7 +14,7 @@ from pfml.cli import main
 from pfml.data import with_validation
 from pfml.evaluation import embed, evaluate, proxy_alignment
 from pfml.models import load_embedder
-from pfml.pages.run import write_run_report
+from pfml.pages.run import write_run_page
 from pfml.runs.folder import RunFolder
 from pfml.search import ModelIdentity
 from pfml.training import BatchConfig, DataConfig, LossConfig, Monitor, RunConfig, load_loss, run, train
@@ -179,7 +179,7 @@ def test_audit_and_export_say_the_epoch(run_of_letters, tmp_path):
 def test_the_report_is_about_the_model(run_of_letters):
     folder, _ = run_of_letters
     with mock.patch("pfml.data.datasets.read_glyphs", letters):
-        page = write_run_report(folder).read_text()
+        page = write_run_page(folder).read_text()
     assert "chosen on validation classes (epoch 1, the model)" in page
     assert "The field of epoch 1" in page
 

@@ -1,4 +1,4 @@
-"""From suspects and what a person decided about them to corrected labels; the originals stay as they are."""
+"""Corrected labels from suspects and what a person decided about them; the original files are not changed."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ SUSPECT_COLUMNS = (
 def corrections_of(
     audit: Audit, *, policy: Policy = "relabel", threshold: float = 0.5, decisions: Path | None = None
 ) -> Corrections:
-    """What is to change.
+    """The labels to change.
 
     Args:
         audit: The judged images.
-        policy: What happens to listed images of which nothing was decided: "relabel" gives the suggested label, "drop"
+        policy: For listed images without a decision: "relabel" gives the suggested label, "drop"
             leaves them out, "keep" changes nothing.
         threshold: The probability from which on an image is listed.
-        decisions: A CSV table of what a person decided, which goes before the policy; see `read_decisions`.
+        decisions: A CSV table of what a person decided, which overrides the policy; see `read_decisions`.
     """
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}{did_you_mean(policy, POLICIES)}")
@@ -59,11 +59,11 @@ def corrections_of(
 
 
 def read_decisions(path: Path, audit: Audit) -> dict[int, int | None]:
-    """What a person decided: position -> label, None to leave the image out.
+    """The decisions of a person: position -> label, None to leave the image out.
 
     The table has the columns path, decision and label. accept takes the suggested label, that in the column label if
     there is one (what the person saw; another audit may suggest another), reject keeps the given one, relabel takes the
-    class in the column label, drop leaves the image out. The last line on an image counts.
+    class in the column label, drop leaves the image out. The last line about an image counts.
     """
     path = Path(path)
     if not path.is_file():
@@ -114,14 +114,14 @@ def _positions(images: ImageSet) -> dict[str, int]:
 
 
 def write_suspects(path: Path, suspects: list[Suspect], listed: Tensor) -> None:
-    """Write a CSV table of suspects in their order; `listed` are the positions of those that are called wrong."""
-    wrong = set(listed.tolist())
+    """Write a CSV table of suspects in their order; `listed` has the positions of those listed as mislabeled."""
+    mislabeled = set(listed.tolist())
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(SUSPECT_COLUMNS)
     for one in suspects:
         near = "; ".join(f"{other.label} at {other.distance:.3f}" for other in one.neighbors)
-        numbers = (f"{one.score:.4f}", f"{one.confidence:.4f}", "yes" if one.index in wrong else "no")
+        numbers = (f"{one.score:.4f}", f"{one.confidence:.4f}", "yes" if one.index in mislabeled else "no")
         shares = (f"{one.given_share:.4f}", f"{one.suggested_share:.4f}")
         table.writerow((one.image, one.given, one.suggested, *numbers, *shares, near))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,8 +131,8 @@ def write_suspects(path: Path, suspects: list[Suspect], listed: Tensor) -> None:
 def write_table(path: Path, data: RetrievalData, corrections: Corrections) -> None:
     """Write all images of `data`, the training images corrected, as a table that `pfml train --data.name` takes.
 
-    It has the columns path, label and split; paths are relative to its folder. Every part keeps its split, so that the
-    division into trained and unseen classes is the one of `data`.
+    It has the columns path, label and split; paths are relative to its folder. Every image keeps its split, so
+    that training and unseen classes are those of `data`.
     """
     parts = {
         "train": corrections.apply(data.train),
@@ -149,7 +149,7 @@ def write_table(path: Path, data: RetrievalData, corrections: Corrections) -> No
             continue
         if not isinstance(images.images, tuple):
             raise ValueError(
-                f"a table needs images that are files, and {data.name} is drawn: train with the list of corrections "
+                f"a table needs images that are files, and {data.name} has none: train with the list of corrections "
                 f"(--data.corrections) instead"
             )
         for file, label in zip(images.images, images.labels.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""The audit of a run: its training images, or its test images, embedded by its model."""
+"""The audit of a run: its training or test images, embedded by its model."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def audit_run(
     """The audit of the labels of a run, those of its training images or of its test images, and the run's data.
 
     Args:
-        run: Folder of a run; its configuration says the data. Where it put noise into the labels, the truth is known.
+        run: Folder of a run; its configuration says the data. Where it has label noise, the true labels are known.
         part: "train", or "test": images of classes that the run has not seen, by the field of their embeddings alone.
         model: Folder of another embedder to judge with, such as that of an earlier or an untrained run; its
             embeddings then make the field alone, since the proxies of the run lie in another space.
         law: "fitted" to the embeddings, or "run": that of the run's loss, which must be a field that decays.
-        compare: Other ways to score, keys of `pfml.audit.scores.SCORES`.
-        k: Neighbors that these ask.
+        compare: Other scores, keys of `pfml.audit.scores.SCORES`.
+        k: Neighbors of the k-NN scores.
         device: Where to embed.
         track: Shows the progress, as track(iterable, description, total).
     """
@@ -79,12 +79,12 @@ def audit_run(
 def write_corrections(run: str | Path, path: Path, corrections: Corrections) -> None:
     """Write corrections of an audited run as the list to train on next, in place of the run's own list.
 
-    They are for the labels that the run trained on. A run that was corrected already has a list of its own, whose
-    lines stay in the new one: else training on the new list would bring the corrected labels back.
+    They apply to the labels that the run trained on. A run that was already corrected has a list of its own, whose
+    lines stay in the new one: otherwise training on the new list would undo them.
 
     Args:
         run: Folder of the run that was audited.
-        path: Where to.
+        path: The file.
         corrections: See `corrections_of`.
     """
     config = read_config(RunFolder(Path(run)).config).data
@@ -95,7 +95,7 @@ def write_corrections(run: str | Path, path: Path, corrections: Corrections) -> 
 
 
 def _true_labels(config: DataConfig, data: RetrievalData) -> Tensor | None:
-    """The labels before noise was put into them, also of images that were corrected since; None without noise."""
+    """The labels before label noise was added, also of images that were corrected since; None without noise."""
     before, corruption = prepare_data(replace(config, corrections=None)) if config.corrections else prepare_data(config)
     if corruption is None:
         return None

@@ -1,4 +1,4 @@
-"""Which training labels look wrong, what they should be, and why."""
+"""Suspects: images that are probably mislabeled, the suggested classes, and the evidence."""
 
 from __future__ import annotations
 
@@ -9,10 +9,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pfml.audit.attraction import class_attractions, fitted_law, strength
+from pfml.audit.detection import Detection, detection
 from pfml.audit.mixture import fit_mixture
-from pfml.audit.quality import Detection, detection
-from pfml.audit.scores import SCORES, K, LabelScores, field_scores, knn_votes, unjudged
+from pfml.audit.scores import (
+    SCORES,
+    K,
+    LabelScores,
+    class_attractions,
+    field_scores,
+    fitted_law,
+    knn_votes,
+    strength,
+    unjudged,
+)
 from pfml.data import ImageSet
 from pfml.evaluation import nearest
 from pfml.evaluation.nearest_neighbors import directions
@@ -24,11 +33,11 @@ __all__ = ["Audit", "Neighbor", "Suspect", "audit"]
 
 @dataclass(frozen=True)
 class Neighbor:
-    """A training image near a suspect.
+    """An image near a suspect.
 
     Args:
         index: Its position in the image set.
-        image: What it is called.
+        image: Its name.
         label: Its given class.
         distance: To the suspect, on the unit sphere.
         share: Its part of the attraction that acts on the suspect.
@@ -43,18 +52,18 @@ class Neighbor:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A training image whose label looks wrong, and the evidence.
+    """An image that may be mislabeled, and the evidence.
 
     Args:
         index: Its position in the image set.
-        image: What it is called.
-        given: The class that it is said to show.
+        image: Its name.
+        given: Its class by its label.
         suggested: The other class that attracts it most.
         score: log of the attraction of the suggested class over that of the given one.
-        confidence: The probability that the label is wrong, by the mixture of all scores.
+        confidence: The probability that it is mislabeled, by the mixture of all scores.
         given_share: The part of the attraction on it that is the given class's.
         suggested_share: The part that is the suggested class's.
-        neighbors: The nearest other training images, nearest first.
+        neighbors: The nearest other images, nearest first.
     """
 
     index: int
@@ -70,20 +79,20 @@ class Suspect:
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """The labels of all training images, judged.
+    """The labels of all images, judged.
 
     Args:
-        images: Those that were judged, with their given labels.
+        images: With their given labels.
         points: (n, D) their embeddings, on the unit sphere.
         law: Of the field.
         attractions: (n, C) how strongly each class attracts each image, itself left out.
         scores: Of the field.
-        confidence: (n,) the probability that a label is wrong.
-        noise_rate: An estimate of the share of wrong labels; 0 if no group of scores stands apart.
-        separation: How far the highest bell of the scores is from the next; see `pfml.audit.mixture`.
-        others: Other ways to score, by name, for comparison.
-        detections: How well each way finds the wrong labels, by name; empty if the truth is not known.
-        true_labels: (n,) if the truth is known.
+        confidence: (n,) the probability that an image is mislabeled.
+        noise_rate: The estimated rate of label noise; 0 if no component of the scores is separate.
+        separation: Of the two highest components of the scores; see `pfml.audit.mixture`.
+        others: Other scores by name, for comparison.
+        detections: How well each score finds mislabeled images, by name; empty if the true labels are not known.
+        true_labels: (n,) if they are known.
     """
 
     images: ImageSet
@@ -99,7 +108,7 @@ class Audit:
     true_labels: Tensor | None = None
 
     def listed(self, threshold: float = 0.5) -> Tensor:
-        """Positions of the images whose labels are wrong with at least this probability, most suspicious first."""
+        """Positions of the images that are mislabeled with at least this probability, most suspicious first."""
         if not 0 < threshold <= 1:
             raise ValueError(f"threshold must lie in (0, 1], a probability, got {threshold}")
         order = self.scores.score.argsort(descending=True, stable=True)
@@ -118,11 +127,11 @@ class Audit:
 
     @property
     def unjudged(self) -> Tensor:
-        """Positions of the images of which nothing can be said: each is alone in its class."""
+        """Positions of the images that cannot be judged: each is alone in its class."""
         return (self.scores.score == -torch.inf).nonzero()[:, 0]
 
     def unjudged_names(self) -> list[tuple[str, str, str]]:
-        """Of these, what each is called, its class, and the class that attracts it most."""
+        """Name, class and nearest other class of each image that cannot be judged."""
         names, labels = self.images.class_names, self.images.labels
         return [
             (self.images.name_of(k), names[int(labels[k])], names[int(self.scores.suggested[k])])
@@ -175,23 +184,23 @@ def audit(
     """The labels of `images` judged by the field of their embeddings.
 
     An image is suspicious if another class attracts it more strongly than its own. The score is the log of that
-    ratio; bells fitted to all scores say how many labels are wrong and which probably are. An image that is alone in
-    its class is not judged: no other image says what the class looks like.
+    ratio; a Gaussian mixture of all scores estimates the rate of label noise and each image's probability. An image
+    that is alone in its class is not judged: no other image shows what the class looks like.
 
     Args:
         embeddings: (n, D), normalized here.
         images: With the given labels; at least two of at least two classes.
         proxies: (C, M, D) further charges; None for none.
-        law: "fitted" (see `pfml.audit.attraction.fitted_law`), or a law that decays, such as that of the run.
-        true_labels: (n,) if they are known: the result then says how well wrong labels were found.
-        compare: Other ways to score, keys of `pfml.audit.scores.SCORES`.
-        k: Neighbors that these ask.
+        law: "fitted" (see `pfml.audit.scores.fitted_law`), or a law that decays, such as that of the run.
+        true_labels: (n,) if they are known: the result then says how well mislabeled images were found.
+        compare: Other scores, keys of `pfml.audit.scores.SCORES`.
+        k: Neighbors of the k-NN scores.
     """
     if embeddings.ndim != 2 or len(embeddings) != len(images):
         raise ValueError(f"embeddings must be ({len(images)}, D), one per image, got {tuple(embeddings.shape)}")
     if len(images) < 2 or len(images.labels.unique()) < 2:
         raise ValueError(
-            f"an audit needs two images of different classes at least, got {len(images)} "
+            f"an audit needs at least two images of different classes, got {len(images)} "
             f"of {len(images.labels.unique())} classes"
         )
     if k < 1:

@@ -177,9 +177,10 @@ def _print_suspects(console: Console, found: Audit, shown: list[Suspect], listed
 def _print_detections(console: Console, found: Audit) -> None:
     from rich.table import Table
 
+    from pfml.audit import DETECTION_LABELS
+
     title = "against the noise that was put in, %"
-    table = Table("", "P@wrong", "average precision", "recall at 90 % precision", "suggestions", title=title)
+    table = Table("", *DETECTION_LABELS.values(), title=title)
     for name, one in found.detections.items():
-        values = (one.precision_at_wrong, one.average_precision, one.recall_at_90, one.suggestion_accuracy)
-        table.add_row(name, *(f"{100 * value:.1f}" for value in values))
+        table.add_row(name, *(f"{100 * getattr(one, field):.1f}" for field in DETECTION_LABELS))
     console.print(table)

@@ -23,7 +23,7 @@ def report(
     if run is None:
         paper_report(store, experiment, format, out)
         return
-    from pfml.pages.run import write_run_report
+    from pfml.pages.run import write_run_page
     from pfml.training.progress import ProgressMonitor
 
     for option, value in (("store", store), ("experiment", experiment), ("format", format)):
@@ -36,7 +36,7 @@ def report(
             f"RUN must be a folder with config.yaml in it, as pfml train writes it, but {run} has none"
         )
     console = create_console()
-    path = write_run_report(run, out, track=ProgressMonitor(console).track)
+    path = write_run_page(run, out, track=ProgressMonitor(console).track)
     print_line(console, f"{path}: curves, what queries find, a map, classes and pairs, the field, the configuration")
 
 

@@ -37,7 +37,7 @@ def train(
     """Train an embedder and evaluate it on unseen classes: log, checkpoints, model and results in a run folder."""
     from pfml.distributed.launch import FailedElsewhereError, open_world
     from pfml.models.embedder import learned_by
-    from pfml.pages.run import write_run_report
+    from pfml.pages.run import write_run_page
     from pfml.runs.config import RunConfig
     from pfml.runs.config_files import read_config
     from pfml.runs.folder import RunFolder
@@ -91,7 +91,7 @@ def train(
     which = f" ({learned.moment})" if learned is not None and learned.moment else ""
     print_line(console, f"{out}: config, log, results; the model{which}: pfml.load_embedder({str(out)!r})")
     if is_own(config.data.name):
-        print_line(console, f"{write_run_report(out)}: curves, what queries find, a map, the hardest classes")
+        print_line(console, f"{write_run_page(out)}: curves, what queries find, a map, the hardest classes")
     else:
         print_line(console, f"a page about it: pfml report {shell_words(str(out))}")
 

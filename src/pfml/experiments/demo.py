@@ -116,7 +116,7 @@ def _print_table(console: Console, table: Table) -> None:
     from rich.table import Table as PrintedTable
     from rich.text import Text
 
-    printed = PrintedTable(title="Unseen letters: R@K and MAP@R in percent", title_justify="left")
+    printed = PrintedTable(title="Unseen glyphs, in percent", title_justify="left")
     for number, column in enumerate(table.columns):
         printed.add_column(column, justify="right" if number else "left", no_wrap=True)
     for r, row in enumerate(table.rows):

@@ -20,7 +20,7 @@ from pfml.paper.cells import Record, latest, measured, other_runs, tables_named
 from pfml.paper.figures import noise_curves, plot_ablation, plot_noise
 from pfml.paper.fill import filled_tables
 from pfml.paper.tables import Cell, Row, Summary, Table, paper_tables, result_tables
-from pfml.plots.theme import LIGHT, Theme, in_both_themes, png_of_figure
+from pfml.plots.theme import LIGHT, Theme, png_of_figure
 from pfml.storage.files import write_atomically
 from pfml.typos import did_you_mean
 
@@ -146,7 +146,7 @@ def format_of(name: str | None, out: Path | None) -> Format:
 def write_report(report: Report, form: Format, out: Path | None) -> str:
     """The report as text, which is also written to `out`; figures lie beside it, and in it for HTML."""
     if form == "html":
-        text = html.render(_page(report))
+        text = _page(report)
     else:
         figures = {}
         for figure in report.figures() if out is not None else ():
@@ -465,28 +465,32 @@ def _latex_cell(cell: Text) -> str:
 SUPERSCRIPTS = str.maketrans("0123456789,", "⁰¹²³⁴⁵⁶⁷⁸⁹˒")
 
 
-def _page(report: Report) -> html.Page:
-    sections = [_html_section(table) for table in report.texts]
-    for figure in report.figures():
-        light, dark = in_both_themes(figure.plot)
-        sections.append(html.Section(figure.title, (html.Figure(light, figure.caption, figure.alt, dark=dark),)))
-    return html.Page(report.title, report.lead, tuple(sections), footer="Written by pfml report.")
-
-
-def _html_section(table: TextTable) -> html.Section:
-    blocks: list[Any] = [table.caption]
-    for title, lines in table.sections:
-        strong = {
-            (number, 2 + column)
-            for number, line in enumerate(lines)
-            for column, cell in enumerate(line.cells)
-            if line.whose == LINES["last"] and cell.text != EMPTY
+def _page(report: Report) -> str:
+    figures = [
+        {"title": one.title, "plot": html.in_themes(one.plot, one.alt), "caption": one.caption}
+        for one in report.figures()
+    ]
+    tables = [
+        {
+            "title": table.title,
+            "caption": table.caption,
+            "parts": [_html_table(table, title, lines) for title, lines in table.sections],
+            "notes": [f"{str(number).translate(SUPERSCRIPTS)} {note}" for number, note in enumerate(table.notes, 1)],
         }
-        rows = tuple((line.name, line.whose, *map(_html_cell, line.cells)) for line in lines)
-        headings = (title or "method", "", *table.headings)
-        blocks.append(html.Table(headings, rows, strong=frozenset(strong), is_dense=True))
-    blocks += [f"{str(number).translate(SUPERSCRIPTS)} {note}" for number, note in enumerate(table.notes, start=1)]
-    return html.Section(table.title, tuple(blocks))
+        for table in report.texts
+    ]
+    return html.render("paper.html", title=report.title, lead=report.lead, tables=tables, figures=figures)
+
+
+def _html_table(table: TextTable, title: str, lines: Sequence[Line]) -> html.Table:
+    strong = {
+        (number, 2 + column)
+        for number, line in enumerate(lines)
+        for column, cell in enumerate(line.cells)
+        if line.whose == LINES["last"] and cell.text != EMPTY
+    }
+    rows = tuple((line.name, line.whose, *map(_html_cell, line.cells)) for line in lines)
+    return html.Table((title or "method", "", *table.headings), rows, frozenset(strong), is_dense=True)
 
 
 def _html_cell(cell: Text) -> str:

@@ -1,4 +1,4 @@
-"""What a run's folder holds, read and computed once for the page about it."""
+"""The analysis of a run for the page about it: its folder read, its unseen images searched, confusions counted."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from pfml.training.saved_loss import load_loss
 
 __all__ = [
     "ClassScore",
-    "Facts",
     "HardPair",
+    "RunAnalysis",
     "Search",
+    "analyze_run",
     "class_scores",
     "hard_pairs",
-    "read_facts",
     "search_unseen",
 ]
 
@@ -71,7 +71,7 @@ class ClassScore:
         label: The class.
         queries: Its images that have a match.
         recall_at_1, map_at_r: Means over them.
-        confused_with: The class that is most often first in place of it; None if none ever is.
+        confused_with: The class that is most often nearest in its place; None if none ever is.
         confusions: How often.
     """
 
@@ -85,7 +85,7 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class HardPair:
-    """Two classes that are taken for each other.
+    """Two classes that are confused with each other.
 
     Args:
         labels: The classes, the lower label first.
@@ -127,7 +127,7 @@ def class_scores(search: Search) -> list[ClassScore]:
 
 
 def hard_pairs(search: Search, *, count: int) -> list[HardPair]:
-    """The `count` pairs of classes most often taken for each other, by the share of their images; hardest first."""
+    """The `count` pairs of classes most often confused with each other, by the share of their images; hardest first."""
     found, members = search.found_labels, Counter(search.labels.tolist())
     matched = search.scores.num_matches > 0
     mistakes: dict[tuple[int, int], list[int]] = {}
@@ -145,13 +145,13 @@ def hard_pairs(search: Search, *, count: int) -> list[HardPair]:
     return sorted(pairs, key=lambda pair: (-pair.share, pair.labels))[:count]
 
 
-#: Training images whose embeddings are drawn and diagnosed; more would only take longer.
+#: Training images that are plotted and diagnosed; more would only take longer.
 MOST_TRAINING_IMAGES = 3000
 
 
 @dataclass(frozen=True, eq=False)
-class Facts:
-    """A run and what its embedder does.
+class RunAnalysis:
+    """A run, and what its embedder retrieves.
 
     Args:
         folder, config, data: Of the run.
@@ -161,9 +161,9 @@ class Facts:
         loss_epoch: Which epoch the loss is of, in words.
         loss: The trained loss; None if the folder does not hold it.
         loss_remark: Why it is missing, in a sentence; empty if it is there.
-        train_images: Some of the training images, if there is a loss to look at them with.
-        train_points: (n, D): where the embedder of the same epoch as the loss puts them.
-        wrong_labels: Rows of noise.csv: image, true class, given class.
+        train_images: Some of the training images; none without a loss.
+        train_points: (n, D) their embeddings, at the epoch of the loss.
+        noisy_labels: Rows of noise.csv whose label was changed: image, true class, given class.
     """
 
     folder: RunFolder
@@ -177,17 +177,17 @@ class Facts:
     loss_remark: str
     train_images: ImageSet
     train_points: Tensor
-    wrong_labels: tuple[dict[str, str], ...]
+    noisy_labels: tuple[dict[str, str], ...]
 
     @property
     def untrained(self) -> Untrained | None:
-        """What the network found before training, if the run has measured it."""
+        """The metrics before training, if the run has measured them."""
         entries = self.folder.entries("untrained")
         return Untrained(entries[-1]["test"], entries[-1].get("image_size")) if entries else None
 
 
-def read_facts(run: Path, *, device: str = "auto", track: Track | None = None) -> Facts:
-    """Read the run in the folder `run`, and embed its unseen images.
+def analyze_run(run: Path, *, device: str = "auto", track: Track | None = None) -> RunAnalysis:
+    """The analysis of the run in the folder `run`; embeds its unseen images.
 
     Args:
         run: With config.yaml and model/ in it, as `pfml train` leaves it.
@@ -200,13 +200,13 @@ def read_facts(run: Path, *, device: str = "auto", track: Track | None = None) -
     if not (folder.model / "model.json").is_file():
         raise FileNotFoundError(
             f"{run} must have a model in {folder.model.name}/, but there is none: the run has not ended; "
-            f"go on with pfml train --resume {run}"
+            f"resume it with pfml train --resume {run}"
         )
     config = read_config(folder.config)
     data, _ = prepare_data(config.data, track)
-    place = resolve_device(device)
+    where = resolve_device(device)
     model, last = folder.chosen_and_last()
-    chosen = load_embedder(model).to(place)
+    chosen = load_embedder(model).to(where)
     moment = "" if chosen.trained_on is None else chosen.trained_on.moment
 
     def points_of(embedder: Embedder, images: ImageSet) -> Tensor:
@@ -220,10 +220,10 @@ def read_facts(run: Path, *, device: str = "auto", track: Track | None = None) -
     if loss is not None:
         step = -(-len(data.train) // MOST_TRAINING_IMAGES)
         some = data.train.subset(torch.arange(0, len(data.train), step))
-        points = points_of(chosen if model == folder.model else load_embedder(folder.model).to(place), some)
+        points = points_of(chosen if model == folder.model else load_embedder(folder.model).to(where), some)
     moment = moment or ("the last epoch" if model == last else "the epoch that validation chose")
     loss_epoch = moment.partition(",")[0] if model == folder.model else "the last epoch"
-    return Facts(
+    return RunAnalysis(
         folder=folder,
         config=config,
         data=data,
@@ -235,7 +235,7 @@ def read_facts(run: Path, *, device: str = "auto", track: Track | None = None) -
         loss_remark=remark,
         train_images=some,
         train_points=points,
-        wrong_labels=_wrong(folder.noise),
+        noisy_labels=_noisy_labels(folder.noise),
     )
 
 
@@ -250,7 +250,7 @@ def _results(folder: RunFolder) -> dict[str, Any] | None:
     return folder.read_results() if folder.results.is_file() else None
 
 
-def _wrong(noise: Path) -> tuple[dict[str, str], ...]:
+def _noisy_labels(noise: Path) -> tuple[dict[str, str], ...]:
     if not noise.is_file():
         return ()
     with noise.open(encoding="utf-8", newline="", errors="surrogateescape") as file:
