@@ -18,7 +18,7 @@ LAYERS = [
     "packages",
     "typos",
     "terminal",
-    "allocator",
+    "memory",
     "precision",
     "tracing",
     "storage",

@@ -22,7 +22,7 @@ from pfml.data import ImageSet, check_images
 from pfml.data.decoding import ImageError, UnreadableImagesError, read_rgb, read_size
 from pfml.data.image_file import FORMATS, UPLOAD_FORMATS, TooLargeError, UnknownFormatError, known_formats, opened_image
 from pfml.models import create_embedder
-from pfml.search.one_pass import embed_files
+from pfml.search.embedding import embed_files
 from pfml.serving.images import BadUploadError, Thumbnails, decoded_upload
 from pfml.storage.file_state import FileState
 from pfml.storage.files import SpecialFileError, open_regular, sha256_of

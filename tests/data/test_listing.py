@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pfml.data.readers.folder import image_files, image_paths
-from pfml.search.embedding import WHOLE, CollectionUpdate, _Comparison
+from pfml.search.collection import WHOLE, CollectionUpdate, _Comparison
 from pfml.storage.shard import PartSettings
 
 NAMES = (

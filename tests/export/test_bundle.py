@@ -10,7 +10,7 @@ import pfml
 from pfml.export import export_bundle, load_bundle
 from pfml.models.embedder import EMBEDDER
 from pfml.search import ImageIndex, ModelIdentity, OtherModelError
-from pfml.search.storage import INDEX
+from pfml.search.index_folder import INDEX
 from pfml.search.threshold import THRESHOLD
 from pfml.storage.files import DamagedFileError
 from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors

@@ -14,5 +14,5 @@ def embedded(monkeypatch):
         counts.append(len(source))
         return embed(embedder, source, **options)
 
-    monkeypatch.setattr("pfml.search.one_pass.embed", counting)
+    monkeypatch.setattr("pfml.search.embedding.embed", counting)
     return counts

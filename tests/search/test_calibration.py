@@ -76,7 +76,7 @@ def test_images_that_are_alone_in_their_class_are_impostors_only():
 def test_memory_does_not_change_the_threshold(monkeypatch):
     points, labels = clustered()
     whole = calibrate_points(points, labels, model=MODEL, false_accept_rate=0.1)
-    monkeypatch.setattr("pfml.search.calibration.MEMORY", 5000)
+    monkeypatch.setattr("pfml.search.threshold.MEMORY", 5000)
     assert calibrate_points(points, labels, model=MODEL, false_accept_rate=0.1) == whole
 
 

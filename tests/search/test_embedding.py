@@ -104,11 +104,11 @@ def test_of_two_first_shares_at_the_same_moment_one_decides_the_type(
 
     def beaten(folder, settings):
         """The other share comes between the look for settings and writing them."""
-        monkeypatch.setattr("pfml.search.embedding.write_settings", write_settings)
+        monkeypatch.setattr("pfml.search.collection.write_settings", write_settings)
         share(1, first)
         write_settings(folder, settings)
 
-    monkeypatch.setattr("pfml.search.embedding.write_settings", beaten)
+    monkeypatch.setattr("pfml.search.collection.write_settings", beaten)
     if second is None:
         share(2, second)  # it takes what is there
     else:
@@ -224,7 +224,7 @@ def test_a_share_goes_on_when_another_one_has_just_removed_a_damaged_part(tmp_pa
         victim.unlink()
         return names
 
-    monkeypatch.setattr("pfml.search.embedding.part_names", listed)
+    monkeypatch.setattr("pfml.search.collection.part_names", listed)
     gone = json.loads(victim.read_text())["images"]["path"]
     added = embed_collection(tmp_path / "out", embedder, [images], share=Share(1, 2)).added
     assert added == sum(Share(1, 2).holds(path) for path in gone)

@@ -228,7 +228,7 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path):
 
 def test_faiss_asked_for_but_missing_is_an_error_that_names_the_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(ImportError, match="faiss-cpu"):
+    with pytest.raises(ImportError, match=r"needs the package faiss: pip install 'pfml\[faiss\]'"):
         small_index(tmp_path / "index", backend="faiss")
     with pytest.raises(ValueError, match="exact, faiss, auto, got 'annoy'"):
         small_index(tmp_path / "index", backend="annoy")
@@ -283,3 +283,20 @@ def test_a_look_at_the_state_before_finds_nothing_of_the_state_after(tmp_path):
     assert index.find("3.jpg").id == 3
     with pytest.raises(KeyError, match="has no entry 20"):
         index.vectors([3, 20])
+
+
+def test_points_for_other_programs_are_all_entries_with_ids_that_stay(tmp_path):
+    index = small_index(tmp_path / "index")
+    index.add(unit_vectors(1, seed=9), ["caf\udce9.jpg"], model=MODEL)
+    index.remove(paths=["3.jpg"])
+    batches = list(index.points(batch_size=6))
+    assert [len(batch.ids) for batch in batches] == [6, 6, 6, 2]
+    entries = list(index.entries())
+    assert [payload["path"] for batch in batches for payload in batch.payloads][:2] == ["0.jpg", "1.jpg"]
+    assert batches[-1].payloads[-1] == {"path": "caf\\udce9.jpg", "class": None, "model": MODEL.digest}
+    vectors = torch.cat([batch.vectors for batch in batches])
+    assert torch.equal(vectors, index.vectors([entry.id for entry in entries]))
+    again = small_index(tmp_path / "again")
+    assert next(again.points()).ids[:3] == batches[0].ids[:3]
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        next(index.points(0))

@@ -140,7 +140,7 @@ def test_segments_are_written_as_they_come_and_an_interrupted_update_goes_on(ind
         return embed(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("pfml.search.one_pass.embed", interrupted)
+        patch.setattr("pfml.search.embedding.embed", interrupted)
         with pytest.raises(KeyboardInterrupt):
             update_index(index, embedder, list_images(images), segment_images=2)
     assert len(ImageIndex.open(index.path)) == 4

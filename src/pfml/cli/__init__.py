@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from pfml import allocator
+from pfml import memory
 from pfml.cli.commands import COMMANDS
 from pfml.cli.console import remarks_printed
 from pfml.cli.error_reporting import end
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         refuse_ranks(name)
         if command.keeps_memory:
-            allocator.keep_freed_memory()
+            memory.keep_freed_memory()
         run(name, parsed_values(name, arguments))
     except (ValueError, OSError, ImportError) as error:
         end(f"pfml {name}", error)

@@ -68,7 +68,7 @@ def _calibration_images(console: Console, run: Path, data: str | None, root: Pat
     from pfml.data.own_images import own_images
     from pfml.data.readers.table import splits_of
     from pfml.runs.config_files import read_config
-    from pfml.search.calibration import FEWEST_CLASSES
+    from pfml.search.threshold import FEWEST_CLASSES
     from pfml.training.progress import ProgressMonitor
 
     validation, unreadable, track = "none", "auto", ProgressMonitor(console).track

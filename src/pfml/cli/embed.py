@@ -76,7 +76,7 @@ def _is_folder(out: str) -> bool:
 def _embed_to_archive(run: Path, images: list[Path], out: Path, batch_size: int, workers: int) -> None:
     from pfml.data.readers.folder import image_paths
     from pfml.models import load_embedder
-    from pfml.search.one_pass import embed_files
+    from pfml.search.embedding import embed_files
     from pfml.storage.embeddings import refuse_ending, write_embeddings
     from pfml.training.environment import resolve_device
     from pfml.training.progress import ProgressMonitor

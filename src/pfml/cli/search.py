@@ -118,24 +118,18 @@ def search(
 ) -> None:
     """Find the nearest images of an index: distance, class and path, and "unknown" beyond the calibrated threshold."""
     from pfml.data.readers.folder import image_paths
-    from pfml.models import load_embedder
-    from pfml.search import ImageIndex, ModelIdentity, Threshold
-    from pfml.search.one_pass import embed_files
-    from pfml.training.environment import resolve_device
+    from pfml.search import open_run
+    from pfml.search.embedding import embed_files
 
     console = create_console()
     refuse_images_first("search", run, images)
-    found = ImageIndex.open(index or run / "index", backend=backend)
     files = list(image_paths(images))
-    embedder = load_embedder(run).to(resolve_device("auto"))
-    model = ModelIdentity.of(embedder)
-    threshold = Threshold.load(run)
-    if threshold is not None:
-        threshold.model.require(model, f"the threshold {run / 'threshold.json'}")
-    queries = embed_files(embedder, files, batch_size=BATCH, workers=2)
+    opened = open_run(run, index=index, backend=backend)
+    found, threshold = opened.gallery, opened.threshold
+    queries = embed_files(opened.embedder, files, batch_size=BATCH, workers=2)
     failures = queries.failures
     refuse_nothing_readable(failures, len(files))
-    results = found.search(queries.vectors, k, model=model, class_names=class_name)
+    results = found.search(queries.vectors, k, model=opened.model, class_names=class_name)
     remark = _about(threshold, found, run)
     if json_:
         sys.stderr.write(f"{visible(remark)}\n")
@@ -175,7 +169,7 @@ def _remove(console: Console, index: ImageIndex, places: list[Path], class_names
     """Remove images by path, folders of them, and classes."""
     if not places and not class_names:
         return
-    from pfml.search.listing import plain_path
+    from pfml.search.update import plain_path
 
     known = [entry.path for entry in index.entries()]
     chosen: dict[str, None] = {}

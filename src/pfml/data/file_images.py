@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from pfml.allocator import keep_freed_memory
 from pfml.data.decoding import ImageError, read_rgb
 from pfml.data.pinned_memory import to_device
 from pfml.data.resampling import resample
 from pfml.data.windows import Windows
+from pfml.memory import keep_freed_memory
 
 __all__ = ["FileImages"]
 

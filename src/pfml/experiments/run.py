@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pfml.allocator import keep_freed_memory
 from pfml.evaluation.metrics import summary
 from pfml.experiments.catalog import EXPERIMENTS
 from pfml.experiments.estimate import Estimator
@@ -29,6 +28,7 @@ from pfml.experiments.planned_run import PlannedRun, result_key
 from pfml.experiments.plots import draw_pictures
 from pfml.experiments.store import ResultsStore
 from pfml.experiments.tasks import TASKS, Workplace, prepared
+from pfml.memory import keep_freed_memory
 from pfml.runs.config_files import plain
 from pfml.runs.folder import RunFolder
 from pfml.storage.lock import claim

@@ -30,10 +30,10 @@ from pfml.export.onnx import export_onnx, preprocessing_description
 from pfml.models import Embedder, load_embedder
 from pfml.models.embedder import EMBEDDER, model_folder
 from pfml.search import Hit, ImageIndex, ModelIdentity, Threshold
-from pfml.search.storage import INDEX
+from pfml.search.index_folder import IndexFolder
 from pfml.search.threshold import THRESHOLD
 from pfml.storage.bundle import LARGEST_BUNDLE, extract_zip, read_listing, refuse_tampering, write_listing, write_zip
-from pfml.storage.sealed_tensors import copy_file, copy_sealed_tensors
+from pfml.storage.sealed_tensors import copy_sealed_tensors
 from pfml.training.saved_loss import LOSS, TrainedField, load_field
 from pfml.version import __version__
 
@@ -111,12 +111,9 @@ def _pack_run(run: Path, identity: ModelIdentity, folder: Path) -> list[str]:
         threshold.model.require(identity, f"the threshold of {run}")
         parts.append("threshold")
     if (run / "index" / "index.json").is_file():
-        manifest = copy_sealed_tensors(run / "index", "index", folder / "index", INDEX)
-        for segment in manifest["segments"]:
-            copy_file(run / "index" / Path(segment["file"]).name, folder / "index")
-        ImageIndex.open(folder / "index").model.require(
-            identity, f"the index of {run}"
-        )  # opening compares the checksums
+        IndexFolder(run / "index").copy(folder / "index")
+        # opening compares the checksums
+        ImageIndex.open(folder / "index").model.require(identity, f"the index of {run}")
         parts.append("index")
     return parts
 

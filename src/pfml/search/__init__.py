@@ -16,14 +16,12 @@ finds the threshold. `embed_collection` embeds images that are too many for memo
 `pfml index`, `pfml search`, `pfml calibrate` and `pfml embed`; docs/SEARCH.md tells the rest.
 """
 
-from pfml.search.calibration import calibrate, calibrate_points
-from pfml.search.embedding import CollectionUpdate, Share, embed_collection
+from pfml.search.collection import CollectionUpdate, Share, embed_collection
 from pfml.search.identity import ModelIdentity, OtherModelError
-from pfml.search.index import ImageIndex
-from pfml.search.listing import Listing, list_images
-from pfml.search.state import Entry, Hit
-from pfml.search.threshold import Rate, Threshold
-from pfml.search.update import Update, update_index
+from pfml.search.index import Entry, Hit, ImageIndex, Points
+from pfml.search.opened import OpenedRun, open_run
+from pfml.search.threshold import Rate, Threshold, calibrate, calibrate_points
+from pfml.search.update import Listing, Update, list_images, update_index
 from pfml.storage.lock import LockedError
 
 __all__ = [
@@ -34,7 +32,9 @@ __all__ = [
     "Listing",
     "LockedError",
     "ModelIdentity",
+    "OpenedRun",
     "OtherModelError",
+    "Points",
     "Rate",
     "Share",
     "Threshold",
@@ -43,5 +43,6 @@ __all__ = [
     "calibrate_points",
     "embed_collection",
     "list_images",
+    "open_run",
     "update_index",
 ]

@@ -1,16 +1,16 @@
-"""Ways to find the nearest vectors: one visible dict, one signature, the same results."""
+"""The nearest vectors, exactly, by torch or by faiss: one visible dict, one signature, the same results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from pfml.memory import available_memory
+from pfml.packages import require_packages
 from pfml.precision import full_precision
 from pfml.storage.segment import StoredVectors
 
@@ -21,56 +21,9 @@ __all__ = [
     "ExactSearcher",
     "FaissSearcher",
     "Searcher",
-    "available_memory",
     "backend_for",
+    "distances_between",
 ]
-
-PROCESSES = Path("/proc")
-GROUPS = Path("/sys/fs/cgroup")
-#: controller of a line of /proc/self/cgroup ("" for version 2) -> folder of groups, limit, usage, pages of files in it
-LAYOUTS = {
-    "": ("", "memory.max", "memory.current", "inactive_file"),
-    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-}
-
-
-def available_memory(processes: Path = PROCESSES, groups: Path = GROUPS) -> int | None:
-    """Bytes that this process can take without others being swapped out or killed; None if the system does not say.
-
-    It is what Linux calls available, or what the container or job (its control groups) leaves, whichever is less.
-
-    Args:
-        processes: Where Linux tells of processes.
-        groups: Where it tells of control groups.
-    """
-    with suppress(OSError, ValueError, KeyError):
-        kibibytes = _numbers((processes / "meminfo").read_text())["MemAvailable:"]
-        return max(min([1024 * kibibytes, *_left_by_groups(processes, groups)]), 0)
-    return None
-
-
-def _left_by_groups(processes: Path, groups: Path) -> Iterator[int]:
-    """What each control group that has a limit leaves to this process."""
-    lines: list[str] = []
-    with suppress(OSError):
-        lines = (processes / "self" / "cgroup").read_text().splitlines()
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        for controller in LAYOUTS.keys() & controllers.split(","):
-            top, limit, usage, pages = LAYOUTS[controller]
-            # a limit of any group above holds too; in a container the path may be that of the machine
-            for group in (PurePosixPath(path), *PurePosixPath(path).parents):
-                folder = groups / top / str(group).lstrip("/")
-                with suppress(OSError, ValueError):  # there is no such group, or its limit is "max"
-                    allowed, used = (int((folder / name).read_text()) for name in (limit, usage))
-                    # pages of files count as used, and are given back when they are needed
-                    yield allowed - used + _numbers((folder / "memory.stat").read_text()).get(pages, 0)
-
-
-def _numbers(text: str) -> dict[str, int]:
-    """The first number of each line by the word before it."""
-    return {words[0]: int(words[1]) for words in map(str.split, text.splitlines()) if len(words) > 1}
-
 
 #: Bytes of similarities that are held at once.
 MEMORY = 2**26
@@ -149,6 +102,13 @@ class FaissSearcher:
 BACKENDS: dict[str, Callable[[Sequence[Vectors]], Searcher]] = {"exact": ExactSearcher, "faiss": FaissSearcher}
 
 
+def distances_between(one: Tensor, other: Tensor) -> Tensor:
+    """(N,) float64 distances, row by row, from differences: products have no digits left where points are close."""
+    rows = max(len(one), len(other))
+    pairs = zip(one.expand(rows, -1).split(ROWS_AT_ONCE), other.expand(rows, -1).split(ROWS_AT_ONCE), strict=True)
+    return torch.cat([torch.empty(0).double(), *((a.double() - b.double()).norm(dim=1) for a, b in pairs)])
+
+
 def backend_for(name: str, entries: int, copied_bytes: int = 0) -> str:
     """The key of `BACKENDS` that `name` means for an index.
 
@@ -173,10 +133,9 @@ def _fits(copied_bytes: int) -> bool:
 
 
 def _faiss() -> Any:
-    try:
-        import faiss
-    except ImportError:
-        raise ImportError("backend='faiss' needs the package faiss-cpu: install it, or use backend='exact'") from None
+    require_packages("faiss", purpose="backend='faiss'", install="pfml[faiss]")
+    import faiss
+
     return faiss
 
 

@@ -1,50 +1,86 @@
-"""The index of images: add, remove, search."""
+"""The index of images: add, remove, search. `pfml.search.index_folder` keeps it on disk."""
 
 from __future__ import annotations
 
-import ctypes
-import os
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from uuid import UUID, uuid5
 
 import torch
 from torch import Tensor
 
 from pfml.evaluation.nearest_neighbors import directions
-from pfml.search.backends import backend_for
+from pfml.memory import return_freed_memory
+from pfml.search.backends import BACKENDS, Searcher, backend_for, distances_between
 from pfml.search.identity import ModelIdentity
-from pfml.search.state import Entry, Hit, State
-from pfml.search.storage import GRACE_SECONDS, IndexFolder, Snapshot
+from pfml.search.index_folder import GRACE_SECONDS, IndexFolder, Snapshot
 from pfml.storage.file_state import UNKNOWN_FILE, FileState, packed
+from pfml.storage.files import DamagedFileError
 from pfml.storage.segment import Segment, StoredVectors
 from pfml.typos import did_you_mean
 
-__all__ = ["ImageIndex", "return_freed_memory"]
-
-
-def return_freed_memory() -> None:
-    """Give freed pages back, where the C library can (glibc's `malloc_trim`); elsewhere nothing is done.
-
-    A writer of an index makes arrays of megabytes between paths that stay. The C library keeps the holes that these
-    leave, and the process grows by as much as it writes.
-    """
-    trim = _trim()
-    if trim is not None:
-        trim(0)
-
-
-@cache
-def _trim() -> Any | None:
-    if os.name == "nt":
-        return None
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)
+__all__ = ["Entry", "Hit", "ImageIndex", "Points", "point_id"]
 
 
 #: Entries in a segment that `compact` writes.
 COMPACTED_ENTRIES = 65_536
+#: Of the UUIDs that `point_id` makes.
+NAMESPACE = UUID("5f0c1e0a-8c1b-4d7e-9d4f-2b1c6a7e3d90")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An image of an index.
+
+    Args:
+        id: Names this version of this image for ever; an image that is added again gets another.
+        path: Of the image.
+        class_name: "" if the class is unknown.
+        source: The folder or list that it was found by, "" for none.
+        file: The state of the file when it was embedded.
+    """
+
+    id: int
+    path: str
+    class_name: str
+    source: str
+    file: FileState
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """Some entries as other programs take them, such as a vector database.
+
+    Args:
+        ids: UUIDs, each a function of the path: an image has the same one in every export.
+        vectors: (n, D) float32 of unit length.
+        payloads: {"path", "class" (None if it is unknown), "model" (its digest)}, in valid Unicode.
+    """
+
+    ids: tuple[str, ...]
+    vectors: Tensor
+    payloads: tuple[dict[str, str | None], ...]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """What a search found.
+
+    Args:
+        id: See `Entry`.
+        path: Of the image.
+        class_name: "" if the class is unknown.
+        distance: Euclidean, between points of the unit sphere: 0 to 2.
+    """
+
+    id: int
+    path: str
+    class_name: str
+    distance: float
 
 
 class ImageIndex:
@@ -57,7 +93,7 @@ class ImageIndex:
     def __init__(self, folder: IndexFolder, snapshot: Snapshot, backend: str) -> None:
         self._folder = folder
         self._asked_backend = backend
-        self._state = State(snapshot, backend)
+        self._state = _State(snapshot, backend)
 
     @classmethod
     def create(cls, folder: str | Path, model: ModelIdentity, dimension: int, *, backend: str = "exact") -> ImageIndex:
@@ -131,6 +167,20 @@ class ImageIndex:
         state = self._state
         return (state.entry(row) for row in state.live.nonzero()[:, 0].tolist())
 
+    def points(self, batch_size: int = 256) -> Iterator[Points]:
+        """All entries that count, in the order of their ids, at most `batch_size` at a time; see `Points`."""
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        state, model = self._state, self.model.digest
+        for rows in state.live.nonzero()[:, 0].split(batch_size):
+            entries = [state.entry(row) for row in rows.tolist()]
+            payloads = (
+                {"path": _text(entry.path), "class": _text(entry.class_name) or None, "model": model}
+                for entry in entries
+            )
+            if entries:
+                yield Points(tuple(point_id(entry.path) for entry in entries), state.vectors(rows), tuple(payloads))
+
     def entry(self, id: int) -> Entry:  # noqa: A002 - what it is called everywhere
         """The entry of an id; KeyError if there is none, or none any more."""
         state = self._state
@@ -148,7 +198,7 @@ class ImageIndex:
         state = self._state
         return state.vectors(torch.tensor([self._row(state, each) for each in ids], dtype=torch.int64))
 
-    def _row(self, state: State, id: int) -> int:  # noqa: A002 - what it is called everywhere
+    def _row(self, state: _State, id: int) -> int:  # noqa: A002 - what it is called everywhere
         row = int(torch.searchsorted(state.ids, id)) if len(state.ids) else 0
         if row == len(state.ids) or int(state.ids[row]) != id or not bool(state.live[row]):
             raise KeyError(f"the index {self.path} has no entry {id}")
@@ -185,7 +235,7 @@ class ImageIndex:
         # an index that was removed and made anew may have as many changes behind it
         if (newest.generation, newest.files) == (state.snapshot.generation, state.snapshot.files):
             return False
-        self._state = State(newest, self._asked_backend, before=state)
+        self._state = _State(newest, self._asked_backend, before=state)
         return True
 
     def writing(self) -> AbstractContextManager[None]:
@@ -268,7 +318,7 @@ class ImageIndex:
             parts = state.live.nonzero()[:, 0].split(COMPACTED_ENTRIES)
             segments = (state.segment(rows) for rows in parts if len(rows))
             snapshot = self._folder.rewrite(state.snapshot, segments, grace_seconds)
-            self._state = State(snapshot, self._asked_backend, before=state)
+            self._state = _State(snapshot, self._asked_backend, before=state)
 
     def search(
         self, vectors: Tensor, k: int = 10, *, model: ModelIdentity, class_names: Sequence[str] | None = None
@@ -312,8 +362,115 @@ class ImageIndex:
         state = self._state
         removed = torch.cat([state.snapshot.removed, state.ids[removed_rows]]).sort().values
         snapshot = self._folder.commit(state.snapshot, new, removed=removed, next_id=next_id)
-        self._state = State(snapshot, self._asked_backend, before=state)
+        self._state = _State(snapshot, self._asked_backend, before=state)
         return_freed_memory()
+
+
+class _State:
+    """A snapshot and what is looked up in it: rows are counted over all segments, in their order."""
+
+    def __init__(self, snapshot: Snapshot, backend: str, before: _State | None = None) -> None:
+        self.snapshot = snapshot
+        self.live = snapshot.live()
+        self.ids = torch.cat([torch.empty(0, dtype=torch.int64), *(segment.ids for segment in snapshot.segments)])
+        self.num_entries = int(self.live.sum())
+        self.backend = backend_for(backend, self.num_entries, 4 * len(self.ids) * snapshot.dimension)
+        self.first = [0, *accumulate(len(segment) for segment in snapshot.segments)]
+        self._searcher: Searcher | None = None
+        files = () if before is None else before.snapshot.files
+        if before is not None and snapshot.files[: len(files)] == files:
+            self._resume_from(before)
+        else:
+            self.row_of_path: dict[str, int] = {}
+            self.counts: dict[str, int] = {}
+            self._count(0)
+
+    def _resume_from(self, before: _State) -> None:
+        """Take over what was looked up before, so that many small additions to a large index stay cheap."""
+        # Of two states of one index only the newer one is written to, and only writing looks up paths.
+        self.row_of_path, self.counts = before.row_of_path, dict(before.counts)
+        seen = len(before.live)
+        for row in (before.live & ~self.live[:seen]).nonzero()[:, 0].tolist():
+            segment, k = self._place(row)
+            if self.row_of_path.get(segment.paths[k]) == row:
+                del self.row_of_path[segment.paths[k]]
+            self.counts[segment.class_names[k]] -= 1
+        self._count(len(before.snapshot.files))
+        self.counts = {name: count for name, count in self.counts.items() if count}
+
+    def _count(self, first_segment: int) -> None:
+        """Look at the segments from `first_segment` on."""
+        row = self.first[first_segment]
+        for segment in self.snapshot.segments[first_segment:]:
+            live = self.live[row : row + len(segment)].tolist()
+            for path, name, counts in zip(segment.paths, segment.class_names, live, strict=True):
+                if counts:
+                    self.row_of_path[path] = row
+                    self.counts[name] = self.counts.get(name, 0) + 1
+                row += 1
+
+    def searcher(self) -> Searcher:
+        if self._searcher is None:
+            self._searcher = BACKENDS[self.backend]([segment.vectors for segment in self.snapshot.segments])
+        return self._searcher
+
+    def rows_of_classes(self, class_names: Sequence[str]) -> Tensor:
+        """(rows,) bool: entries of these classes that count."""
+        wanted = set(class_names)
+        names = (name in wanted for segment in self.snapshot.segments for name in segment.class_names)
+        return torch.tensor(list(names), dtype=torch.bool) & self.live
+
+    def entry(self, row: int) -> Entry:
+        segment, k = self._place(row)
+        return Entry(int(segment.ids[k]), segment.paths[k], segment.class_names[k], segment.sources[k], segment.file(k))
+
+    def vectors(self, rows: Tensor) -> Tensor:
+        """(len(rows), D)."""
+        found = torch.empty(len(rows), self.snapshot.dimension)
+        for first, segment in zip(self.first, self.snapshot.segments, strict=False):
+            here = (rows >= first) & (rows < first + len(segment))
+            if here.any():
+                found[here] = segment.vectors[rows[here] - first]
+        return found
+
+    def segment(self, rows: Tensor) -> Segment:
+        """These rows, ascending, as one segment."""
+        parts = []
+        for first, segment in zip(self.first, self.snapshot.segments, strict=False):
+            here = rows[(rows >= first) & (rows < first + len(segment))] - first
+            if len(here):
+                parts.append(segment.rows(here))
+        return Segment.joined(parts)
+
+    def hits(self, query: Tensor, rows: Tensor) -> list[Hit]:
+        """The entries of `rows`, ascending, by their distance to the query."""
+        distances, order = distances_between(query[None], self.vectors(rows)).sort(stable=True)
+        if not torch.isfinite(distances).all():
+            bad = self.entry(int(rows[order[~torch.isfinite(distances)][0]]))
+            raise DamagedFileError(
+                f"the vectors of an index must be finite, got one that is not for {bad.path}: its memory or its files "
+                f"were damaged while it was open; restore the index, or index again"
+            )
+        found = [self.entry(row) for row in rows[order].tolist()]
+        return [
+            Hit(entry.id, entry.path, entry.class_name, distance)
+            for entry, distance in zip(found, distances.tolist(), strict=True)
+        ]
+
+    def _place(self, row: int) -> tuple[Segment, int]:
+        """The segment of a row, and where in it."""
+        number = bisect_right(self.first, row) - 1
+        return self.snapshot.segments[number], row - self.first[number]
+
+
+def point_id(path: str) -> str:
+    """The id of an image in other programs: a UUID that is a function of its path."""
+    return str(uuid5(NAMESPACE, _text(path)))
+
+
+def _text(name: str) -> str:
+    """The same text, with escapes for what is no valid Unicode, which JSON cannot carry."""
+    return name.encode("utf-8", errors="backslashreplace").decode()
 
 
 def _near(path: str, known: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ embeddings.json      the model, the dimension, the type of the numbers; sealed w
 part-*.npy, .json    vectors and what is known of their images; see `pfml.storage.shard`
 lock                 held by those who write
 
-`pfml.search.embedding` writes it; here it is read.
+`pfml.search.collection` writes it; here it is read.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from pfml.search.identity import ModelIdentity
 from pfml.storage.files import DamagedFileError, read_while_replaced, remove_partials
 from pfml.storage.lock import WriterLock
 from pfml.storage.manifest import Format
-from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
+from pfml.storage.sealed_tensors import copy_file, copy_sealed_tensors, read_sealed_tensors, write_sealed_tensors
 from pfml.storage.segment import Segment, SegmentFile, read_segment, write_segment
 
 __all__ = ["GRACE_SECONDS", "INDEX", "IndexFolder", "Snapshot"]
@@ -98,6 +98,12 @@ class IndexFolder:
                 f"{self.path} must be an index, but there is no index.json; make it with pfml index"
             )
         return read_while_replaced(lambda: self._read(known), self.manifest.read_bytes, self.path)
+
+    def copy(self, target: Path) -> None:
+        """Copy one whole state to the folder `target`, whoever writes meanwhile, without the files that none needs."""
+        content = copy_sealed_tensors(self.path, "index", target, INDEX)
+        for described in content["segments"]:
+            copy_file(self.path / Path(described["file"]).name, target)
 
     @contextmanager
     def writing(self) -> Iterator[None]:

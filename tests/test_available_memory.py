@@ -2,7 +2,7 @@
 
 import pytest
 
-from pfml.search.backends import available_memory
+from pfml.memory import available_memory
 
 GIB = 2**30
 

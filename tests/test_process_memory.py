@@ -7,20 +7,20 @@ import sys
 
 import pytest
 
-from pfml import allocator
+from pfml import memory
 from pfml.cli.commands import COMMANDS
 from small_data import small_embedder
 from small_index import write_images
 
 needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's allocator can be told")
 
-SETTINGS = (*allocator.VARIABLES, "GLIBC_TUNABLES")
+SETTINGS = (*memory.VARIABLES, "GLIBC_TUNABLES")
 
 #: Embeds the same images in batches, as `pfml embed` does, and prints the page faults of an image once it is warm.
 LIBRARY = """
 import resource, sys, torch
 from pfml import create_embedder, embed, ImageSet
-from pfml.allocator import keep_freed_memory
+from pfml.memory import keep_freed_memory
 
 torch.set_num_threads(1)
 if sys.argv[1] == "kept":
@@ -37,12 +37,12 @@ print((faults() - before) / len(images))
 #: A command, with the allocator as the command line leaves it or as it was; prints all page faults of the process.
 COMMAND = """
 import os, resource, sys, torch
-import pfml.allocator
+import pfml.memory
 from pfml.cli import main
 
 torch.set_num_threads(1)
 if sys.argv[1] == "as it was":
-    pfml.allocator.keep_freed_memory = lambda: False
+    pfml.memory.keep_freed_memory = lambda: False
 os.chdir(sys.argv[2])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 main(["embed", "run", "images", "--workers=1", "--batch-size=16", f"--out={sys.argv[1]}.npz"])
@@ -104,25 +104,25 @@ def clean(monkeypatch):
 
 
 def test_an_older_glibc_is_told_to_map_nothing_at_all(clean):
-    old = Recorder(refused={allocator.M_MMAP_THRESHOLD})
-    clean.setattr(allocator, "_mallopt", lambda: old)
-    assert allocator.keep_freed_memory()
-    assert old.told[allocator.M_MMAP_MAX] == 0
-    assert old.told[allocator.M_TRIM_THRESHOLD] == -1
+    old = Recorder(refused={memory.M_MMAP_THRESHOLD})
+    clean.setattr(memory, "_mallopt", lambda: old)
+    assert memory.keep_freed_memory()
+    assert old.told[memory.M_MMAP_MAX] == 0
+    assert old.told[memory.M_TRIM_THRESHOLD] == -1
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings_of_the_environment_stay(clean, name):
     clean.setenv(name, "glibc.malloc.top_pad=1" if name == "GLIBC_TUNABLES" else "131072")
     told = Recorder()
-    clean.setattr(allocator, "_mallopt", lambda: told)
-    assert not allocator.keep_freed_memory()
+    clean.setattr(memory, "_mallopt", lambda: told)
+    assert not memory.keep_freed_memory()
     assert not told.told
 
 
 def test_another_c_library_is_left_alone(clean):
-    clean.setattr(allocator, "_mallopt", lambda: None)
-    assert not allocator.keep_freed_memory()
+    clean.setattr(memory, "_mallopt", lambda: None)
+    assert not memory.keep_freed_memory()
 
 
 def test_a_server_gives_a_peak_back():
