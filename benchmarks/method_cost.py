@@ -50,7 +50,7 @@ def seconds_of_steps(methods: Sequence[str], steps: int) -> tuple[dict[str, list
             place = RunFolder(Path(folder) / method)
             runs[method] = Training(Embedder(config.model), data, sources, config, place, Monitor())
             start_training_mode(runs[method].embedder, batch_norm=config.batch_norm)
-            runs[method].place_proxies()
+            runs[method].initialize_proxies()
         batches = {method: run.batches.batches(0) for method, run in runs.items()}
         for step in range(steps + 1):
             for method, run in runs.items():

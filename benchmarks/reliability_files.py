@@ -33,13 +33,13 @@ SIZE = 500_000
 
 def save_ours(folder: Path, number: int, size: int = SIZE) -> None:
     """pfml's checkpoint."""
-    from pfml.training.checkpoint import save_checkpoint
+    from pfml.runs.checkpoint import save_checkpoint
 
     save_checkpoint(folder, {"weight": torch.full((size,), float(number))}, {"step": number})
 
 
 def read_ours(folder: Path) -> float:
-    from pfml.training.checkpoint import load_checkpoint
+    from pfml.runs.checkpoint import load_checkpoint
 
     return float(load_checkpoint(folder)[0]["weight"].max())
 

@@ -132,7 +132,7 @@ def measure(setting: Setting, method: str, size: tuple[int, int], *, compiled: b
         write_config(RunFolder(Path(folder)).config, config)  # by which a run knows that its folder is still there
         sources = {"train": setting.source}
         training = EpochsOnly(setting.embedder, setting.data, sources, config, RunFolder(Path(folder)), Monitor())
-        training.epoch = config.warm_up_epochs
+        training.state.epoch = config.warm_up_epochs
         with reproducible(False), training.writer:
             first = _seconds(setting.device, lambda: training.train_epoch())
             row = replace(row, first_epoch_seconds=first)
@@ -147,7 +147,7 @@ def measure(setting: Setting, method: str, size: tuple[int, int], *, compiled: b
                     training.saving = kind == "saved"
                     seconds = _seconds(setting.device, lambda: training.train_epoch())
                     times[kind].append(seconds / length)
-        plan = list(training.plan(training.batches.batches(training.epoch)))
+        plan = list(training.plan(training.batches.batches(training.state.epoch)))
         crops = _seconds(setting.device, lambda: [None for _ in setting.source.crops(plan)]) / length
     step, loop, saved = (statistics.median(times[kind]) for kind in ("step", "loop", "saved"))
     return replace(

@@ -94,7 +94,7 @@ class Quick(Training):
 
     def update(self, indices: Tensor, pixels: Tensor) -> list[Outcome]:
         """A step, of mixed images where a candidate asks for them, and its weights into the mean."""
-        self.mixup, warm = None, self.epoch >= self.config.warm_up_epochs
+        self.mixup, warm = None, self.state.epoch >= self.config.warm_up_epochs
         if warm and self.extras.get("mixup", 0.0) > float(torch.rand(())):
             share, other = float(torch.rand(())), torch.randperm(len(pixels))
             self.mixup = share, other
@@ -104,9 +104,9 @@ class Quick(Training):
             self.mean.update()
         return outcomes
 
-    def place_head(self) -> None:
+    def initialize_head(self) -> None:
         """Also remember where the untrained network puts the training images."""
-        super().place_head()
+        super().initialize_head()
         if "teacher" in self.extras:
             self.teacher = unit(self.embeddings("train").to(self.device))
 
@@ -148,7 +148,7 @@ class Quick(Training):
         """Also what the field does, where it can tell."""
         super().evaluate(epoch, mean_loss)
         if isinstance(self.loss, PotentialFieldLoss):
-            self.history[-1]["field"] = self.state_of_the_field()
+            self.state.history[-1]["field"] = self.state_of_the_field()
 
     @torch.no_grad()
     def state_of_the_field(self) -> dict[str, Any]:
@@ -260,7 +260,7 @@ class QuickCompiled(Quick):
     prepared: Callable[[Tensor], Tensor]
 
     def train_epoch(self) -> None:
-        self.network = self.embedder if self.config.is_warm_up(self.epoch) else self.prepared
+        self.network = self.embedder if self.config.is_warm_up(self.state.epoch) else self.prepared
         super().train_epoch()
 
 
@@ -285,7 +285,7 @@ def run(
         results = training.run()
         return {
             "seconds": time.perf_counter() - start,
-            "history": training.history,
+            "history": training.state.history,
             "alignment": results.get("alignment"),
             "variants": training.variants() if variants else {},
         }

@@ -267,7 +267,7 @@ class TeacherRun(Training):
     def train_epoch(self) -> None:
         """Of a network in eager mode, then of a compiled one."""
         if self.compiled_network is not None:
-            warming_up = self.config.is_warm_up(self.epoch)
+            warming_up = self.config.is_warm_up(self.state.epoch)
             self.network = self.embedder if warming_up else self.compiled_network
         super().train_epoch()
 
@@ -279,12 +279,12 @@ class StudentRun(TeacherRun):
     bench: Bench
     kl = RelationalKLLoss()
 
-    def place_head(self) -> None:
+    def initialize_head(self) -> None:
         """Or start from the mean of the teachers."""
         if self.spec.start == "soup":
             self.embedder.load_state_dict(soup([self.bench.teacher(name) for name in self.bench.full(self.spec)]))
         else:
-            super().place_head()
+            super().initialize_head()
 
     def targets(self, batch: Batch, pixels: Tensor) -> Tensor:
         """What the teachers say, now or earlier."""

@@ -52,7 +52,7 @@ def quick_interpreter():
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """A lag of one step, a fused optimizer, channels last, checkpoints in the background, a compiled network."""
-    from pfml.training.checkpoint import CheckpointWriter
+    from pfml.runs.checkpoint import CheckpointWriter
 
     compiled = torch.compile
     channels_last = lambda embedder, device: embedder.to(memory_format=torch.channels_last)  # noqa: E731

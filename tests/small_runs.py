@@ -5,9 +5,9 @@ import torch
 from pfml.data import draw_glyphs
 from pfml.methods import create_loss
 from pfml.models import TrainedOn, create_embedder
+from pfml.runs.saved_loss import save_loss
 from pfml.search import ImageIndex, ModelIdentity, Rate, Threshold
 from pfml.training import LossConfig
-from pfml.training.saved_loss import save_loss
 
 CLASSES = ("A", "B", "C")
 

@@ -17,9 +17,9 @@ from pfml.distributed import Ranks
 from pfml.evaluation import embed, evaluate
 from pfml.losses.checks import CollapseWarning
 from pfml.models.head import Head
+from pfml.runs.checkpoint import load_checkpoint, save_checkpoint
 from pfml.search import ModelIdentity
 from pfml.training import BatchConfig, LossConfig, OptimizerConfig, train
-from pfml.training.checkpoint import load_checkpoint, save_checkpoint
 from pfml.training.loop import Training
 from small_data import InterruptAt, letters, small_config, small_embedder
 
@@ -59,7 +59,7 @@ def training_with_choice(group, out, changes, resume=False, interrupt_at=None):
 
     def falling(training, role, _scores=Training.scores):
         found = _scores(training, role)
-        return found | {"recall_at_1": 1 / (2 + len(training.history))} if role == "validation" else found
+        return found | {"recall_at_1": 1 / (2 + len(training.state.history))} if role == "validation" else found
 
     with suppress(KeyboardInterrupt), mock.patch.object(Training, "scores", falling):
         train(embedder, data, config, out=out, resume=resume, monitor=monitor, world=world)
@@ -115,7 +115,7 @@ def faulty_training(group, out, fault):
         target, culprit = "pfml.data.decoded_images.resample", 1
         function = broken(resample, culprit, 2, MemoryError())
     elif fault == "disk":
-        target, culprit = "pfml.training.checkpoint.save_checkpoint", 0
+        target, culprit = "pfml.runs.checkpoint.save_checkpoint", 0
         function = broken(save_checkpoint, culprit, 0, OSError("no space left"))
     else:
         target, culprit = "pfml.models.head.Head.forward", 2

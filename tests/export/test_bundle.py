@@ -9,12 +9,12 @@ import torch
 import pfml
 from pfml.export import export_bundle, load_bundle
 from pfml.models.embedder import EMBEDDER
+from pfml.runs.saved_loss import LOSS, load_field
 from pfml.search import ImageIndex, ModelIdentity, OtherModelError
 from pfml.search.index_folder import INDEX
 from pfml.search.threshold import THRESHOLD
 from pfml.storage.files import DamagedFileError
 from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
-from pfml.training.saved_loss import LOSS, load_field
 from small_runs import letters, save_index, save_model, save_run, save_threshold
 
 ALL = ("model", "preprocessing", "loss", "threshold", "index")

@@ -34,16 +34,16 @@ from pfml.export import export_bundle, load_bundle
 from pfml.methods import create_loss
 from pfml.models import create_embedder, load_embedder
 from pfml.models.weights import read_weight_file
+from pfml.runs.checkpoint import load_checkpoint, save_checkpoint
 from pfml.runs.config_files import read_config, write_config
 from pfml.runs.folder import RunFolder
+from pfml.runs.saved_loss import save_loss
 from pfml.search import ImageIndex, ModelIdentity, Rate, Threshold
 from pfml.storage.embeddings import read_embeddings, write_embeddings, write_settings
 from pfml.storage.file_state import FileState
 from pfml.storage.files import save_tensors
 from pfml.storage.shard import Part, PartSettings, write_part
 from pfml.training import LossConfig, RunConfig, load_field
-from pfml.training.checkpoint import load_checkpoint, save_checkpoint
-from pfml.training.saved_loss import save_loss
 from records import record
 from small_index import MODEL, small_index
 

@@ -18,12 +18,12 @@ import torch
 from pfml.experiments.store import ResultsStore
 from pfml.models import create_embedder, load_embedder
 from pfml.models.embedder import EMBEDDER
+from pfml.runs.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from pfml.search import ImageIndex
 from pfml.storage.bundle import extract_zip, read_listing, refuse_tampering, write_listing, write_zip
 from pfml.storage.files import load_tensors, save_tensors
 from pfml.storage.manifest import Format
 from pfml.storage.sealed_tensors import next_tensors
-from pfml.training.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from records import record
 from small_index import MODEL, unit_vectors
 

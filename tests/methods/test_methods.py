@@ -17,12 +17,12 @@ from pfml.evaluation import evaluate
 from pfml.losses import PotentialFieldLoss, ProxyAnchorLoss
 from pfml.methods import METHODS, LossConfig, create_loss
 from pfml.models import EmbedderConfig, create_embedder, load_embedder
+from pfml.runs.checkpoint import load_checkpoint
 from pfml.runs.config import DataConfig
 from pfml.runs.config_files import read_config
 from pfml.runs.recipes import published_recipe, recipe_config
+from pfml.runs.saved_loss import load_loss
 from pfml.training import BatchConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig, train
-from pfml.training.checkpoint import load_checkpoint
-from pfml.training.saved_loss import load_loss
 from small_data import InterruptAt, letters, small_config, small_embedder
 
 TRAINED = [name for name, method in METHODS.items() if method.trains and not method.from_teachers]

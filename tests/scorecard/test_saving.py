@@ -15,7 +15,6 @@ from pfml import PotentialFieldLoss
 from pfml.storage.files import DamagedFileError
 from pfml.storage.manifest import digest_of
 from pfml.training import LossConfig
-from pfml.training.checkpoint import load_checkpoint, save_checkpoint
 from small_data import InterruptAt, letters, small_config, small_embedder
 
 FAULTS = Path(__file__).parents[1] / "faults"

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from pfml.data import with_validation
+from pfml.runs.checkpoint import load_checkpoint
 from pfml.runs.folder import RunFolder
 from pfml.training import BatchConfig, LossConfig, train
-from pfml.training.checkpoint import load_checkpoint
 from small_data import InterruptAt, letters, small_config, small_embedder
 
 

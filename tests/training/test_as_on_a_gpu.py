@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from pfml.models import load_embedder
+from pfml.runs.checkpoint import load_checkpoint
 from pfml.training import LossConfig, train
-from pfml.training.checkpoint import load_checkpoint
 from small_data import InterruptAt, letters, small_config, small_embedder
 
 

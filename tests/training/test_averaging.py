@@ -7,12 +7,12 @@ from torch import nn
 from pfml.data import with_validation
 from pfml.evaluation import embed, evaluate, proxy_alignment
 from pfml.models import load_embedder
+from pfml.runs.checkpoint import by_prefix, load_checkpoint, save_checkpoint
 from pfml.runs.folder import RunFolder
+from pfml.runs.saved_loss import load_loss
 from pfml.training import BatchConfig, train
 from pfml.training.averaging import WeightAverage, largest_share
-from pfml.training.checkpoint import load_checkpoint, part, save_checkpoint
 from pfml.training.loop import Training
-from pfml.training.saved_loss import load_loss
 from small_data import InterruptAt, letters, small_config, small_embedder
 
 
@@ -86,7 +86,7 @@ def test_the_mean_reaches_over_half_of_the_steps_at_most(tmp_path):
     run(tmp_path / "long", average=0.999)
     run(tmp_path / "half", average=1 - 2 / steps)
     run(tmp_path / "less", average=0.7)
-    long, half, less = (part(checkpoint(tmp_path / name)[0], "average/") for name in ("long", "half", "less"))
+    long, half, less = (by_prefix(checkpoint(tmp_path / name)[0], "average/") for name in ("long", "half", "less"))
     assert is_equal(long, half)
     assert not is_equal(long, less)
     assert [largest_share(steps) for steps in (0, 1, 2, 4, 400)] == [0, 0, 0, 0.5, 0.995]
@@ -105,9 +105,9 @@ def test_training_is_what_it_is_without_a_mean(tmp_path):
     run(tmp_path / "plain")
     run(tmp_path / "averaged", average=0.5)
     (plain, plain_history), (averaged, history) = (checkpoint(tmp_path / name) for name in ("plain", "averaged"))
-    assert not part(plain, "average/")
+    assert not by_prefix(plain, "average/")
     assert is_equal(plain, {name: value for name, value in averaged.items() if not name.startswith("average/")})
-    assert is_equal(saved(tmp_path / "plain"), part(plain, "embedder/"))
+    assert is_equal(saved(tmp_path / "plain"), by_prefix(plain, "embedder/"))
     losses, expected = ([e["loss"] for e in RunFolder(tmp_path / n).entries("step")] for n in ("averaged", "plain"))
     assert losses == expected
     assert [entry["loss"] for entry in history] == [entry["loss"] for entry in plain_history]
@@ -140,7 +140,7 @@ def test_the_alignment_of_proxies_is_that_with_the_saved_model(tmp_path):
 
 def test_a_run_that_is_all_warm_up_has_no_mean(tmp_path, states):
     run(tmp_path / "run", average=0.5, warm_up_epochs=2)
-    assert not part(checkpoint(tmp_path / "run")[0], "average/")
+    assert not by_prefix(checkpoint(tmp_path / "run")[0], "average/")
     assert is_equal(saved(tmp_path / "run"), states[-1])
 
 
@@ -151,10 +151,10 @@ def test_a_run_goes_on_from_its_mean_to_the_bit(tmp_path, step):
     run(tmp_path / "whole", **changes)
     with pytest.raises(KeyboardInterrupt, match=f"stopped at step {step}"):
         run(tmp_path / "halves", monitor=InterruptAt(step), **changes)
-    assert bool(part(checkpoint(tmp_path / "halves")[0], "average/")) == (step > 4)
+    assert bool(by_prefix(checkpoint(tmp_path / "halves")[0], "average/")) == (step > 4)
     run(tmp_path / "halves", resume=True, **changes)
     (whole, history), (halves, same_history) = (checkpoint(tmp_path / name) for name in ("whole", "halves"))
-    assert part(whole, "average/")
+    assert by_prefix(whole, "average/")
     assert is_equal(halves, whole)
     assert same_history == history
     assert is_equal(saved(tmp_path / "halves"), saved(tmp_path / "whole"))
@@ -182,9 +182,9 @@ def test_a_checkpoint_from_before_an_option_goes_on_without_it_and_not_with_it(t
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "old", monitor=InterruptAt(3))
     forget_options(tmp_path / "old")
-    with pytest.raises(ValueError, match=r"configuration it began with, got average: it was 0\.0, now 0\.5$"):
+    with pytest.raises(ValueError, match=r"configuration it started with, got average: it was 0\.0, now 0\.5$"):
         run(tmp_path / "old", resume=True, average=0.5)
-    with pytest.raises(ValueError, match="configuration it began with, got seed: it was 0, now 5$"):
+    with pytest.raises(ValueError, match="configuration it started with, got seed: it was 0, now 5$"):
         run(tmp_path / "old", resume=True, seed=5)
     run(tmp_path / "old", resume=True)
     assert is_equal(checkpoint(tmp_path / "old")[0], checkpoint(tmp_path / "whole")[0])

@@ -28,7 +28,7 @@ LOSS = LossConfig("pfml-log", {"proxies_per_class": 2, "reduction": "points"})
 def falling(training, role, _scores=Training.scores):
     """Scores of a run whose validation gets worse from epoch to epoch, so that the first is chosen."""
     found = _scores(training, role)
-    return found | {"recall_at_1": 1 / (2 + len(training.history))} if role == "validation" else found
+    return found | {"recall_at_1": 1 / (2 + len(training.state.history))} if role == "validation" else found
 
 
 @pytest.fixture(autouse=True)

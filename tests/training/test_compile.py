@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from pfml.runs.checkpoint import load_checkpoint
 from pfml.runs.config import RunConfig
 from pfml.runs.config_files import read_config, write_config
 from pfml.training import LossConfig, OptimizerConfig, TrainConfig, train
-from pfml.training.checkpoint import load_checkpoint
 from pfml.training.environment import COMPILED_FROM, compiled, compiles
 from small_data import InterruptAt, letters, small_config, small_embedder
 

@@ -6,8 +6,8 @@ import torch
 from pfml.evaluation import embed
 from pfml.models import create_embedder
 from pfml.models.head_init import initialize_head
+from pfml.runs.checkpoint import load_checkpoint
 from pfml.training import train
-from pfml.training.checkpoint import load_checkpoint
 from small_data import InterruptAt, letters, small_config, small_embedder
 
 
@@ -50,7 +50,7 @@ def test_a_uniform_head_is_torch_s_own_and_a_function_of_the_seed(tmp_path, monk
 
 
 def _end(training):
-    training.epoch = training.config.epochs
+    training.state.epoch = training.config.epochs
 
 
 def inputs_of_the_layer(embedder):

@@ -7,10 +7,10 @@ import torch
 from pfml.data import RetrievalData, SeenClassError, with_validation
 from pfml.evaluation import embed, evaluate, retrieval_metrics
 from pfml.models import create_embedder, load_embedder
+from pfml.runs.checkpoint import has_checkpoint, load_checkpoint
 from pfml.runs.folder import RunFolder
+from pfml.runs.saved_loss import load_loss
 from pfml.training import BatchConfig, LossConfig, Monitor, NonFiniteLossError, OptimizerConfig, ScheduleConfig, train
-from pfml.training.checkpoint import has_checkpoint, load_checkpoint
-from pfml.training.saved_loss import load_loss
 from small_data import InterruptAt, letters, small_config, small_embedder
 
 
@@ -83,7 +83,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
 def test_a_run_goes_on_only_with_the_configuration_it_began_with(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "run", monitor=InterruptAt(1))
-    with pytest.raises(ValueError, match="configuration it began with, got seed: it was 0, now 5"):
+    with pytest.raises(ValueError, match="configuration it started with, got seed: it was 0, now 5"):
         run(tmp_path / "run", resume=True, seed=5)
 
 

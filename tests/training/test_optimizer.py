@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from pfml.runs.checkpoint import load_checkpoint
 from pfml.runs.config import OPTIMIZER_OPTIONS
 from pfml.training import LossConfig, OptimizerConfig, TrainConfig, train
-from pfml.training.checkpoint import load_checkpoint, pack_optimizer, unpack_optimizer
 from pfml.training.environment import reading_lag
 from pfml.training.loop import NonFiniteLossError
-from pfml.training.optimizer import OPTIMIZERS, create_optimizer
+from pfml.training.optimizer import OPTIMIZERS, create_optimizer, pack_optimizer, unpack_optimizer
 from small_data import InterruptAt, letters, small_config, small_embedder
 
 CONFIGS = {

@@ -8,9 +8,9 @@ import torch
 from pfml.losses import CollapseWarning, ProxyAnchorLoss
 from pfml.losses.checks import deferred_checks
 from pfml.models import create_embedder
+from pfml.runs.checkpoint import has_checkpoint, load_checkpoint
 from pfml.runs.folder import RunFolder
 from pfml.training import LossConfig, Monitor, NonFiniteLossError, OptimizerConfig, train
-from pfml.training.checkpoint import has_checkpoint, load_checkpoint
 from pfml.training.optimizer import create_optimizer
 from pfml.training.readback import Batch, Readback
 from small_data import InterruptAt, letters, small_config, small_embedder

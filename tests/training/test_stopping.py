@@ -16,9 +16,9 @@ from pfml.data import RetrievalData, draw_glyphs, with_validation
 from pfml.experiments.demo import run_demo
 from pfml.experiments.tune import Range, tune
 from pfml.models import load_embedder
+from pfml.runs.checkpoint import load_checkpoint
 from pfml.runs.folder import RunFolder
 from pfml.training import BatchConfig, RunConfig, train
-from pfml.training.checkpoint import load_checkpoint
 from pfml.training.loop import Training
 from pfml.training.shutdown import Interrupted
 from small_data import letters, small_config, small_embedder

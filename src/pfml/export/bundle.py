@@ -29,12 +29,12 @@ from pfml.data import ImageSet
 from pfml.export.onnx import export_onnx, preprocessing_description
 from pfml.models import Embedder, load_embedder
 from pfml.models.embedder import EMBEDDER, model_folder
+from pfml.runs.saved_loss import LOSS, TrainedField, load_field
 from pfml.search import Hit, ImageIndex, ModelIdentity, Threshold
 from pfml.search.index_folder import IndexFolder
 from pfml.search.threshold import THRESHOLD
 from pfml.storage.bundle import LARGEST_BUNDLE, extract_zip, read_listing, refuse_tampering, write_listing, write_zip
 from pfml.storage.sealed_tensors import copy_sealed_tensors
-from pfml.training.saved_loss import LOSS, TrainedField, load_field
 from pfml.version import __version__
 
 if TYPE_CHECKING:

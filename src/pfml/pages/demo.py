@@ -29,9 +29,9 @@ from pfml.plots.maps import choose_images, plot_glyph_map, project
 from pfml.runs.config import RunConfig
 from pfml.runs.config_files import plain
 from pfml.runs.folder import RunFolder
+from pfml.runs.saved_loss import load_loss
 from pfml.terminal import shell_words
 from pfml.training.environment import resolve_device
-from pfml.training.saved_loss import load_loss
 from pfml.version import __version__
 
 __all__ = ["Contender", "Demo", "Trained", "demo_losses", "demo_page", "describe", "scores_table"]

@@ -21,9 +21,9 @@ from pfml.runs.config import RunConfig
 from pfml.runs.config_files import read_config
 from pfml.runs.data import prepare_data
 from pfml.runs.folder import RunFolder
+from pfml.runs.saved_loss import load_loss
 from pfml.suggest.comparison import Untrained
 from pfml.training.environment import precision, resolve_device
-from pfml.training.saved_loss import load_loss
 
 __all__ = [
     "ClassScore",

@@ -106,7 +106,7 @@ class RunFolder:
         """Raise FileNotFoundError if the folder of a run under way was removed: what it writes would be half a run."""
         if not self.config.is_file():
             raise FileNotFoundError(
-                f"{self.path} was removed while the run was under way, with its checkpoints: begin a new run"
+                f"{self.path} was removed while the run was under way, with its checkpoints: start a new run"
             )
 
     def append(self, kind: str, step: int, **values: Any) -> None:

@@ -14,10 +14,10 @@ from torch import Tensor
 from pfml.field import DecayLaw, PowerLaw
 from pfml.models import Embedder, load_embedder
 from pfml.runs.folder import RunFolder
+from pfml.runs.saved_loss import TrainedField, load_field
 from pfml.search import Entry, Hit, ImageIndex, ModelIdentity, Threshold
 from pfml.terminal import readable
 from pfml.training.environment import resolve_device
-from pfml.training.saved_loss import TrainedField, load_field
 
 __all__ = ["Contents", "Gallery", "ThresholdFile", "shown_name"]
 

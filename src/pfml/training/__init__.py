@@ -10,10 +10,10 @@ from pfml.runs.config import (
     StorageConfig,
     TrainConfig,
 )
+from pfml.runs.saved_loss import TrainedField, load_field, load_loss
 from pfml.training.loop import NonFiniteLossError
 from pfml.training.progress import Monitor, ProgressMonitor
 from pfml.training.runner import run, train
-from pfml.training.saved_loss import TrainedField, load_field, load_loss
 
 __all__ = [
     "METHODS",

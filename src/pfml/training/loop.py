@@ -1,14 +1,13 @@
 """The training loop, top to bottom.
 
-Everything random is a function of the seed and of a count (epoch, step), so a run that goes on from a checkpoint does
-what it would have done, to the bit on a CPU. Only torch's own generator, for networks with dropout, is stored.
+Everything random is a function of the seed and of a count (epoch, step), so a resumed run is bit-identical to an
+uninterrupted one on a CPU. Only torch's own generator, for networks with dropout, is stored.
 
-On a GPU the loop waits for the device only to read the numbers of a step, and does so one step later (`readback`).
+On a GPU the loop synchronizes only to read the numbers of a step, one step later (`readback`).
 
-Where weights are averaged, training has its own and everything that is evaluated or saved for use has their mean
-(`averaging`).
+With weight averaging, training updates the weights, and what is evaluated or saved has their mean (`averaging`).
 
-On several ranks each has its part of every batch, and all do the same steps (`world`, `parallel`).
+Distributed training takes the same steps: each rank has a shard of every batch (`ranks`).
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -35,12 +35,21 @@ from pfml.models import Embedder
 from pfml.models.freezing import set_trainable, start_training_mode
 from pfml.models.head_init import initialize_head, initialize_uniformly, require_layer
 from pfml.runs.card import write_run_cards
+from pfml.runs.checkpoint import (
+    CheckpointWriter,
+    by_prefix,
+    has_chosen_epoch,
+    load_checkpoint,
+    load_chosen_epoch,
+    save_chosen_epoch,
+)
 from pfml.runs.config import TrainConfig
 from pfml.runs.folder import RunFolder
+from pfml.runs.image_states import require_same_images
 from pfml.runs.results import of_model, summarize
+from pfml.runs.saved_loss import save_loss
 from pfml.storage.files import write_atomically
 from pfml.training.averaging import WeightAverage, largest_share
-from pfml.training.checkpoint import CheckpointWriter, is_kept, keep_chosen, kept_tensors, part
 from pfml.training.environment import compiled, compiles, precision, reading_lag, reproducible, resolve_device
 from pfml.training.optimizer import (
     clip_gradients,
@@ -55,22 +64,20 @@ from pfml.training.ranks import (
     create_rank_loss,
     create_scaler,
     has_proxies,
-    loss_state,
     prepare_network,
     require_same_task,
     whole_loss,
 )
 from pfml.training.readback import Batch, Outcome, Readback
-from pfml.training.resume import go_on, progress, tensors_of
-from pfml.training.saved_loss import save_loss
 from pfml.training.setup import create_batches, learned, on_device, require_matches
 from pfml.training.shutdown import Interrupted, ShutdownRequest, catch_shutdown_requests
+from pfml.training.state import TrainingState, require_same_run, run_identity
 from pfml.training.teachers import load_teachers
 
 __all__ = ["NonFiniteLossError", "Training", "create_batches", "on_device"]
 
 T = TypeVar("T")
-#: A signal that comes again within this time was passed on twice, by torchrun and by a terminal.
+#: A signal that comes again within this time is the same request, passed on by torchrun and by a terminal.
 ECHO_SECONDS = 3.0
 
 
@@ -79,7 +86,7 @@ class NonFiniteLossError(RuntimeError):
 
 
 class Training:
-    """A run in progress: what changes while it trains, and the steps that change it.
+    """A run in progress: its state, and the steps that change it.
 
     Args:
         embedder: The network, trained in place.
@@ -87,7 +94,7 @@ class Training:
         sources: An image source for "train", "test", and "validation" and "gallery" if the data has them.
         config: How to train.
         folder: Where the run keeps its files.
-        monitor: What to show meanwhile.
+        monitor: What to show.
         world: The ranks that train together; None for one process by itself.
     """
 
@@ -128,31 +135,32 @@ class Training:
         self.teachers = load_teachers(config, data, self.embedder, self.device, config.epochs * len(self.batches))
         self.writer = CheckpointWriter(folder.checkpoints, in_background=self.device.type == "cuda")
         self.data, self.sources, self.config, self.folder, self.monitor = data, sources, config, folder, monitor
-        self.epoch = 0
-        self.position = 0  # batches of this epoch that are done
-        self.loss_sum = 0.0  # of this epoch
-        self.term_sums: dict[str, float] = {}  # of this epoch, for a loss that tells what it is made of
+        self.state = TrainingState(self.embedder, self.loss, self.optimizer, self.scaler, self.weight_average)
         self.mean_terms: dict[str, float] = {}  # of the last whole epoch
-        self.history: list[dict[str, Any]] = []
-        self.pace = Pace()
+        self.throughput = Throughput()
         self.shutdown = ShutdownRequest()
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What the run is; see `run_identity`."""
+        return run_identity(self.config, self.data, self.embedder)
 
     @property
     def step(self) -> int:
-        """Updates done so far."""
-        return self.epoch * len(self.batches) + self.position
+        """Finished updates."""
+        return self.state.epoch * len(self.batches) + self.state.position
 
     def run(self) -> dict[str, Any]:
         """Train to the end; the results, also written to the run's folder."""
         echo = ECHO_SECONDS if self.world.size > 1 else 0.0
         with catch_shutdown_requests(echo_seconds=echo) as self.shutdown, reproducible(self.config.deterministic):
             if self.step == 0:
-                self.place_head()
-                self.place_proxies()
+                self.initialize_head()
+                self.initialize_proxies()
             self.monitor.start(self.config.epochs, len(self.batches), self.step)
             try:
                 with self.writer:
-                    while self.epoch < self.config.epochs:
+                    while self.state.epoch < self.config.epochs:
                         self.train_epoch()
             finally:
                 self.monitor.stop()
@@ -164,17 +172,17 @@ class Training:
         start_training_mode(self.embedder, batch_norm=config.batch_norm)
         set_trainable(
             self.embedder,
-            warming_up=config.is_warm_up(self.epoch),
+            warming_up=config.is_warm_up(self.state.epoch),
             batch_norm=config.batch_norm,
             warm_up_epochs=config.warm_up_epochs,
         )
         self.loss.train()
-        self.pace = Pace()
-        remaining = self.batches.batches(self.epoch)[self.position :]
+        self.throughput = Throughput()
+        remaining = self.batches.batches(self.state.epoch)[self.state.position :]
         crops = self.world.in_step(self.sources["train"].crops(self.plan(remaining)))
         for indices, pixels in zip(remaining, crops, strict=True):
             outcomes = self.update(indices, pixels)
-            self.position += 1
+            self.state.position += 1
             self.account(outcomes)
             due = config.checkpoint_every and self.step % config.checkpoint_every == 0
             stop = self.world.all_reduce_max(self.shutdown.number)  # once: the signal may come between two reads
@@ -183,37 +191,37 @@ class Training:
             if stop:
                 raise self.interrupted(stop)
         self.catch_up()
-        self.mean_terms = {name: value / len(self.batches) for name, value in self.term_sums.items()}
-        done = self.epoch + 1
+        self.mean_terms = {name: value / len(self.batches) for name, value in self.state.term_sums.items()}
+        done = self.state.epoch + 1
         if done % config.evaluate_every == 0 or done == config.epochs:
             try:
                 with self.weight_average.applied():
-                    self.evaluate(done, self.loss_sum / len(self.batches))
+                    self.evaluate(done, self.state.loss_sum / len(self.batches))
             except Interrupted:
-                self.save()  # before the evaluation, which a resumed run begins with
+                self.save()  # before the evaluation, which a resumed run starts with
                 raise
-        self.epoch, self.position, self.loss_sum, self.term_sums = done, 0, 0.0, {}
+        self.state.end_epoch()
         self.save()
-        self.stop_if_asked()
+        self.stop_if_requested()
 
     def interrupted(self, number: int) -> Interrupted:
-        """What a run that was asked to stop ends with, once its state is saved."""
+        """The exception that ends a run after a shutdown request, once its state is saved."""
         return Interrupted(f"stopped at step {self.step}, state saved", number)
 
-    def stop_if_asked(self) -> None:
-        """End the run if any rank was asked to stop; all ranks call this, and the state has been saved."""
+    def stop_if_requested(self) -> None:
+        """End the run if any rank has received a shutdown request; all ranks call this after the state is saved."""
         if stop := self.world.all_reduce_max(self.shutdown.number):
             raise self.interrupted(stop)
 
     def stoppable(self, items: Iterable[T], description: str, total: int) -> Iterator[T]:
-        """The same items, as long as nobody asks to stop. For one process: of several ranks, all must go on."""
+        """The same items until a shutdown is requested. For one process only: ranks must stop together."""
         for item in items:
             yield item
             if self.shutdown.received:
                 raise self.interrupted(self.shutdown.number)
 
     def plan(self, batches: list[Tensor]) -> Iterator[Windows]:
-        """Where each image of each batch is cropped, of those that are this rank's."""
+        """Where the images of each batch are cropped, of this rank's shard."""
         sizes = self.sources["train"].sizes
         for step, indices in enumerate(batches, start=self.step):
             generator = generator_for(self.config.seed, "crops", step)
@@ -221,9 +229,9 @@ class Training:
             yield windows.rows(self.world.shard(len(windows)))
 
     def update(self, indices: Tensor, pixels: Tensor) -> list[Outcome]:
-        """One step of the optimizer; what is known by now of this step and of those before it."""
+        """One step of the optimizer; the outcomes of all steps that have been read back."""
         config = self.config
-        batch = Batch(self.step, self.epoch, self.position, indices)
+        batch = Batch(self.step, self.state.epoch, self.state.position, indices)
         factor = learning_rate_factor(config.schedule, self.step, len(self.batches), config.epochs)
         set_learning_rates(self.optimizer, factor)
         self.optimizer.zero_grad(set_to_none=True)
@@ -250,21 +258,21 @@ class Training:
         return outcomes
 
     def targets(self, batch: Batch, pixels: Tensor) -> Tensor:
-        """What the loss compares this rank's part of a batch with: its labels, or what teachers say of its crops."""
+        """The targets of this rank's shard of a batch: labels, or the teachers' embeddings of its crops."""
         if self.teachers is not None:
             return self.teachers(pixels)
         mine = batch.indices[self.world.shard(len(batch.indices))]
         return to_device(self.data.train.labels[mine], self.device)
 
     def energy(self, embeddings: Tensor, targets: Tensor, batch: Batch) -> Tensor:
-        """The loss of a batch, all ranks' parts; embeddings that are not finite end the run with the batch's name."""
+        """The loss of the whole batch; embeddings that are not finite end the run and name the batch."""
         try:
             return self.loss(embeddings, targets)
         except ValueError as error:
             self.blame(error, embeddings, batch)
 
     def judge(self, outcomes: Iterable[Outcome]) -> None:
-        """Stop the run at a step that was not finite; it has not been updated with, and neither has a later one."""
+        """Stop the run at a step that was not finite; neither it nor a later step has been applied."""
         for outcome in outcomes:
             for check in outcome.checks:
                 try:
@@ -277,21 +285,21 @@ class Training:
                 self.fail(outcome.batch, f"the norm of the gradient is {outcome.norm}")
 
     def account(self, outcomes: Iterable[Outcome]) -> None:
-        """Add finished steps to the epoch's mean, to the log and to what is shown."""
+        """Add finished steps to the epoch's mean, the log and the monitor."""
         for outcome in outcomes:
             batch, done = outcome.batch, outcome.batch.step + 1
-            self.loss_sum += outcome.loss
+            self.state.loss_sum += outcome.loss
             for name, value in outcome.terms.items():
-                self.term_sums[name] = self.term_sums.get(name, 0.0) + value
+                self.state.term_sums[name] = self.state.term_sums.get(name, 0.0) + value
             terms = {"terms": outcome.terms} if outcome.terms else {}
-            self.pace.images += len(batch.indices)
-            speed = self.pace.images_per_second()
+            self.throughput.images += len(batch.indices)
+            speed = self.throughput.images_per_second()
             self.monitor.step(batch.epoch, outcome.loss, speed)
             if done % self.config.log_every == 0:
                 self.folder.append("step", done, epoch=batch.epoch, loss=outcome.loss, images_per_second=speed, **terms)
 
     def catch_up(self) -> None:
-        """Wait for the steps that are still under way on the device, and account for them."""
+        """Wait for the steps that are still pending on the device, and account for them."""
         outcomes = self.readback.flush()
         self.judge(outcomes)
         self.account(outcomes)
@@ -303,7 +311,7 @@ class Training:
         self.fail(batch, str(error))
 
     def fail(self, batch: Batch, reason: str) -> NoReturn:
-        """Stop the run before the update, and write down which images the batch holds."""
+        """Stop the run before the update, and list the images of the batch in failed_batch.json."""
         names = [self.data.train.name_of(int(k)) for k in batch.indices]
         record = {
             "step": batch.step,
@@ -319,8 +327,8 @@ class Training:
             f"are listed in {self.folder.failed_batch}. A lower learning rate or gradient clipping may help"
         )
 
-    def place_head(self) -> None:
-        """Start the embedding layer as the configuration asks for it, from features of the training set if need be."""
+    def initialize_head(self) -> None:
+        """Initialize the embedding layer as `config.head_start` says, from features of the training set if needed."""
         start, head = self.config.head_start, self.embedder.head
         if start == "random":
             return
@@ -332,8 +340,8 @@ class Training:
         initialize_head(head, start, features, self.labels)
         self.world.broadcast(list(head.state_dict().values()))
 
-    def place_proxies(self) -> None:
-        """Start proxies from embeddings of the training set where the loss asks for it."""
+    def initialize_proxies(self) -> None:
+        """Initialize the proxies from embeddings of the training set, if the loss does so."""
         if getattr(self.loss, "proxies_ready", True):
             return
         embeddings = self.embeddings("train")
@@ -352,31 +360,30 @@ class Training:
         if "validation" in self.sources:
             entry["validation"] = self.scores("validation")
         before = self.chosen_epoch()
-        self.history.append(entry)
+        self.state.history.append(entry)
         if self.world.all_reduce_max(self.chosen_epoch() == epoch):
-            self.keep(epoch, [] if before is None else [before])
+            self.save_chosen(epoch, [] if before is None else [before])
         self.folder.append("evaluation", self.step, **entry)
         self.monitor.evaluated(entry)
 
     def images_per_second(self) -> float:
-        """Of this epoch; where it was trained before the run was resumed, what the log says."""
-        steps = [] if self.pace.images else self.folder.entries("step")
-        return float(steps[-1]["images_per_second"]) if steps else self.pace.images_per_second()
+        """Throughput of this epoch; from the log if the epoch was trained before the run was resumed."""
+        steps = [] if self.throughput.images else self.folder.entries("step")
+        return float(steps[-1]["images_per_second"]) if steps else self.throughput.images_per_second()
 
     def chosen_epoch(self) -> int | None:
         """The epoch that validation has chosen so far; None without validation."""
-        if not self.history:
+        if not self.state.history:
             return None
-        chosen = summarize(self.history, select_by=self.config.select_by)["validation_selected"]
+        chosen = summarize(self.state.history, select_by=self.config.select_by)["validation_selected"]
         return None if chosen is None else int(chosen["epoch"])
 
-    def keep(self, epoch: int, also: Sequence[int]) -> None:
-        """Keep the network as it was evaluated and the loss: validation has chosen this epoch; all ranks call this."""
-        tensors = {f"embedder/{name}": value for name, value in self.embedder.state_dict().items()}
-        tensors |= {f"loss/{name}": value for name, value in loss_state(self.loss).items()}
+    def save_chosen(self, epoch: int, also: Sequence[int]) -> None:
+        """Save the embedder as it was evaluated and the loss: validation chose this epoch. All ranks call this."""
+        tensors = self.state.model_tensors()
         self.world.by_first(self.folder.require_there)
-        self.writer.wait()  # what only an older checkpoint goes by may be removed then
-        self.world.by_first(lambda: keep_chosen(self.folder.checkpoints, epoch, tensors, also=also))
+        self.writer.wait()  # then no checkpoint refers to the epochs that are removed
+        self.world.by_first(lambda: save_chosen_epoch(self.folder.checkpoints, epoch, tensors, also=also))
 
     def scores(self, role: str) -> dict[str, float]:
         """Retrieval on the test or validation classes."""
@@ -395,7 +402,7 @@ class Training:
         return metrics.as_dict()
 
     def embeddings(self, role: str, *, features: bool = False) -> Tensor:
-        """Embeddings (or features) of all images of a part of the data, as evaluation sees them."""
+        """Embeddings (or features) of all images of a role, as evaluation computes them."""
         mixed = precision(self.config.autocast)
         track = self.stoppable if self.world.size == 1 else None
         world = self.world
@@ -404,16 +411,16 @@ class Training:
     def finish(self) -> dict[str, Any]:
         """Save embedder and loss, measure how well proxies fit their data, write the results.
 
-        The caller's embedder is left with the weights of the model: those of the epoch that validation chose, else of
-        the last; their mean, if there is one.
+        The caller's embedder keeps the weights of the model: of the epoch that validation chose, else of the last;
+        averaged, if weights are averaged.
         """
         self.weight_average.adopt()
         self.embedder.eval()
         loss = whole_loss(self.loss, self.config.loss, self.data.train.num_classes, self.embedder.embedding_dim)
-        results = summarize(self.history, select_by=self.config.select_by)
+        results = summarize(self.state.history, select_by=self.config.select_by)
         self.become_model(loss, results)
         points = self.embeddings("train") if has_proxies(self.loss) else None
-        self.stop_if_asked()
+        self.stop_if_requested()
         results = self.world.by_first(lambda: self.written(loss, points, results))
         # a caller that starts another run would not notice it
         if stop := self.world.all_reduce_max(self.shutdown.number):
@@ -423,15 +430,15 @@ class Training:
     def become_model(self, loss: Any, results: dict[str, Any]) -> None:
         """Give the embedder, and `loss` on the first rank, the state of the epoch that is the run's model.
 
-        Where validation chose another epoch than the last, the last one is saved beside it. Where the state of the
-        chosen epoch is not there, as in runs that an earlier version began, `results` say that the last is the model.
+        If validation chose another epoch than the last, the last one is saved beside it. If the state of the chosen
+        epoch was removed, `results` say that the last is the model.
         """
         learned, last = self.embedder.trained_on, results["last"]["epoch"]
         assert learned is not None
-        chosen, kept = of_model(results)["epoch"], self.folder.checkpoints
-        if chosen != last and not self.world.by_first(lambda: is_kept(kept, chosen)):
+        chosen, checkpoints = of_model(results)["epoch"], self.folder.checkpoints
+        if chosen != last and not self.world.by_first(lambda: has_chosen_epoch(checkpoints, chosen)):
             self.monitor.remark(
-                f"{kept} does not hold the state of epoch {chosen}, which validation chose: "
+                f"{checkpoints} does not hold the state of epoch {chosen}, which validation chose: "
                 f"the model is that of the last epoch, {last}"
             )
             results["model"], chosen = "last", last
@@ -444,10 +451,10 @@ class Training:
         self.embedder.trained_on = replace(learned, epoch=chosen, chosen_by=by)
 
     def load_chosen(self, loss: Any, epoch: int) -> None:
-        """Give the embedder and `loss` the state that was kept of an epoch."""
-        tensors = kept_tensors(self.folder.checkpoints, epoch)
-        self.embedder.load_state_dict(part(tensors, "embedder/"))
-        loss.load_state_dict(part(tensors, "loss/"))
+        """Give the embedder and `loss` the state of a chosen epoch."""
+        tensors = load_chosen_epoch(self.folder.checkpoints, epoch)
+        self.embedder.load_state_dict(by_prefix(tensors, "embedder/"))
+        loss.load_state_dict(by_prefix(tensors, "loss/"))
 
     def written(self, loss: Any, embeddings: Tensor | None, results: dict[str, Any]) -> dict[str, Any]:
         """The results, after writing all that a run ends with; `embeddings` are None for a loss without proxies."""
@@ -465,24 +472,29 @@ class Training:
         return results
 
     def save(self) -> None:
-        """Write a checkpoint, after all steps under way."""
+        """Write a checkpoint, after all pending steps."""
         self.catch_up()
-        tensors = tensors_of(self)
+        tensors = self.state.tensors()
+        values = {"step": self.step, **self.state.values(), **self.identity}
         self.world.by_first(self.folder.require_there)
-        self.world.by_first(lambda: self.writer.save(tensors, progress(self)))
+        self.world.by_first(lambda: self.writer.save(tensors, values))
 
     def restore(self) -> None:
-        """Go on from the folder's checkpoint."""
-        go_on(self)
+        """Resume from the folder's checkpoint."""
+        tensors, values = load_checkpoint(self.folder.checkpoints)
+        require_same_run(values, self.identity, self.folder.path)
+        self.world.by_first(lambda: require_same_images(self.folder, self.data))
+        self.state.restore(tensors, values)
+        self.folder.forget_after(self.step, len(self.state.history))
 
 
-class Pace:
-    """How fast images pass."""
+class Throughput:
+    """Images per second since it was created."""
 
     def __init__(self) -> None:
         self.started = time.perf_counter()
         self.images = 0
 
     def images_per_second(self) -> float:
-        """Since the start."""
+        """The mean so far."""
         return self.images / max(time.perf_counter() - self.started, 1e-9)

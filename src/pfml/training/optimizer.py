@@ -1,4 +1,4 @@
-"""The optimizer: parameter groups for backbone, head and loss, and their learning rates."""
+"""The optimizer: parameter groups for backbone, head and loss, learning rates and their schedule, gradient clipping."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ __all__ = [
     "create_optimizer",
     "gradient_norm",
     "learning_rate_factor",
+    "pack_optimizer",
     "set_learning_rates",
+    "unpack_optimizer",
 ]
 
 
@@ -141,6 +143,25 @@ def _with_gradient(optimizer: torch.optim.Optimizer, sharded: bool) -> list[nn.P
     """Parameters of the groups that every rank has, or of those of which it has a part."""
     groups = [group for group in optimizer.param_groups if group.get("sharded", False) == sharded]
     return [p for group in groups for p in group["params"] if p.grad is not None]
+
+
+def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's moments as "parameter number/moment" -> tensor; learning rates follow from the schedule."""
+    state = optimizer.state_dict()["state"]
+    return {f"{number}/{name}": value for number, moments in state.items() for name, value in moments.items()}
+
+
+def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Give the optimizer back what `pack_optimizer` took."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        number, name = key.split("/", 1)
+        state.setdefault(int(number), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    for parameter, moments in optimizer.state.items():
+        for name, value in moments.items():
+            if name != "step":  # in the parameter's memory format, which files do not keep
+                moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def learning_rate_factor(schedule: ScheduleConfig, step: int, steps_per_epoch: int, epochs: int) -> float:

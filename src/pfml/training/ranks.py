@@ -23,7 +23,7 @@ from pfml.models import Embedder
 from pfml.models.freezing import batch_norms
 from pfml.runs.config import TrainConfig
 from pfml.runs.config_files import plain
-from pfml.training.checkpoint import pack_optimizer, unpack_optimizer
+from pfml.training.optimizer import pack_optimizer, unpack_optimizer
 
 __all__ = [
     "agree_on_gradients",

@@ -12,16 +12,16 @@ from pfml.data.decoding import listing_all_unreadable
 from pfml.distributed import World
 from pfml.methods import METHODS
 from pfml.models import Embedder
+from pfml.runs.checkpoint import has_checkpoint
 from pfml.runs.config import RunConfig, StorageConfig, TrainConfig
 from pfml.runs.config_files import plain, read_config, write_config
 from pfml.runs.data import PreparedData, prepare_data
 from pfml.runs.folder import ReadOnlyRunFolder, RunFolder
+from pfml.runs.image_states import require_same_images, write_image_states
 from pfml.storage.files import write_atomically
-from pfml.training.checkpoint import has_checkpoint
 from pfml.training.environment import resolve_device, seeded
 from pfml.training.loop import Training
 from pfml.training.progress import Monitor
-from pfml.training.resume import refuse_other_pixels, write_image_states
 from pfml.training.setup import open_sources
 from pfml.training.untrained import evaluate_untrained
 
@@ -152,8 +152,8 @@ def _train(
         if resume and has_checkpoint(folder.checkpoints):
             training.restore()
         elif resume:
-            world.by_first(lambda: refuse_other_pixels(folder, data))
-            monitor.remark(f"{folder.path} has no checkpoint yet: training begins at its first step")
+            world.by_first(lambda: require_same_images(folder, data))
+            monitor.remark(f"{folder.path} has no checkpoint yet: training starts at its first step")
             folder.forget_after(0, 0)
         if world.is_first:
             _describe(folder, config, corruption, resume)

@@ -10,9 +10,9 @@ from pfml.field import ContrastiveLaw, PowerLaw
 from pfml.losses import PotentialFieldLoss
 from pfml.methods import create_loss
 from pfml.models import load_embedder
+from pfml.runs.saved_loss import save_loss
 from pfml.storage.files import DamagedFileError
 from pfml.training import LossConfig, load_field, load_loss, train
-from pfml.training.saved_loss import save_loss
 from small_data import letters, small_config, small_embedder
 
 FIELD = {"proxies_per_class": 2, "delta": 0.3, "alpha": 4.0}

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from pfml.field import DecayLaw, PowerLaw
 from pfml.losses import PotentialFieldLoss
 from pfml.methods import METHODS, LossConfig, create_loss
+from pfml.runs.checkpoint import by_prefix, has_checkpoint, load_checkpoint
 from pfml.runs.folder import RunFolder
 from pfml.storage.files import DamagedFileError
 from pfml.storage.manifest import Format
 from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
-from pfml.training.checkpoint import has_checkpoint, load_checkpoint, part
 
 __all__ = ["TrainedField", "load_field", "load_loss", "save_loss"]
 
@@ -116,7 +116,7 @@ class _Description:
 
 def _rebuilt(description: _Description, tensors: dict[str, Tensor]) -> nn.Module:
     loss = create_loss(description.config, len(description.class_names), description.embedding_dim)
-    loss.load_state_dict(part(tensors, STATE))
+    loss.load_state_dict(by_prefix(tensors, STATE))
     return loss.eval()
 
 
@@ -128,7 +128,7 @@ def _stored(folder: RunFolder) -> tuple[_Description, dict[str, Tensor]]:
         return _described(folder.loss, {**content, "loss": config}), tensors
     if has_checkpoint(folder.checkpoints):
         tensors, state = load_checkpoint(folder.checkpoints)
-        named = {f"{STATE}{name}": value for name, value in part(tensors, "loss/").items()}
+        named = {f"{STATE}{name}": value for name, value in by_prefix(tensors, "loss/").items()}
         return _described(folder.checkpoints, {**state, **state["config"], "class_names": state["classes"]}), named
     advice = "give the folder of a run, as pfml train writes it"
     if folder.config.is_file():

@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to go on, as tensors and plain values."""
+"""Checkpoints: all that a run needs to resume, and the model of the epoch that validation chose."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensor
 
 __all__ = [
     "CheckpointWriter",
+    "by_prefix",
     "has_checkpoint",
-    "is_kept",
-    "keep_chosen",
-    "kept_tensors",
+    "has_chosen_epoch",
     "load_checkpoint",
-    "pack_optimizer",
-    "part",
+    "load_chosen_epoch",
     "save_checkpoint",
-    "unpack_optimizer",
+    "save_chosen_epoch",
 ]
 
-CHECKPOINT = Format("checkpoint", 1, "begin a new run")
-CHOSEN_EPOCH = Format("chosen epoch", 1, "begin a new run")
+CHECKPOINT = Format("checkpoint", 1, "start a new run")
+CHOSEN_EPOCH = Format("chosen epoch", 1, "start a new run")
 
 
 def save_checkpoint(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -40,18 +38,18 @@ def save_checkpoint(folder: Path, tensors: dict[str, Tensor], state: dict[str, A
 
 
 class CheckpointWriter:
-    """Saves checkpoints, in the background if a GPU can go on training meanwhile; whole when the block is left.
+    """Saves checkpoints, in the background while a GPU keeps training; all are written when the block is left.
 
     Args:
         folder: Where the checkpoint lies.
-        in_background: Whether `save` returns once all tensors are copied to memory. What goes wrong later is raised by
-            the next `save`, or at the end of the block.
+        in_background: Whether `save` returns once all tensors are copied to memory. A later error is raised by the next
+            `save`, or at the end of the block.
     """
 
     def __init__(self, folder: Path, *, in_background: bool) -> None:
         self.folder = folder
         self._pool = ThreadPoolExecutor(1) if in_background else None
-        self._under_way: Future[None] | None = None
+        self._pending: Future[None] | None = None
 
     def save(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Make `tensors` and `state` the checkpoint; see `save_checkpoint`."""
@@ -62,13 +60,13 @@ class CheckpointWriter:
         snapshot = {name: _snapshot(tensor) for name, tensor in tensors.items()}
         for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
             torch.cuda.synchronize(device)
-        self._under_way = self._pool.submit(save_checkpoint, self.folder, snapshot, copy.deepcopy(state))
+        self._pending = self._pool.submit(save_checkpoint, self.folder, snapshot, copy.deepcopy(state))
 
     def wait(self) -> None:
         """Return once the last checkpoint is on disk."""
-        under_way, self._under_way = self._under_way, None
-        if under_way is not None:
-            under_way.result()
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def __enter__(self) -> Self:
         return self
@@ -80,12 +78,12 @@ class CheckpointWriter:
 
 
 def _snapshot(tensor: Tensor) -> Tensor:
-    """A copy in memory that later steps do not change; on its way when this returns, if the tensor is on a GPU."""
+    """A copy in memory that later steps do not change; of a GPU tensor it is still being made when this returns."""
     return tensor.detach().to("cpu", non_blocking=True) if tensor.is_cuda else tensor.detach().clone()
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether there is something to go on from."""
+    """Whether there is a checkpoint to resume from."""
     return (folder / "last.json").is_file()
 
 
@@ -99,32 +97,13 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, content["state"]
 
 
-def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's moments as "parameter number/moment" -> tensor; learning rates follow from the schedule."""
-    state = optimizer.state_dict()["state"]
-    return {f"{number}/{name}": value for number, moments in state.items() for name, value in moments.items()}
-
-
-def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Give the optimizer back what `pack_optimizer` took."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        number, name = key.split("/", 1)
-        state.setdefault(int(number), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    for parameter, moments in optimizer.state.items():
-        for name, value in moments.items():
-            if name != "step":  # in the parameter's memory format, which files do not keep
-                moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-
-
-def part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def by_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors whose names begin with `prefix`, named without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def keep_chosen(folder: Path, epoch: int, tensors: dict[str, Tensor], *, also: Collection[int] = ()) -> None:
-    """Keep the state of `epoch` in `folder`, and of the epochs kept before only those in `also`."""
+def save_chosen_epoch(folder: Path, epoch: int, tensors: dict[str, Tensor], *, also: Collection[int] = ()) -> None:
+    """Save embedder and loss of `epoch` in `folder`, and of epochs saved before keep only those in `also`."""
     write_sealed_tensors(folder, _name(epoch), tensors, {"epoch": epoch}, CHOSEN_EPOCH)
     for file in folder.glob("chosen-*"):
         found = re.match(r"chosen-(\d+)[.-]", file.name)
@@ -132,13 +111,13 @@ def keep_chosen(folder: Path, epoch: int, tensors: dict[str, Tensor], *, also: C
             file.unlink(missing_ok=True)
 
 
-def is_kept(folder: Path, epoch: int) -> bool:
-    """Whether `folder` holds the state of `epoch`."""
+def has_chosen_epoch(folder: Path, epoch: int) -> bool:
+    """Whether `folder` holds embedder and loss of `epoch`."""
     return (folder / f"{_name(epoch)}.json").is_file()
 
 
-def kept_tensors(folder: Path, epoch: int) -> dict[str, Tensor]:
-    """The state of `epoch`; a damaged file is refused by name."""
+def load_chosen_epoch(folder: Path, epoch: int) -> dict[str, Tensor]:
+    """Embedder and loss of `epoch`; a damaged file is refused by name."""
     return read_sealed_tensors(folder, _name(epoch), CHOSEN_EPOCH)[1]
 
 

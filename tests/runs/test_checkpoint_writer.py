@@ -5,10 +5,10 @@ import threading
 import pytest
 import torch
 
-import pfml.training.checkpoint as checkpoint
+import pfml.runs.checkpoint as checkpoint
+from pfml.runs.checkpoint import CheckpointWriter, load_checkpoint
 from pfml.training import OptimizerConfig, train
-from pfml.training.checkpoint import CheckpointWriter, load_checkpoint, pack_optimizer, unpack_optimizer
-from pfml.training.optimizer import create_optimizer
+from pfml.training.optimizer import create_optimizer, pack_optimizer, unpack_optimizer
 from small_data import InterruptAt, letters, small_config, small_embedder
 
 

@@ -4,15 +4,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from pfml.runs.checkpoint import CHECKPOINT, by_prefix, load_checkpoint, save_checkpoint
 from pfml.storage.files import DamagedFileError
-from pfml.training.checkpoint import (
-    CHECKPOINT,
-    load_checkpoint,
-    pack_optimizer,
-    part,
-    save_checkpoint,
-    unpack_optimizer,
-)
+from pfml.training.optimizer import pack_optimizer, unpack_optimizer
 
 TENSORS = {"embedder/weight": torch.arange(6.0).view(2, 3), "generator/cpu": torch.arange(5, dtype=torch.uint8)}
 
@@ -114,5 +108,5 @@ def test_an_optimizer_goes_on_with_its_moments():
     assert torch.equal(weight, copy)
 
 
-def test_a_part_is_named_without_its_prefix():
-    assert list(part(TENSORS, "embedder/")) == ["weight"]
+def test_tensors_by_prefix_are_named_without_it():
+    assert list(by_prefix(TENSORS, "embedder/")) == ["weight"]
