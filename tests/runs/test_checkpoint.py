@@ -78,7 +78,7 @@ def test_weights_that_are_not_finite_never_replace_a_checkpoint(tmp_path):
 
 
 def test_another_format_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("pfml.training.checkpoint.CHECKPOINT", replace(CHECKPOINT, version=2))
+    monkeypatch.setattr("pfml.runs.checkpoint.CHECKPOINT", replace(CHECKPOINT, version=2))
     save(tmp_path)
     monkeypatch.undo()
     with pytest.raises(DamagedFileError, match="a checkpoint of format version 1, got version 2: use the pfml"):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from pfml import PotentialFieldLoss
+from pfml.runs.checkpoint import load_checkpoint, save_checkpoint
 from pfml.storage.files import DamagedFileError
 from pfml.storage.manifest import digest_of
 from pfml.training import LossConfig
