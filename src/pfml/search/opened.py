@@ -7,12 +7,12 @@ from pathlib import Path
 
 from pfml.models.embedder import Embedder, load_embedder
 from pfml.runs.folder import RunFolder
+from pfml.runs.saved_loss import TrainedField, load_field
 from pfml.search.identity import ModelIdentity
 from pfml.search.index import ImageIndex
 from pfml.search.threshold import Threshold
 from pfml.terminal import shell_words
 from pfml.training.environment import resolve_device
-from pfml.training.saved_loss import TrainedField, load_field
 
 __all__ = ["OpenedRun", "load_threshold", "open_run"]
 
