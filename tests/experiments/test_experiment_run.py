@@ -9,11 +9,9 @@ from rich.console import Console
 from pfml.data import draw_glyphs
 from pfml.data.glyphs import TRAIN_LETTERS, Distortion
 from pfml.experiments import run as execution
-from pfml.experiments import run as record
 from pfml.experiments import tasks
-from pfml.experiments.estimate import Estimator
 from pfml.experiments.plan import Plan, PlanOptions, plan_experiment
-from pfml.experiments.run import execute
+from pfml.experiments.run import Estimator, execute
 from pfml.experiments.store import ResultsStore
 from pfml.runs.config import DataConfig
 from pfml.storage.lock import claim
@@ -24,9 +22,9 @@ from small_data import InterruptAt
 
 
 @pytest.fixture(scope="module")
-def letters(tmp_path_factory):
-    """A folder of 16 letters, 16 images each, which other processes can read, too."""
-    root = tmp_path_factory.mktemp("letters")
+def glyph_folder(tmp_path_factory):
+    """A folder of 16 classes of glyphs, 16 images each, which other processes can read, too."""
+    root = tmp_path_factory.mktemp("glyphs")
     mild = Distortion(rotation=5, scale=1.05, shear=0.05, shift=1, noise=0.05)
     images = draw_glyphs(TRAIN_LETTERS[:16], copies=1, distortion=mild)
     for index, (pixels, label) in enumerate(zip(images.images, images.labels.tolist(), strict=True)):
@@ -36,12 +34,12 @@ def letters(tmp_path_factory):
     return root
 
 
-def small_plan(letters, *, name="retrieval", methods=("proxy-anchor", "pfml"), seeds=(0,), epochs=1):
+def small_plan(glyph_folder, *, name="retrieval", methods=("proxy-anchor", "pfml"), seeds=(0,), epochs=1):
     options = PlanOptions(datasets=("glyphs",), methods=methods, seeds=seeds, epochs=epochs, device="cpu")
     plan = plan_experiment(name, options)
     runs = []
     for run in plan.runs:
-        data = replace(run.config.data, name=str(letters))
+        data = replace(run.config.data, name=str(glyph_folder))
         config = replace(run.config, data=data, batch=BatchConfig(16, 4))
         runs.append(replace(run, config=config, needs=tuple(one.key for one in runs) if run.needs else ()))
     return Plan(plan.experiment, tuple(runs), plan.remarks)
@@ -58,8 +56,8 @@ def records(out):
     return ResultsStore(out / "results.jsonl").records()
 
 
-def test_each_run_leaves_a_record_with_everything_about_it(letters, tmp_path):
-    plan = small_plan(letters)
+def test_each_run_leaves_a_record_with_everything_about_it(glyph_folder, tmp_path):
+    plan = small_plan(glyph_folder)
     summary, printed = run(plan, tmp_path)
     assert (summary.done, summary.failed, summary.left) == (2, (), ())
     first, second = records(tmp_path)
@@ -82,8 +80,8 @@ def test_each_run_leaves_a_record_with_everything_about_it(letters, tmp_path):
     assert not (folder / "checkpoints").exists()
 
 
-def test_what_is_done_is_not_done_again(letters, tmp_path):
-    plan = small_plan(letters)
+def test_what_is_done_is_not_done_again(glyph_folder, tmp_path):
+    plan = small_plan(glyph_folder)
     run(Plan(plan.experiment, plan.runs[:1]), tmp_path)
     _, printed = run(plan, tmp_path)
     assert "proxy-anchor" not in printed
@@ -91,9 +89,9 @@ def test_what_is_done_is_not_done_again(letters, tmp_path):
     assert run(plan, tmp_path)[1] == ""
 
 
-def test_another_experiment_takes_over_a_result(letters, tmp_path):
-    run(small_plan(letters), tmp_path)
-    summary, printed = run(small_plan(letters, name="alignment"), tmp_path)
+def test_another_experiment_takes_over_a_result(glyph_folder, tmp_path):
+    run(small_plan(glyph_folder), tmp_path)
+    summary, printed = run(small_plan(glyph_folder, name="alignment"), tmp_path)
     assert summary.done == 2
     assert printed.count("the same run as in retrieval") == 2
     found = records(tmp_path)
@@ -101,8 +99,8 @@ def test_another_experiment_takes_over_a_result(letters, tmp_path):
     assert found[1]["results"] == found[3]["results"]
 
 
-def test_an_interrupted_run_goes_on_and_ends_as_if_nothing_had_happened(letters, tmp_path, monkeypatch):
-    plan = small_plan(letters, methods=("pfml",), epochs=2)
+def test_an_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(glyph_folder, tmp_path, monkeypatch):
+    plan = small_plan(glyph_folder, methods=("pfml",), epochs=2)
     run(plan, tmp_path / "whole")
 
     def interrupted(planned, place):
@@ -120,8 +118,8 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_nothing_had_happened(letters,
     assert parts["results"]["alignment"] == whole["results"]["alignment"]
 
 
-def test_a_failed_run_is_recorded_and_the_others_go_on(letters, tmp_path):
-    plan = small_plan(letters)
+def test_a_failed_run_is_recorded_and_the_others_go_on(glyph_folder, tmp_path):
+    plan = small_plan(glyph_folder)
     bad = replace(plan.runs[0], config=replace(plan.runs[0].config, batch=BatchConfig(4000, 4)))
     summary, printed = run(Plan("retrieval", (bad, plan.runs[1])), tmp_path)
     assert summary.done == 1
@@ -135,8 +133,8 @@ def test_a_failed_run_is_recorded_and_the_others_go_on(letters, tmp_path):
     assert len(run(Plan("retrieval", (bad,)), tmp_path)[0].failed) == 1  # the next call tries again
 
 
-def test_several_processes_share_the_work_without_doubling_it(letters, tmp_path):
-    plan = small_plan(letters, seeds=(0,))
+def test_several_processes_share_the_work_without_doubling_it(glyph_folder, tmp_path):
+    plan = small_plan(glyph_folder, seeds=(0,))
     summary, _ = run(plan, tmp_path, jobs=2)
     assert summary.done == len(plan.runs) > 1
     assert sorted(one["key"] for one in records(tmp_path)) == sorted(one.key for one in plan.runs)
@@ -169,8 +167,8 @@ def holder():
         process.join()
 
 
-def test_a_run_of_another_process_is_left_to_it_until_that_dies(letters, tmp_path, holder):
-    plan = small_plan(letters)
+def test_a_run_of_another_process_is_left_to_it_until_that_dies(glyph_folder, tmp_path, holder):
+    plan = small_plan(glyph_folder)
     lock = tmp_path / "locks" / f"{plan.runs[0].result_key}.lock"
     other = holder(lock)
     summary, _ = run(plan, tmp_path)
@@ -192,18 +190,18 @@ def test_a_claim_is_exclusive_and_frees_its_file(tmp_path):
         assert again
 
 
-def test_no_run_is_started_that_does_not_fit_the_budget(letters, tmp_path):
-    plan = small_plan(letters)
+def test_no_run_is_started_that_does_not_fit_the_budget(glyph_folder, tmp_path):
+    plan = small_plan(glyph_folder)
     summary, printed = run(plan, tmp_path, budget=0.0)
     assert (summary.done, summary.left, printed) == (0, plan.runs, "")
     assert run(plan, tmp_path, budget=100.0)[0].done == 2
 
 
-def test_an_estimate_comes_from_runs_of_the_same_kind(letters, tmp_path):
-    (planned,) = small_plan(letters, methods=("pfml",), epochs=10).runs
+def test_an_estimate_comes_from_runs_of_the_same_kind(glyph_folder, tmp_path):
+    (planned,) = small_plan(glyph_folder, methods=("pfml",), epochs=10).runs
     rough = Estimator([], "cpu").estimate(planned)
     assert rough.is_rough
-    made = record.record_of(planned, results={}, images={"train": 6768, "test": 6816, "missing": 0}, seconds=105.0)
+    made = execution.record_of(planned, results={}, images={"train": 6768, "test": 6816, "missing": 0}, seconds=105.0)
     told = Estimator([made], "cpu").estimate(planned)
     assert not told.is_rough
     assert told.seconds == pytest.approx(105.0)
@@ -212,8 +210,8 @@ def test_an_estimate_comes_from_runs_of_the_same_kind(letters, tmp_path):
     assert told.seconds * 0.4 < Estimator([made], "cpu").estimate(half).seconds < told.seconds * 0.7
 
 
-def test_the_folds_of_mlrc_are_concatenated_when_all_are_done(letters, tmp_path):
-    plan = small_plan(letters, name="mlrc", methods=("proxy-anchor",))
+def test_the_folds_of_mlrc_are_concatenated_when_all_are_done(glyph_folder, tmp_path):
+    plan = small_plan(glyph_folder, name="mlrc", methods=("proxy-anchor",))
     *folds, together = plan.runs
     early, _ = run(Plan("mlrc", (*folds[:3], together)), tmp_path)
     assert early.left == (together,)
@@ -227,16 +225,16 @@ def test_the_folds_of_mlrc_are_concatenated_when_all_are_done(letters, tmp_path)
     assert result["validation_selected"]["num_queries"] == 128
 
 
-def test_concatenation_is_that_of_unit_vectors(letters, tmp_path):
+def test_concatenation_is_that_of_unit_vectors(glyph_folder, tmp_path):
     import torch
 
     from pfml.evaluation import embed, retrieval_metrics
     from pfml.models import load_embedder
     from pfml.runs.data import prepare_data
 
-    plan = small_plan(letters, name="mlrc", methods=("proxy-anchor",))
+    plan = small_plan(glyph_folder, name="mlrc", methods=("proxy-anchor",))
     run(plan, tmp_path)
-    data, _ = prepare_data(DataConfig(str(letters)))
+    data, _ = prepare_data(DataConfig(str(glyph_folder)))
     points = [embed(load_embedder(tmp_path / "mlrc" / fold.key), data.test) for fold in plan.runs[:4]]
     rows = torch.cat([torch.nn.functional.normalize(one) for one in points], 1)
     expected = retrieval_metrics(rows, data.test.labels, recall_at=data.recall_at).as_dict()
@@ -244,8 +242,8 @@ def test_concatenation_is_that_of_unit_vectors(letters, tmp_path):
     assert {name: chosen[name] for name in expected} == expected
 
 
-def test_timing_does_not_share_a_device(letters, tmp_path):
-    plan = small_plan(letters, name="timing", methods=("proxy-anchor",), epochs=2)
+def test_timing_does_not_share_a_device(glyph_folder, tmp_path):
+    plan = small_plan(glyph_folder, name="timing", methods=("proxy-anchor",), epochs=2)
     summary, printed = run(plan, tmp_path, jobs=3)
     assert summary.done == 1
     assert "1 job instead of 3" in printed
@@ -253,12 +251,12 @@ def test_timing_does_not_share_a_device(letters, tmp_path):
 
 def test_a_record_does_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    record.commit.cache_clear()
-    assert record.commit() == "unknown"
-    record.commit.cache_clear()
+    execution.commit.cache_clear()
+    assert execution.commit() == "unknown"
+    execution.commit.cache_clear()
 
 
 def test_times_sort():
-    first = record.now()
+    first = execution.now()
     time.sleep(0.001)
-    assert first < record.now()
+    assert first < execution.now()

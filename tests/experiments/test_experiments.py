@@ -7,8 +7,7 @@ import pytest
 from pfml.cli import main
 from pfml.data import RetrievalData, draw_glyphs
 from pfml.data.glyphs import TRAIN_LETTERS, UNSEEN_LETTERS
-from pfml.experiments import catalog as catalog
-from pfml.experiments import tasks
+from pfml.experiments import catalog, tasks
 from pfml.experiments.store import ResultsStore
 from pfml.runs.config_files import read_config
 
@@ -27,7 +26,7 @@ COUNTS = {
 
 
 @pytest.fixture(scope="module")
-def few_letters():
+def few_glyphs():
     train, test = draw_glyphs(TRAIN_LETTERS[:28], copies=1), draw_glyphs(UNSEEN_LETTERS[:8], copies=1)
     return RetrievalData("glyphs", train, test)
 
@@ -38,12 +37,12 @@ def out(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _thin(monkeypatch, few_letters):
+def _thin(monkeypatch, few_glyphs):
     sweeps = {"proxies_per_class": (0, 5), "delta": (0.2,), "alpha": (0.0,), "delta_rep_minus_delta_att": (0.1,)}
     monkeypatch.setattr(catalog, "NOISE_RATES", (0.0, 0.2))
     monkeypatch.setattr(catalog, "TIMED_PROXIES", (5,))
     monkeypatch.setitem(catalog.SWEEPS, "pfml", sweeps)
-    monkeypatch.setattr(sys.modules["pfml.runs.data"], "load_data", lambda name, root: few_letters)
+    monkeypatch.setattr(sys.modules["pfml.runs.data"], "load_data", lambda name, root: few_glyphs)
     tasks.prepared.cache_clear()
     yield
     tasks.prepared.cache_clear()
@@ -73,12 +72,12 @@ def test_an_experiment_runs_from_beginning_to_end(name, out, capsys):
     assert len(of(out, name)) == COUNTS[name]
 
 
-def test_pictures_are_drawn_of_the_field_and_of_each_run(out):
+def test_figures_of_the_field_and_of_each_run_are_written(out):
     experiment("figures", out)
     folder = out / "figures"
     assert {path.name for path in folder.glob("*.png")} == {"field.png", "theory.png", "pipeline.png"}
     for one in of(out, "figures"):
-        names = {path.name for path in (folder / one["key"] / "pictures").iterdir()}
+        names = {path.name for path in (folder / one["key"] / "figures").iterdir()}
         assert names == {"retrieval.png", "map.png"}
 
 

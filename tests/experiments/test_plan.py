@@ -163,7 +163,7 @@ def test_experiments_share_results_but_not_with_times():
     assert plan("figures", **options).runs[0].result_key == results["retrieval"]
 
 
-def test_noise_is_drawn_anew_for_each_seed():
+def test_label_noise_depends_on_the_seed():
     runs = [run for run in plan("noise", methods=("pfml",), seeds=(3, 4)).runs if run.settings["noise"] == 0.2]
     assert [(run.config.data.noise.rate, run.config.data.noise.seed) for run in runs] == [(0.2, 3), (0.2, 4)]
 

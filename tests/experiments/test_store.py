@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pfml.experiments.store import ResultsStore, TornLineWarning, key_of
+from pfml.experiments.store import ResultsStore, TornLineWarning
 from processes import CONTEXT
 from records import record
 
@@ -147,7 +147,9 @@ def test_a_record_must_be_complete(tmp_path):
         ResultsStore(tmp_path / "results.jsonl").append(incomplete)
 
 
-def test_a_key_depends_on_values_not_on_their_order():
-    assert key_of("noise", {"a": 1, "b": [2]}) == key_of("noise", {"b": [2], "a": 1})
-    assert key_of({"a": 1}) != key_of({"a": 2})
-    assert len(key_of()) == 16
+def test_a_record_of_another_format_is_refused_and_named(tmp_path):
+    store = ResultsStore(tmp_path / "results.jsonl")
+    store.append(record(format=1))
+    with pytest.raises(ValueError, match="a record must have format 1, got 2"):
+        store.append(record(format=2))
+    assert [one["format"] for one in store.records()] == [1]

@@ -11,26 +11,28 @@ from pfml.data.glyphs import TRAIN_LETTERS, UNSEEN_LETTERS
 from pfml.experiments import tasks
 from pfml.experiments.plan import PlanOptions, plan_experiment
 from pfml.experiments.store import ResultsStore
-from pfml.experiments.study import read_study
+from pfml.experiments.tune import read_study
 
 SPACE = {"low": 0.5, "high": 1.5, "log": False, "whole": False}
 
 
 @pytest.fixture(scope="module")
-def few_letters():
+def few_glyphs():
     train, test = draw_glyphs(TRAIN_LETTERS[:28], copies=1), draw_glyphs(UNSEEN_LETTERS[:8], copies=1)
     return RetrievalData("glyphs", train, test)
 
 
 @pytest.fixture(autouse=True)
-def _few_letters(monkeypatch, few_letters):
-    monkeypatch.setattr(sys.modules["pfml.runs.data"], "load_data", lambda name, root: few_letters)
+def _few_glyphs(monkeypatch, few_glyphs):
+    monkeypatch.setattr(sys.modules["pfml.runs.data"], "load_data", lambda name, root: few_glyphs)
     tasks.prepared.cache_clear()
     yield
     tasks.prepared.cache_clear()
 
 
-def written_study(folder, *, method="pfml", dataset="glyphs", backbone="convnet", trials=((0.4, 0.7), (0.6, 0.9))):
+def written_study(
+    folder, *, method="pfml", dataset="glyphs", backbone="convnet", trials=((0.4, 0.7), (0.6, 0.9)), version=1
+):
     """A folder as `pfml tune` leaves it: trials of (score, delta); a score of None is a failure."""
     config = {"loss": {"name": method}, "data": {"name": dataset}, "model": {"backbone": backbone}, "epochs": 3}
     listed = [
@@ -39,7 +41,14 @@ def written_study(folder, *, method="pfml", dataset="glyphs", backbone="convnet"
     ]
     space = {"loss.options.delta": SPACE}
     folder.mkdir()
-    record = {"metric": "recall_at_1", "split": "half", "space": space, "config": config, "trials": listed}
+    record = {
+        "version": version,
+        "metric": "recall_at_1",
+        "split": "half",
+        "space": space,
+        "config": config,
+        "trials": listed,
+    }
     (folder / "tuning.json").write_text(json.dumps(record))
     return folder
 
@@ -113,6 +122,8 @@ def test_a_folder_without_a_whole_study_is_refused(tmp_path):
         read_study(tmp_path)
     with pytest.raises(ValueError, match="a trial that came to an end, got none of 1"):
         read_study(written_study(tmp_path / "failed", trials=((None, 0.3),)))
+    with pytest.raises(ValueError, match="must have version 1, got 2"):
+        read_study(written_study(tmp_path / "newer", version=2))
 
 
 def test_a_reused_result_says_where_its_own_values_come_from(tmp_path):

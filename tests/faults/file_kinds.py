@@ -29,7 +29,7 @@ from pfml.data.readers.cars import read_cars
 from pfml.data.readers.cub import read_cub
 from pfml.data.readers.table import read_table
 from pfml.experiments.store import ResultsStore
-from pfml.experiments.study import read_study
+from pfml.experiments.tune import read_study
 from pfml.export import export_bundle, load_bundle
 from pfml.methods import create_loss
 from pfml.models import create_embedder, load_embedder
@@ -322,7 +322,14 @@ def make_study(folder: Path) -> Path:
     config = {"loss": {"name": "pfml"}, "data": {"name": "glyphs"}, "model": {"backbone": "convnet"}, "epochs": 3}
     trials = [{"state": "complete", "score": 0.4, "values": {"loss.options.delta": 0.7}}]
     space = {"loss.options.delta": {"low": 0.5, "high": 1.5, "log": False, "whole": False}}
-    record = {"metric": "recall_at_1", "split": "half", "space": space, "config": config, "trials": trials}
+    record = {
+        "version": 1,
+        "metric": "recall_at_1",
+        "split": "half",
+        "space": space,
+        "config": config,
+        "trials": trials,
+    }
     (folder / "tuning.json").write_text(json.dumps(record))
     return folder / "tuning.json"
 

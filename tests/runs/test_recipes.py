@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pfml.experiments.catalog import base_config
-from pfml.experiments.planned_run import all_options
+from pfml.experiments.run_key import all_options
 from pfml.methods import LossConfig
 from pfml.runs.config import ScheduleConfig
 from pfml.runs.config_files import plain, read_config, shipped_config

@@ -16,6 +16,8 @@ from pfml.theory.check import (
     SLACK,
     TheoryConfig,
     ball_minimizers,
+    descent,
+    field_and_gradient,
     has_radial_minimum,
     in_their_span,
     largest_delta,
@@ -24,7 +26,6 @@ from pfml.theory.check import (
     theory_outcomes,
     theory_table,
 )
-from pfml.theory.descent import descent, field_and_gradient
 
 PFML, CPML = LAWS["PFML"](3.0), LAWS["CPML"](3.0)
 LOW, HIGH = (2, 3, 4), (8, 32)
@@ -312,8 +313,8 @@ def test_pfml_theory_prints_the_table_and_writes_the_picture(tmp_path, capsys):
 
 
 def test_the_seed_of_pfml_theory_changes_its_table(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("pfml.theory.figures.draw_theory", lambda path: None)
-    monkeypatch.setattr("pfml.theory.figures.draw_field", lambda path: None)
+    monkeypatch.setattr("pfml.theory.figures.plot_theory", lambda path: None)
+    monkeypatch.setattr("pfml.theory.figures.plot_field", lambda path: None)
     tables = []
     for seed in (0, 1):
         main([*SMALL, f"--out={tmp_path}", f"--seed={seed}"])

@@ -42,8 +42,8 @@ def experiment(
     from pfml.experiments import command
     from pfml.experiments.catalog import THEORY
     from pfml.experiments.plan import PlanOptions, plan_experiment
-    from pfml.experiments.plots import draw_fields
-    from pfml.experiments.study import read_study
+    from pfml.experiments.tune import read_study
+    from pfml.theory.figures import write_figures
     from pfml.training.shutdown import Interrupted, interruptible
 
     console = create_console()
@@ -70,8 +70,8 @@ def experiment(
         command.show_plan(plan, out, console, gpus=cards, jobs=jobs)
         return
     if name == "figures":
-        for path in draw_fields(out / name):
-            print_line(console, f"{path}: drawn")
+        for path in write_figures(out / name):
+            print_line(console, f"{path}: written")
     try:
         with interruptible("stopped between two runs"):
             summary = command.run_plan(
@@ -149,14 +149,14 @@ def theory(
 ) -> None:
     """Check Proposition 1 and Corollary 1 on random points: print a table, write field.png and theory.png."""
     from pfml.theory.check import TheoryConfig
-    from pfml.theory.figures import draw_field, draw_theory
+    from pfml.theory.figures import plot_field, plot_theory
 
     config = TheoryConfig(dims=dims, num_points=points, num_proxies=proxies, alpha=alpha, trials=trials, seed=seed)
     console = create_console()
     out.mkdir(parents=True, exist_ok=True)
     _print_theory(config, console)
-    draw_theory(out / "theory.png")
-    draw_field(out / "field.png")
+    plot_theory(out / "theory.png")
+    plot_field(out / "field.png")
     print_line(console, f"{out / 'theory.png'}: the same proxies in the field of PFML and of CPML")
     print_line(console, f"{out / 'field.png'}: the class potentials and forces of the paper's Figure 2")
 

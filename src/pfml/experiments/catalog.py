@@ -9,7 +9,7 @@ from typing import Any
 
 from pfml.data import LabelNoise
 from pfml.data.preprocessing import Augmentation
-from pfml.experiments.planned_run import all_options
+from pfml.experiments.run_key import all_options
 from pfml.methods import METHODS, LossConfig
 from pfml.runs.config import BatchConfig, RunConfig, ScheduleConfig
 from pfml.runs.config_files import shipped_config
@@ -99,7 +99,7 @@ class Experiment:
 
     @property
     def is_about_training(self) -> bool:
-        """Whether a method that trains nothing has no place in it."""
+        """Whether it leaves out methods that train nothing."""
         return self.variants is not _as_it_is
 
 
@@ -169,8 +169,8 @@ def _timed(config: RunConfig) -> Iterator[Variant]:
         yield Variant({"proxies_per_class": number}, replace(config, loss=loss), task="time")
 
 
-def _drawn(config: RunConfig) -> Iterator[Variant]:
-    yield Variant({}, config, task="draw")
+def _figures(config: RunConfig) -> Iterator[Variant]:
+    yield Variant({}, config, task="figures")
 
 
 def _with_dim(config: RunConfig, dim: int) -> RunConfig:
@@ -194,7 +194,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         datasets=("glyphs", "cub", "cars", "sop"),
     ),
     "noise": Experiment(
-        "Recall@K with 0 to 50 % of the training labels wrong; the paper's table has 20 %",
+        "Recall@K with label noise of 0 to 50 %; the paper's table has 20 %",
         "Table 2",
         _noisy,
         methods=("triplet", "multi-similarity-miner", "proxy-nca", "proxy-anchor", "hist", "pfml", "pfml-log"),
@@ -230,9 +230,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         alone=True,
     ),
     "figures": Experiment(
-        "Pictures: field, pipeline, retrieval examples, t-SNE",
+        "Plots: field, pipeline, retrieval examples, t-SNE",
         "Figures 1 and 2; supplement, visual results",
-        _drawn,
+        _figures,
         methods=("pfml-log",),
         datasets=("glyphs", "cub", "cars", "sop"),
         seeds=(0,),
@@ -289,7 +289,7 @@ def _shipped(name: str) -> RunConfig:
 
 
 def _resnet50_he(dataset: str, method: str) -> RunConfig:
-    """CUB's own configuration; for the other sets its network and optimizer on what the paper says of the set.
+    """CUB's own configuration; for the other sets its backbone and optimizer on what the paper says of the set.
 
     All but Proxy Anchor, robust or not, have positives in their batches, as they were measured (docs/REPRODUCTION.md).
     """

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfml.experiments.catalog import EXPERIMENTS, THEORY
-from pfml.experiments.estimate import Estimate, Estimator
 from pfml.experiments.plan import Plan
-from pfml.experiments.run import Summary, device_kind, execute, say, states
+from pfml.experiments.run import Estimate, Estimator, Summary, device_kind, execute, say, states
 from pfml.experiments.store import ResultsStore
 
 if TYPE_CHECKING:

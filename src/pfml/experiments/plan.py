@@ -1,12 +1,13 @@
-"""The runs that an experiment consists of."""
+"""The runs that an experiment consists of: planned from the catalog, and from what a user chooses."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pfml.experiments.catalog import (
     BACKBONE_DIMS,
@@ -17,16 +18,71 @@ from pfml.experiments.catalog import (
     Variant,
     base_config,
 )
-from pfml.experiments.planned_run import PlannedRun
-from pfml.experiments.study import Study, study_for
+from pfml.experiments.run_key import deciding_values, digest
+from pfml.experiments.tune import Study, study_for
 from pfml.methods import METHODS
 from pfml.models.backbone_table import default_weights
+from pfml.runs.config import RunConfig
 from pfml.typos import did_you_mean
 
-__all__ = ["Plan", "PlanOptions", "plan_experiment"]
+__all__ = ["Plan", "PlanOptions", "PlannedRun", "plan_experiment"]
 
 Precision = Literal["none", "bfloat16", "float16"]
-Cell = tuple[str, Path | None, str, str | None]  # data set, root, backbone, weights
+#: Data set, root, backbone, weights.
+Source = tuple[str, Path | None, str, str | None]
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that an experiment consists of.
+
+    Args:
+        experiment: A key of `pfml.experiments.catalog.EXPERIMENTS`.
+        dataset: As in `pfml.data.DATASETS`.
+        method: A key of `pfml.methods.METHODS`.
+        backbone: As in the names of the shipped configurations.
+        dim: D of the embedding.
+        seed: Of everything that is random.
+        epochs: Passes over the training images.
+        settings: What tells this run from others of the same method, such as a noise rate.
+        config: All of it.
+        task: What is done, a key of `pfml.experiments.tasks.TASKS`.
+        needs: Keys of runs that must be done before.
+        tuning: Summary of the study that its hyper-parameters come from (`tune.Study`); None without one.
+    """
+
+    experiment: str
+    dataset: str
+    method: str
+    backbone: str
+    dim: int
+    seed: int
+    epochs: int
+    settings: dict[str, Any]
+    config: RunConfig = field(repr=False)
+    task: str = "train"
+    needs: tuple[str, ...] = ()
+    tuning: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @cached_property
+    def key(self) -> str:
+        """Everything that changes the result, a dash, and what the run is for: RESULT-PURPOSE, hexadecimal.
+
+        Runs of different experiments with the same first part have the same result, and are computed once.
+        """
+        return f"{self.result_key}-{digest([self.experiment, self.settings], 6)}"
+
+    @cached_property
+    def result_key(self) -> str:
+        """A hash of everything that changes the result; paths, devices and the experiment's name do not."""
+        # figures of a run do not change it; a time is worth nothing if it was measured beside other work
+        task = "train" if self.task == "figures" else self.task
+        return digest([task, self.needs, deciding_values(self.config)], 12)
+
+    def __str__(self) -> str:
+        settings = "".join(f", {name} {value}" for name, value in self.settings.items())
+        tuned = ", tuned" if self.tuning is not None else ""
+        return f"{self.method} on {self.dataset}, {self.backbone}, {self.dim}-d, seed {self.seed}{settings}{tuned}"
 
 
 @dataclass(frozen=True)
@@ -85,7 +141,7 @@ def plan_experiment(name: str, options: PlanOptions | None = None) -> Plan:
     """
     options = options or PlanOptions()
     experiment = _experiment(name)
-    cells, remarks = _cells(experiment, options)
+    sources, remarks = _sources(experiment, options)
     methods = options.methods or experiment.methods
     if experiment.is_about_training:
         idle = [method for method in methods if not METHODS[method].trains]
@@ -97,7 +153,7 @@ def plan_experiment(name: str, options: PlanOptions | None = None) -> Plan:
     runs: list[PlannedRun] = []
     used: dict[Path, Study] = {}
     for seed in options.seeds or experiment.seeds:
-        for dataset, root, backbone, weights in cells:
+        for dataset, root, backbone, weights in sources:
             for method in methods:
                 config = base_config(dataset, backbone, method)
                 study = study_for(options.studies, dataset, config)
@@ -130,9 +186,9 @@ def _experiment(name: str) -> Experiment:
     return EXPERIMENTS[name]
 
 
-def _cells(experiment: Experiment, options: PlanOptions) -> tuple[list[Cell], list[str]]:
+def _sources(experiment: Experiment, options: PlanOptions) -> tuple[list[Source], list[str]]:
     """Data sets with their roots and backbones with their weights, and why others cannot be run."""
-    cells: list[Cell] = []
+    sources: list[Source] = []
     remarks: list[str] = []
     for dataset in options.datasets or experiment.datasets:
         root, remark = _root(dataset, options)
@@ -148,8 +204,8 @@ def _cells(experiment: Experiment, options: PlanOptions) -> tuple[list[Cell], li
             if remark:
                 remarks.append(remark)
             else:
-                cells.append((dataset, root, backbone, weights))
-    return cells, list(dict.fromkeys(remarks))
+                sources.append((dataset, root, backbone, weights))
+    return sources, list(dict.fromkeys(remarks))
 
 
 def _planned(

@@ -1,15 +1,17 @@
-"""Carrying out a plan: each run once, by any number of processes, and on from where an earlier call was stopped."""
+"""Execution of a plan: each run once, by any number of processes, resuming what an earlier call has begun."""
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import platform
 import shutil
+import statistics
 import subprocess
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -20,14 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pfml.data.readers.published import PUBLISHED
 from pfml.evaluation.metrics import summary
 from pfml.experiments.catalog import EXPERIMENTS
-from pfml.experiments.estimate import Estimator
-from pfml.experiments.plan import Plan
-from pfml.experiments.planned_run import PlannedRun, result_key
-from pfml.experiments.plots import draw_pictures
-from pfml.experiments.store import ResultsStore
-from pfml.experiments.tasks import TASKS, Workplace, prepared
+from pfml.experiments.plan import Plan, PlannedRun
+from pfml.experiments.run_key import result_key
+from pfml.experiments.store import FORMAT, ResultsStore
+from pfml.experiments.tasks import TASKS, Workplace, prepared, write_figures
 from pfml.memory import keep_freed_memory
 from pfml.runs.config_files import plain
 from pfml.runs.folder import RunFolder
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "Estimate",
+    "Estimator",
     "Session",
     "Summary",
     "commit",
@@ -87,6 +90,7 @@ def record_of(
         "status": "done" if error is None else "failed",
         "error": error,
         "finished": now(),
+        "format": FORMAT,
         **({} if run.tuning is None else {"tuning": dict(run.tuning)}),
     }
 
@@ -128,7 +132,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 #: Tasks whose result another experiment may have already.
-REUSABLE = ("train", "untrained", "draw")
+REUSABLE = ("train", "untrained", "figures")
 
 
 @dataclass(frozen=True)
@@ -183,7 +187,7 @@ def execute(
     budget: float | None = None,
     keep_checkpoints: bool = False,
 ) -> Summary:
-    """Do what is left of `plan`; a run that fails is recorded, and the others go on.
+    """Do what is left of `plan`; a run that fails is recorded, and the others are done.
 
     Args:
         plan: See `plan_experiment`.
@@ -321,7 +325,7 @@ def _do(run: PlannedRun, session: Session, console: Console, bars: bool) -> None
     seconds = spent.seconds()
     run = run if outcome.dim is None else replace(run, dim=outcome.dim)
     session.store.append(record_of(run, results=outcome.results, images=outcome.images, seconds=seconds))
-    if not session.keep_checkpoints and run.task != "draw":
+    if not session.keep_checkpoints and run.task != "figures":
         shutil.rmtree(RunFolder(folder).checkpoints, ignore_errors=True)
     say(console, f"[{number}] {run}: {_score(outcome.results)}, {seconds:.0f} s in all")
 
@@ -337,13 +341,13 @@ def _twin(run: PlannedRun, records: Sequence[dict[str, Any]]) -> dict[str, Any] 
 
 
 def _reuse(run: PlannedRun, twin: dict[str, Any], session: Session) -> bool:
-    """Record the result of `twin` for `run`, too; not if pictures are to be drawn of a model that is gone."""
-    if run.task == "draw":
+    """Record the result of `twin` for `run`, too; not if it asks for figures of a model that is gone."""
+    if run.task == "figures":
         source = session.folder(twin["experiment"], twin["key"])
         if not RunFolder(source).model.exists():
             return False
         data, _ = prepared(run.config.data)
-        draw_pictures(source, data, session.folder(run.experiment, run.key) / "pictures", seed=run.seed)
+        write_figures(source, data, session.folder(run.experiment, run.key) / "figures", seed=run.seed)
     own = {"experiment": run.experiment, "key": run.key, "settings": dict(run.settings), "backbone": run.backbone}
     others = {name: value for name, value in twin.items() if name != "tuning"}
     tuning = {} if run.tuning is None else {"tuning": dict(run.tuning)}
@@ -442,3 +446,70 @@ def _worker(session: Session, device: str | None, threads: int, width: int) -> N
 def _parent_died() -> bool:
     parent = multiprocessing.parent_process()
     return parent is not None and not parent.is_alive()
+
+
+#: Seconds to train on 1,000 images, by kind of device and backbone. On a CPU: measured on 2 busy cores. On a GPU:
+#: ResNet-50 measured on an NVIDIA H200 in float32, the others guessed from it.
+SECONDS_PER_1000: dict[str, dict[str, float]] = {
+    "cpu": {"convnet": 1.0, "resnet50": 1500.0, "bn_inception": 760.0, "vit_small": 750.0},
+    "cuda": {"convnet": 0.05, "resnet50": 0.35, "bn_inception": 0.2, "vit_small": 0.2},
+}
+LIKE = {"dino_small": "vit_small", "resnet50_he": "resnet50"}
+#: An image that is only embedded costs this part of one that is trained on.
+EMBEDDING = 1 / 3
+START = 5.0  # seconds to open the images and build the model
+GLYPHS = (6_768, 6_816)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds, and whether they are a rough guess, without runs of the same kind."""
+
+    seconds: float
+    is_rough: bool
+
+
+class Estimator:
+    """How long runs take on one kind of device: as long as similar runs did, else a rough guess from measured speeds.
+
+    Args:
+        records: Of the store; the runs that are done tell how fast this machine is.
+        device: "cpu" or "cuda".
+    """
+
+    def __init__(self, records: Sequence[Mapping[str, Any]], device: str) -> None:
+        self.device = device
+        self.speeds: dict[tuple[str, ...], list[float]] = {}
+        for record in records:
+            if record["status"] != "done" or record["device"].split(":")[0] != device or not record["seconds"] > START:
+                continue
+            images = record["images"]
+            if record["method"] == "zero-shot" or record["settings"].get("fold") == "concatenated":
+                continue
+            every = record["config"].get("evaluate_every", 1)
+            work = _work(images["train"], images["test"], record["epochs"], every)
+            kind = (record["backbone"], record["dataset"])
+            for key in (kind, (*kind, record["method"])):
+                self.speeds.setdefault(key, []).append((record["seconds"] - START) / work)
+
+    def estimate(self, run: PlannedRun) -> Estimate:
+        """How long `run` will take if it starts from its beginning."""
+        train, test = GLYPHS
+        if run.dataset in PUBLISHED:
+            train, test = PUBLISHED[run.dataset].train[0], PUBLISHED[run.dataset].test[0]
+        if run.task in ("concatenate", "untrained"):
+            work = max(len(run.needs), 1) * test * EMBEDDING
+        else:
+            share = 1.0 if run.config.data.validation == "none" else 0.75
+            work = _work(share * train, test + (1 - share) * train, run.epochs, run.config.evaluate_every)
+        for key in ((run.backbone, run.dataset, run.method), (run.backbone, run.dataset)):
+            if key in self.speeds:
+                return Estimate(START + statistics.median(self.speeds[key]) * work, is_rough=False)
+        seconds = SECONDS_PER_1000[self.device][LIKE.get(run.backbone, run.backbone)] / 1000
+        return Estimate(START + seconds * work, is_rough=True)
+
+
+def _work(train: float, test: float, epochs: int, evaluate_every: int) -> float:
+    """Images to process, those without a gradient at their lower cost."""
+    evaluations = math.ceil(epochs / evaluate_every)
+    return epochs * train + EMBEDDING * (evaluations * test + train)

@@ -2,11 +2,12 @@
 
 A line is written under a lock, in one piece, and forced to disk. What a kill or a full disk leaves of a line is
 ignored when the file is read, and cut off by the next append.
+
+JSON lines and no database: results are committed, and people diff and merge them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -18,7 +19,11 @@ from typing import Any, NotRequired, TypedDict, get_origin, get_type_hints
 
 from pfml.storage.lock import locked_file
 
-__all__ = ["Record", "ResultsStore", "TornLineWarning", "key_of"]
+__all__ = ["FORMAT", "Record", "ResultsStore", "TornLineWarning"]
+
+
+#: Version of a record (`versions` are those of packages); records without one are of the first.
+FORMAT = 1
 
 
 class TornLineWarning(UserWarning):
@@ -30,7 +35,7 @@ class Record(TypedDict):
 
     Args:
         experiment: What it was run for.
-        key: Stable hash of what was run, see `key_of`.
+        key: Hash of everything that the result depends on, see `pfml.experiments.run_key`.
         dataset, method, backbone, dim, seed, epochs: What was run.
         settings: Swept values, such as {"noise": 0.2} or {"proxies_per_class": 15}; empty for none.
         config: The whole configuration, plain.
@@ -43,7 +48,8 @@ class Record(TypedDict):
         error: Why it failed.
         finished: ISO time.
         tuning: Only of runs with tuned hyper-parameters: the study's metric, split, space, epochs, trials, score and
-            values, see `pfml.experiments.study`.
+            values, see `pfml.experiments.tune.Study`.
+        format: `FORMAT`; absent in the oldest records.
     """
 
     experiment: str
@@ -66,6 +72,7 @@ class Record(TypedDict):
     error: str | None
     finished: str
     tuning: NotRequired[dict[str, Any]]
+    format: NotRequired[int]
 
 
 def _type(hint: Any) -> Any:
@@ -75,22 +82,11 @@ def _type(hint: Any) -> Any:
 
 TYPES = {name: _type(hint) for name, hint in get_type_hints(Record).items()}
 #: Fields that a record may be without.
-OPTIONAL = ("tuning",)
-
-
-def key_of(*parts: Any) -> str:
-    """16 hexadecimal digits that depend on plain values only, not on the order of their keys.
-
-    Example:
-        >>> key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
-        True
-    """
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+OPTIONAL = ("tuning", "format")
 
 
 class ResultsStore:
-    """Records in a file of JSON lines; the file need not exist before the first append."""
+    """Records in a file of JSON lines; the first append creates the file."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -167,6 +163,9 @@ def _check(record: Any) -> None:
     """Raise unless `record` has the fields of `Record`."""
     if not isinstance(record, Mapping):
         raise TypeError(f"a record must be a mapping, got {type(record).__name__}")
+    version = record.get("format", 1)
+    if version != FORMAT:
+        raise ValueError(f"a record must have format {FORMAT}, got {version!r}: read it with the pfml that wrote it")
     missing = [name for name in TYPES if name not in record and name not in OPTIONAL]
     unknown = [name for name in record if name not in TYPES]
     if missing or unknown:

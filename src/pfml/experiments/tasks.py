@@ -1,4 +1,4 @@
-"""What a planned run does: train, time, concatenate the embeddings of folds, draw."""
+"""What a planned run does: train, time, concatenate the embeddings of folds, plot."""
 
 from __future__ import annotations
 
@@ -10,23 +10,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pfml.data import RetrievalData
 from pfml.data.image_set import refuse_seen_classes
 from pfml.data.readers.published import PUBLISHED
-from pfml.evaluation import embed, retrieval_metrics
-from pfml.experiments.planned_run import PlannedRun
-from pfml.experiments.plots import draw_pictures
+from pfml.evaluation import embed, query_scores, retrieval_metrics
+from pfml.evaluation.nearest_neighbors import directions
+from pfml.experiments.plan import PlannedRun
 from pfml.methods import METHODS
 from pfml.models import load_embedder
+from pfml.plots.grids import choose_queries, plot_retrievals, retrieve, thumbnails
+from pfml.plots.maps import choose_images, plot_glyph_map, plot_photo_map, project
+from pfml.plots.theme import LIGHT
 from pfml.runs.config import DataConfig, RunConfig
 from pfml.runs.data import PreparedData, prepare_data
 from pfml.runs.folder import RunFolder
+from pfml.storage.files import write_atomically
 from pfml.training.environment import precision, resolve_device
 from pfml.training.progress import Monitor
 from pfml.training.runner import run as train
 
-__all__ = ["TASKS", "Outcome", "Workplace", "prepared"]
+__all__ = ["TASKS", "Outcome", "Workplace", "prepared", "write_figures"]
+
+QUERIES, FOUND = 6, 4  # the supplement shows 4 nearest images of each query
+MAP_CLASSES, MAP_IMAGES = 20, 24
 
 
 @dataclass(frozen=True)
@@ -84,11 +92,11 @@ def concatenate_folds(run: PlannedRun, place: Workplace) -> Outcome:
     return Outcome(results, _image_counts(data))
 
 
-def draw_run(run: PlannedRun, place: Workplace) -> Outcome:
-    """Train, then write pictures of what was learned beside the run."""
+def plot_run(run: PlannedRun, place: Workplace) -> Outcome:
+    """Train, then write figures of the trained model into the folder of the run."""
     outcome = train_run(run, place)
     data, _ = prepared(run.config.data)
-    draw_pictures(place.folder, data, place.folder / "pictures", seed=run.seed)
+    write_figures(place.folder, data, place.folder / "figures", seed=run.seed)
     return outcome
 
 
@@ -97,7 +105,7 @@ TASKS: dict[str, Callable[[PlannedRun, Workplace], Outcome]] = {
     "time": train_run,
     "untrained": train_run,
     "concatenate": concatenate_folds,
-    "draw": draw_run,
+    "figures": plot_run,
 }
 
 
@@ -147,7 +155,7 @@ def _concatenated(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Metrics of the concatenated embeddings of some models, and the mean of the metrics of each alone."""
     device, roles = resolve_device(config.device), {"test": data.test, "gallery": data.gallery}
-    points: dict[str, list[torch.Tensor]] = {role: [] for role, images in roles.items() if images is not None}
+    points: dict[str, list[Tensor]] = {role: [] for role, images in roles.items() if images is not None}
     for model in models:
         embedder = load_embedder(model).to(device)
         for role in points:
@@ -178,3 +186,26 @@ def _image_counts(data: RetrievalData) -> dict[str, int]:
     if published is not None:
         missing = max(published.train[0] - whole, 0) + max(published.test[0] - len(data.test), 0)
     return {"train": len(data.train), "test": len(data.test), "missing": missing}
+
+
+def write_figures(run: Path, data: RetrievalData, out: Path, *, seed: int = 0) -> list[Path]:
+    """Write retrieval.png and map.png of the run's last model on the unseen classes into `out`; their paths."""
+    out.mkdir(parents=True, exist_ok=True)
+    embedder = load_embedder(run / "model").to(resolve_device("auto"))
+    points, labels = embed(embedder, data.test).cpu(), data.test.labels
+    gallery = None if data.gallery is None else embed(embedder, data.gallery).cpu()
+    gallery_labels = None if data.gallery is None else data.gallery.labels
+    items = None if gallery is None else directions(gallery, "gallery")
+    scores = query_scores(directions(points, "embeddings"), labels, items, gallery_labels)
+    queries = choose_queries(scores, labels, random=QUERIES, seed=seed)
+    found = retrieve(points, labels, queries, k=FOUND, gallery=gallery, gallery_labels=gallery_labels)
+    is_small = isinstance(data.test.images, Tensor)
+    side = data.test.images.shape[-1] if isinstance(data.test.images, Tensor) else 128
+    sheet = plot_retrievals(found, data.test, data.gallery, side=side, zoom=2 if is_small else 1)
+    write_atomically(out / "retrieval.png", sheet)
+    chosen = choose_images(labels, classes=MAP_CLASSES, per_class=MAP_IMAGES, seed=seed)
+    coordinates = project(points[chosen], seed=seed)
+    tiles = thumbnails(data.test, chosen, side=46)
+    plot_map = plot_glyph_map if is_small else plot_photo_map
+    write_atomically(out / "map.png", plot_map(coordinates, labels[chosen], tiles, LIGHT))
+    return [out / "retrieval.png", out / "map.png"]

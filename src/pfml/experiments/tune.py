@@ -1,7 +1,7 @@
 """Choosing hyper-parameters on classes that are neither trained on nor tested on (`pfml tune`, by Optuna).
 
-The training classes are divided once more: a trial trains on one part and is judged on the other. The test images are
-not in the data that a trial sees, so that no choice can depend on them.
+The training classes are split once more: a trial trains on one part and is scored on the other. The test images are
+not in the data that a trial sees, so that no choice can depend on them. `pfml experiment --tuned` reads a study back.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfml.data import RetrievalData
-from pfml.experiments.planned_run import known_before
+from pfml.experiments.run_key import stable_config
 from pfml.models import Embedder
 from pfml.runs.config import RunConfig
 from pfml.runs.config_files import plain, write_config
@@ -33,7 +33,22 @@ from pfml.typos import did_you_mean
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["SPACES", "Range", "Tuned", "space_of", "tune", "tuning_data", "with_value"]
+__all__ = [
+    "SPACES",
+    "Range",
+    "Study",
+    "Tuned",
+    "read_study",
+    "space_of",
+    "study_for",
+    "tune",
+    "tuning_data",
+    "with_value",
+]
+
+#: All trials of a study, written after each of them.
+FILE = "tuning.json"
+VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -157,7 +172,7 @@ def tune(
 ) -> Tuned:
     """Search for the values in `space` with the best `config.select_by` on validation classes.
 
-    Poor trials are ended early. Everything is in the folder `out`: the study, which a second call goes on with,
+    Poor trials are ended early. Everything is in the folder `out`: the study, which a second call resumes,
     tuning.json with all trials, and best.yaml for `pfml train --config`.
 
     Args:
@@ -184,7 +199,7 @@ def tune(
     for name, each in space.items():
         with_value(config, name, round(each.low) if each.whole else each.low)
     data = tuning_data(config, split)
-    create_batches(data.train, config)  # what no trial can do is said before any is tried
+    create_batches(data.train, config)  # what fails for every trial fails before the first
     require_matches(data)
     out.mkdir(parents=True, exist_ok=True)
     # at WARNING it prints the traceback of every trial that failed or was stopped; we say both in a line of our own
@@ -237,7 +252,7 @@ def tune(
 
 
 class _Pruning(Monitor):
-    """Tells the study how a trial gets on, and ends it if others got on better."""
+    """Reports the scores of a trial to the study, and ends the trial if the others did better."""
 
     def __init__(self, trial: optuna.Trial, metric: str, shown: Monitor) -> None:
         self.trial, self.metric, self.shown = trial, metric, shown
@@ -263,7 +278,7 @@ class _Pruning(Monitor):
 def _name_of_study(config: RunConfig, space: Mapping[str, Range], split: str) -> str:
     """A study is about one question: another configuration, space or split is another study in the same file."""
     asked = {
-        "config": known_before(config),
+        "config": stable_config(config),
         "space": {k: dataclasses.asdict(v) for k, v in space.items()},
         "split": split,
     }
@@ -286,10 +301,99 @@ def _record(trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
 
 def _write_record(out: Path, config: RunConfig, space: Mapping[str, Range], split: str, study: optuna.Study) -> None:
     record = {
+        "version": VERSION,
         "metric": config.select_by,
         "split": split,
         "space": {name: dataclasses.asdict(each) for name, each in space.items()},
         "config": plain(config),
         "trials": [_record(trial) for trial in study.trials],
     }
-    write_atomically(out / "tuning.json", json.dumps(record, indent=1).encode())
+    write_atomically(out / FILE, json.dumps(record, indent=1).encode())
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study found, for the runs of an experiment.
+
+    Args:
+        folder: Where it lies.
+        method, dataset, backbone: What it trained; its values are for runs with the same.
+        values: Option -> the best value, judged on validation classes.
+        summary: What a record says of it: metric, split, space, epochs, trials, score, values, and the file's checksum.
+    """
+
+    folder: Path
+    method: str
+    dataset: str
+    backbone: str
+    values: Mapping[str, Any]
+    summary: Mapping[str, Any]
+
+    def fits(self, dataset: str, config: RunConfig) -> bool:
+        """Whether its values are for a run of `config` on `dataset`."""
+        return (self.method, self.dataset, self.backbone) == (config.loss.name, dataset, config.model.backbone)
+
+    def applied(self, config: RunConfig) -> RunConfig:
+        """`config` with the best values."""
+        for name, value in self.values.items():
+            config = with_value(config, name, value)
+        return config
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{name} {value:.4g}" for name, value in self.values.items())
+        score = f"{self.summary['metric']} {100 * self.summary['score']:.2f}"
+        how = f"{self.summary['trials']} trials, split {self.summary['split']}, {score} on validation classes"
+        return f"{self.method} on {self.dataset}, {self.backbone}: {values} ({how})"
+
+
+def read_study(folder: Path) -> Study:
+    """The study in `folder`, which `pfml tune --out` has written.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ValueError: It cannot be read, or none of its trials has come to an end.
+    """
+    file = folder / FILE
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder} must be the folder of a study (pfml tune --out), but it has no {FILE}")
+    content = file.read_bytes()
+    try:
+        record = json.loads(content)
+        version, config = record["version"], record["config"]
+        trials = [(one["state"], one["score"], dict(one["values"])) for one in record["trials"]]
+        complete = [(float(score), values) for state, score, values in trials if state == "complete"]
+        about = (str(config["loss"]["name"]), str(config["data"]["name"]), str(config["model"]["backbone"]))
+        told = {name: record[name] for name in ("metric", "split", "space")} | {"epochs": config["epochs"]}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{file} must be what pfml tune writes, but it cannot be read: {error!r}") from None
+    if version != VERSION:
+        raise ValueError(f"{file} must have version {VERSION}, got {version!r}: read it with the pfml that wrote it")
+    if not complete:
+        raise ValueError(
+            f"{file} must have a trial that came to an end, got none of {len(trials)}: resume it with pfml tune"
+        )
+    score, values = max(complete, key=lambda one: one[0])
+    if set(values) != set(told["space"]):
+        raise ValueError(f"{file} must have a value for each of {', '.join(told['space'])}, got {', '.join(values)}")
+    counts = {"trials": len(trials), "complete": len(complete)}
+    summary = {
+        "study": folder.absolute().name,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        **told,
+        **counts,
+        "score": score,
+        "values": values,
+    }
+    return Study(folder, *about, values, summary)
+
+
+def study_for(studies: Sequence[Study], dataset: str, config: RunConfig) -> Study | None:
+    """The one whose values are for a run of `config` on `dataset`, if there is one."""
+    fitting = [study for study in studies if study.fits(dataset, config)]
+    if len(fitting) > 1:
+        folders = ", ".join(str(study.folder) for study in fitting)
+        raise ValueError(
+            f"there must be one study at most of {config.loss.name} on {dataset}, {config.model.backbone}, "
+            f"got {folders}"
+        )
+    return fitting[0] if fitting else None

@@ -1,1 +1,1 @@
-"""Proposition 1 and Corollary 1 of the paper, checked and drawn."""
+"""Proposition 1 and Corollary 1 of the paper, checked on random points and plotted."""

@@ -1,11 +1,11 @@
-"""Pictures of the field in the plane: the paper's Figure 2, and what Prop. 1 and Corollary 1 say.
+"""Figures of the field in the plane: the paper's Figure 2, and what Prop. 1 and Corollary 1 say.
 
-Drawn through matplotlib's object interface, so that nothing here touches the global state of pyplot.
+Plotted through matplotlib's object interface, so that nothing here touches the global state of pyplot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,10 +21,9 @@ from torch import Tensor
 
 from pfml.energy import class_potential
 from pfml.field import ContrastiveLaw, DecayLaw, PowerLaw
-from pfml.theory.check import MARGIN, largest_delta
-from pfml.theory.descent import descent
+from pfml.theory.check import MARGIN, descent, largest_delta
 
-__all__ = ["draw_field", "draw_pipeline", "draw_theory"]
+__all__ = ["plot_field", "plot_pipeline", "plot_theory", "write_figures"]
 
 INK, PAPER, ORANGE = "#151515", "#ffffff", "#f4a300"
 DASHES = (0, (3, 2))
@@ -41,7 +40,7 @@ class Scene(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The part of the plane that is drawn."""
+    """The part of the plane that is shown."""
 
     left: float
     right: float
@@ -77,13 +76,13 @@ def example_scene() -> Scene:
         shake = 0.12 * torch.randn(size, 2, generator=generator, dtype=torch.float64)
         points.append(torch.tensor(center, dtype=torch.float64) + ring + shake)
         labels += [label] * size
-    points.append(torch.tensor([place for _, place in proxies], dtype=torch.float64))
+    points.append(torch.tensor([position for _, position in proxies], dtype=torch.float64))
     num_data = len(labels)
     labels += [label for label, _ in proxies]
     return Scene(torch.cat(points), torch.tensor(labels), torch.arange(len(labels)) >= num_data)
 
 
-def draw_field(path: Path | str, *, delta: float = 0.35, alpha: float = 3.0) -> None:
+def plot_field(path: Path | str, *, delta: float = 0.35, alpha: float = 3.0) -> None:
     """Write the paper's Figure 2 to `path`: the class potentials Psi_1 and Psi_2 of one scene, and their forces.
 
     Eq. 2 gives every charge of another class the constant delta^-alpha everywhere else. It moves nothing, and without
@@ -94,18 +93,18 @@ def draw_field(path: Path | str, *, delta: float = 0.35, alpha: float = 3.0) -> 
     figure = Figure(figsize=(13, 4.9), layout="constrained", dpi=160)
     panels = figure.subplots(1, 2)
     for label, axes in enumerate(panels):
-        contours = _draw_class_potential(axes, scene, label, law, window)
-        _draw_forces(axes, scene, label, law, window)
-        _draw_circles(axes, scene.points, delta, INK)
-        _draw_charges(axes, scene)
+        contours = _plot_class_potential(axes, scene, label, law, window)
+        _plot_forces(axes, scene, label, law, window)
+        _plot_circles(axes, scene.points, delta, INK)
+        _plot_charges(axes, scene)
         _frame(axes, window)
         axes.set_title(rf"({'ab'[label]}) $\Psi_{label + 1}$, felt by class {label + 1}", fontsize=13, loc="left")
-    _draw_color_bar(figure, panels, contours, depth=delta**-alpha)
-    _draw_legend(figure, _field_legend(delta))
+    _add_color_bar(figure, panels, contours, depth=delta**-alpha)
+    _add_legend(figure, _field_legend(delta))
     figure.savefig(path)
 
 
-#: Potentials below this are drawn in white; above, color is logarithmic, as the field spans several decades.
+#: Potentials below this are shown in white; above, color is logarithmic, as the field spans several decades.
 FAINT = 0.1
 
 
@@ -113,7 +112,7 @@ def _log(potential: Tensor) -> Tensor:
     return potential.sign() * (1 + potential.abs() / FAINT).log10()
 
 
-def _draw_color_bar(figure: Figure, panels: Sequence[Axes], contours: QuadContourSet, *, depth: float) -> None:
+def _add_color_bar(figure: Figure, panels: Sequence[Axes], contours: QuadContourSet, *, depth: float) -> None:
     names = {-depth: r"$-\delta^{-\alpha}$", -1.0: "\u22121", 0.0: "0", 1.0: "1", depth: r"$\delta^{-\alpha}$"}
     ticks = _log(torch.tensor(list(names), dtype=torch.float64)).tolist()
     bar = figure.colorbar(contours, ax=panels, pad=0.012, aspect=22, shrink=0.9)
@@ -121,7 +120,7 @@ def _draw_color_bar(figure: Figure, panels: Sequence[Axes], contours: QuadContou
     bar.set_label(r"$\Psi_j - \Psi_j(\infty)$", fontsize=12)
 
 
-def _draw_class_potential(axes: Axes, scene: Scene, label: int, law: PowerLaw, window: Window) -> QuadContourSet:
+def _plot_class_potential(axes: Axes, scene: Scene, label: int, law: PowerLaw, window: Window) -> QuadContourSet:
     grid = window.grid(420)
     potential = class_potential(grid.reshape(-1, 2), label, scene.points, scene.labels, law=law)
     others = int((scene.labels != label).sum())
@@ -137,17 +136,17 @@ def _forces(locations: Tensor, scene: Scene, label: int, law: DecayLaw) -> Tenso
     return -gradient
 
 
-def _draw_forces(axes: Axes, scene: Scene, label: int, law: PowerLaw, window: Window) -> None:
+def _plot_forces(axes: Axes, scene: Scene, label: int, law: PowerLaw, window: Window) -> None:
     """Arrows along the force, as long as the log of its size; none where it is weak, or where a marker sits."""
     cells = window.grid(30)
     cell = (cells[0, 1, 0] - cells[0, 0, 0]).item()
-    places = cells.reshape(-1, 2)
-    places = places[torch.cdist(places, scene.points).amin(dim=1) > 0.16]
-    force = _forces(places, scene, label, law)
+    positions = cells.reshape(-1, 2)
+    positions = positions[torch.cdist(positions, scene.points).amin(dim=1) > 0.16]
+    force = _forces(positions, scene, label, law)
     size = force.norm(dim=1, keepdim=True)
     length = cell * (0.2 + 0.8 * (size.log10() + 1).clamp(0, 2) / 2)  # grows from 0.1 to 10
     arrows = torch.where(size > 1e-2, force / size * length, torch.nan)
-    _quiver(axes, places - arrows / 2, arrows, width=0.0018, color=INK, alpha=0.8)
+    _quiver(axes, positions - arrows / 2, arrows, width=0.0018, color=INK, alpha=0.8)
     own_proxies = scene.points[scene.is_proxy & (scene.labels == label)]
     pulls = _forces(own_proxies, scene, label, law)  # a proxy is not moved by its own field, which is flat where it is
     _quiver(axes, own_proxies, 0.62 * pulls / pulls.norm(dim=1, keepdim=True), width=0.0055, color=ORANGE, alpha=1)
@@ -170,7 +169,7 @@ def _quiver(axes: Axes, tails: Tensor, arrows: Tensor, *, width: float, color: s
     )
 
 
-def _draw_circles(axes: Axes, centers: Tensor, radius: float, color: str) -> None:
+def _plot_circles(axes: Axes, centers: Tensor, radius: float, color: str) -> None:
     diameters = [2 * radius] * len(centers)
     circles = EllipseCollection(
         diameters, diameters, [0] * len(centers), units="xy", offsets=centers.numpy(), offset_transform=axes.transData
@@ -179,7 +178,7 @@ def _draw_circles(axes: Axes, centers: Tensor, radius: float, color: str) -> Non
     axes.add_collection(circles)
 
 
-def _draw_charges(axes: Axes, scene: Scene) -> None:
+def _plot_charges(axes: Axes, scene: Scene) -> None:
     for label, (marker, face, edge) in enumerate(CLASS_STYLES):
         for is_proxy in (False, True):
             x, y = scene.points[(scene.labels == label) & (scene.is_proxy == is_proxy)].T
@@ -187,7 +186,7 @@ def _draw_charges(axes: Axes, scene: Scene) -> None:
             axes.scatter(x, y, s=size, marker=shape, facecolor=face, edgecolor=edge, linewidth=0.9, zorder=5)
 
 
-def _draw_legend(figure: Figure, entries: list[Line2D]) -> None:
+def _add_legend(figure: Figure, entries: list[Line2D]) -> None:
     legend = figure.legend(handles=entries, loc="outside lower center", ncols=len(entries), columnspacing=1.5)
     legend.set_frame_on(False)
 
@@ -220,22 +219,22 @@ def _frame(axes: Axes, window: Window) -> None:
 
 
 def spread_points(size: int, *, separation: float, scale: Tensor, generator: torch.Generator) -> Tensor:
-    """Normally distributed points, (size, 2), none closer to another than `separation`: later ones are drawn again.
+    """Normally distributed points, (size, 2), none closer to another than `separation`: later ones are sampled again.
 
     Without that, the two closest of the points would make delta too small to be seen.
     """
     points = torch.empty(0, 2, dtype=torch.float64)
     while len(points) < size:
-        drawn = scale * torch.randn(1, 2, generator=generator, dtype=torch.float64)
-        if len(points) == 0 or torch.cdist(drawn, points).min() > separation:
-            points = torch.cat([points, drawn])
+        sampled = scale * torch.randn(1, 2, generator=generator, dtype=torch.float64)
+        if len(points) == 0 or torch.cdist(sampled, points).min() > separation:
+            points = torch.cat([points, sampled])
     return points
 
 
-def draw_theory(path: Path | str, *, alpha: float = 3.0, seed: int = 153) -> None:
+def plot_theory(path: Path | str, *, alpha: float = 3.0, seed: int = 153) -> None:
     """Write to `path` how the same proxies come to rest in the field of the same data under PFML and under CPML.
 
-    The default seed was picked among 300 for a legible picture in which no two proxies rest at the same datum, as the
+    The default seed was picked among 300 for a legible figure in which no two proxies rest at the same datum, as the
     proof of Corollary 1 assumes: an illustration, not evidence. How often that holds is in the table of `pfml theory`.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -252,17 +251,17 @@ def draw_theory(path: Path | str, *, alpha: float = 3.0, seed: int = 153) -> Non
         (ContrastiveLaw(delta=delta), r"CPML, $\sum\,\max(r, \delta)^2$: a single minimum"),
     ]
     for axes, (law, title) in zip(figure.subplots(1, 2), laws, strict=True):
-        _draw_attraction(axes, data, law, window)
-        _draw_circles(axes, data, delta, INK)
+        _plot_attraction(axes, data, law, window)
+        _plot_circles(axes, data, delta, INK)
         axes.scatter(data[:, 0], data[:, 1], s=26, facecolor=PAPER, edgecolor=INK, linewidth=0.9, zorder=4)
-        _draw_paths(axes, start, data, law)
+        _plot_paths(axes, start, data, law)
         _frame(axes, window)
         axes.set_title(title, fontsize=12, loc="left")
-    _draw_legend(figure, _theory_legend())
+    _add_legend(figure, _theory_legend())
     figure.savefig(path)
 
 
-def _draw_attraction(axes: Axes, data: Tensor, law: DecayLaw, window: Window) -> None:
+def _plot_attraction(axes: Axes, data: Tensor, law: DecayLaw, window: Window) -> None:
     grid = window.grid(420)
     labels = torch.zeros(len(data), dtype=torch.int64)
     potential = class_potential(grid.reshape(-1, 2), 0, data, labels, law=law).reshape(grid.shape[:2])
@@ -275,7 +274,7 @@ def _draw_attraction(axes: Axes, data: Tensor, law: DecayLaw, window: Window) ->
     axes.contour(x, y, height, levels=levels, colors=INK, linewidths=0.3, linestyles="solid", alpha=0.35)
 
 
-def _draw_paths(axes: Axes, start: Tensor, data: Tensor, law: DecayLaw) -> None:
+def _plot_paths(axes: Axes, start: Tensor, data: Tensor, law: DecayLaw) -> None:
     paths = torch.cat([start[None], *descent(start[None], data[None], law, longest=0.05, steps=300)])  # (steps, m, 2)
     outlined = [withStroke(linewidth=3.2, foreground=PAPER)]
     for path in paths.unbind(1):
@@ -298,15 +297,15 @@ def _theory_legend() -> list[Line2D]:
 STEPS, LONGEST = 60, 0.04
 
 
-def draw_pipeline(path: Path | str, *, delta: float = 0.35, alpha: float = 3.0) -> None:
+def plot_pipeline(path: Path | str, *, delta: float = 0.35, alpha: float = 3.0) -> None:
     """Write to `path` four panels: embeddings and proxies; the field of one; that of all; where forces move them."""
     scene, law = example_scene(), PowerLaw(delta=delta, alpha=alpha)
     window = Window(-4.2, 4.2, -2.9, 2.7)
     figure = Figure(figsize=(15, 3.3), layout="constrained", dpi=160)
     panels: list[Axes] = list(figure.subplots(1, 4))
     alone = Scene(scene.points[:1], scene.labels[:1], scene.is_proxy[:1])
-    _draw_class_potential(panels[1], alone, int(alone.labels[0]), law, window)
-    _draw_class_potential(panels[2], scene, 0, law, window)
+    _plot_class_potential(panels[1], alone, int(alone.labels[0]), law, window)
+    _plot_class_potential(panels[2], scene, 0, law, window)
     moved = Scene(_moved(scene, law), scene.labels, scene.is_proxy)
     for before, after in zip(scene.points, moved.points, strict=True):
         panels[3].plot(*torch.stack([before, after]).T, color="#f4a300", linewidth=1.4, zorder=3)
@@ -317,12 +316,12 @@ def draw_pipeline(path: Path | str, *, delta: float = 0.35, alpha: float = 3.0) 
         "4  all move down the field of their class",
     )
     for axes, title, shown in zip(panels, titles, (scene, alone, scene, moved), strict=True):
-        _draw_charges(axes, shown)
+        _plot_charges(axes, shown)
         if shown is not moved:  # where circles would hide what has come together
-            _draw_circles(axes, shown.points, delta, "#151515")
+            _plot_circles(axes, shown.points, delta, "#151515")
         _frame(axes, window)
         axes.set_title(title, fontsize=11.5, loc="left")
-    _draw_legend(figure, _field_legend(delta)[:5])
+    _add_legend(figure, _field_legend(delta)[:5])
     figure.savefig(path)
 
 
@@ -341,3 +340,17 @@ def _moved(scene: Scene, law: PowerLaw) -> Tensor:
         length = gradient.norm(dim=1, keepdim=True)
         points = points - gradient / length.clamp(min=1e-12) * (0.01 * length).clamp(max=LONGEST)
     return points.detach()
+
+
+def write_figures(out: Path) -> list[Path]:
+    """Write field.png, theory.png and pipeline.png into the folder `out`, if they are not there; the new paths."""
+    out.mkdir(parents=True, exist_ok=True)
+    plots: dict[str, Callable[[Path], None]] = {
+        "field.png": plot_field,
+        "theory.png": plot_theory,
+        "pipeline.png": plot_pipeline,
+    }
+    missing = [out / name for name in plots if not (out / name).exists()]
+    for path in missing:
+        plots[path.name](path)
+    return missing
