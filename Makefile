@@ -59,14 +59,14 @@ bench-gpu: $(READY)
 
 # The budgets are minutes, an upper bound for each experiment; the next call resumes the rest.
 GLYPHS := --datasets glyphs --seeds 0 --out out/experiments
-FEW := --methods proxy-anchor,pfml,pfml-log
+FEW := --methods proxy-anchor pfml pfml-log
 reproduce-glyphs: $(READY)
 	$(BIN)/pfml experiment retrieval $(GLYPHS) --epochs 4 --jobs 2 --budget 7
 	$(BIN)/pfml experiment small-embedding $(GLYPHS) $(FEW) --epochs 4 --jobs 2 --budget 3
 	$(BIN)/pfml experiment noise $(GLYPHS) $(FEW) --epochs 4 --jobs 2 --budget 7
 	$(BIN)/pfml experiment alignment $(GLYPHS) --epochs 4 --jobs 2 --budget 2
 	$(BIN)/pfml experiment ablation $(GLYPHS) --epochs 4 --jobs 2 --budget 9
-	$(BIN)/pfml experiment mlrc $(GLYPHS) --methods proxy-anchor,pfml-log --epochs 4 --jobs 2 --budget 5
+	$(BIN)/pfml experiment mlrc $(GLYPHS) --methods proxy-anchor pfml-log --epochs 4 --jobs 2 --budget 5
 	$(BIN)/pfml experiment timing $(GLYPHS) --epochs 2 --budget 3
 	$(BIN)/pfml experiment figures $(GLYPHS) --epochs 4 --budget 2
 	$(BIN)/pfml experiment theory --out out/experiments

@@ -61,14 +61,12 @@ def test_options_override_the_configuration_wherever_it_stands(tmp_path):
 
 @pytest.mark.parametrize("given", [["--loss.name=proxy-anchor"], ["--loss.name", "proxy-anchor"]])
 def test_another_loss_does_not_inherit_the_options_of_the_configuration_s(capsys, given):
-    with pytest.raises(SystemExit):
-        main(["train", *given, "--config", "cub-resnet50-512", "--loss.options.margin=0.2", "--print_config"])
+    main(["train", *given, "--config", "cub-resnet50-512", "--loss.options.margin=0.2", "--print_config"])
     assert yaml.safe_load(capsys.readouterr().out)["loss"] == {"name": "proxy-anchor", "options": {"margin": 0.2}}
 
 
 def test_naming_the_configuration_s_own_loss_keeps_its_options(capsys):
-    with pytest.raises(SystemExit):
-        main(["train", "--config=cub-resnet50-512", "--loss.name=pfml", "--loss.options.delta=0.3", "--print_config"])
+    main(["train", "--config=cub-resnet50-512", "--loss.name=pfml", "--loss.options.delta=0.3", "--print_config"])
     options = yaml.safe_load(capsys.readouterr().out)["loss"]["options"]
     assert options == {"proxies_per_class": 15, "delta": 0.3, "alpha": 3.0}
 
@@ -99,12 +97,11 @@ def test_a_configuration_that_would_take_all_memory_is_refused_before_it_is_read
 
 
 def test_the_configuration_can_be_printed(capsys):
-    with pytest.raises(SystemExit):
-        main(["train", "--config=glyphs", "--epochs=3", "--print_config"])
+    main(["train", "--config=glyphs", "--epochs=3", "--print_config"])
     assert yaml.safe_load(capsys.readouterr().out)["epochs"] == 3
 
 
-def test_a_run_stopped_by_ctrl_c_says_how_to_go_on_and_goes_on(tmp_path, capsys, monkeypatch):
+def test_a_run_stopped_by_ctrl_c_says_how_to_resume_and_resumes(tmp_path, capsys, monkeypatch):
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr("pfml.training.progress.ProgressMonitor.step", lambda *_: os.kill(os.getpid(), signal.SIGINT))
@@ -121,7 +118,7 @@ def test_resume_takes_no_other_options(trained, capsys):
 
 
 def test_evaluating_a_run_gives_the_numbers_of_its_last_epoch(trained, capsys):
-    main(["evaluate", str(trained), "--nmi=true"])
+    main(["evaluate", str(trained), "--nmi"])
     printed = capsys.readouterr().out
     results = json.loads((trained / "results.json").read_text())
     assert f"{100 * results['last']['test']['recall_at_1']:.1f}" in printed
@@ -184,7 +181,7 @@ def test_images_are_embedded_to_an_archive(trained, tmp_path):
         (["train", "--data"], 2, "--data must be followed by a folder with a folder per class in it, a CSV"),
         (["train", "--data="], 2, "--data must be followed by"),
         (["tune", "--data", ""], 2, "pfml tune: error: --data must be followed by"),
-        (["train", "--data", "--epochs=3"], 2, "got the option --epochs=3"),
+        (["train", "--data", "--epochs=3"], 2, "--data must be followed by"),
         (["train", "--data.name="], 1, "got an empty name"),
         (["train", "--data", "phots/"], 1, "error: no such folder or file: phots/"),
         (["theory", "--trials=0"], 1, "trials"),

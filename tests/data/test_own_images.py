@@ -1,9 +1,10 @@
 """Images of one's own: files that cannot be read are left out, counted and named; lone images are named."""
 
 import pytest
+import torch
 
-from pfml.data import load_data, without_unreadable
-from pfml.data.decoding import UnreadableImagesError
+from pfml.data import load_data, open_images, without_unreadable
+from pfml.data.decoding import UnreadableImagesError, decode_files
 from pfml.data.own_images import about_lone_images, is_own
 from pfml.runs.data import prepare_data
 from pfml.training import DataConfig
@@ -36,7 +37,30 @@ def test_files_that_cannot_be_read_are_left_out_counted_and_named(photos):
 
 def test_readable_images_are_left_as_they_are(photos):
     data = load_data(str(photos))
-    assert without_unreadable(data) is data
+    found = without_unreadable(data)
+    assert (found.train.images, found.test.images, found.remarks) == (data.train.images, data.test.images, ())
+
+
+def test_the_pixels_of_a_small_set_are_kept_so_that_no_file_is_opened_again(photos, monkeypatch):
+    data = load_data(str(photos))
+    expected = open_images(data.train).pixels
+    kept = without_unreadable(data).train
+    monkeypatch.setattr("pfml.data.decoding.opened_image", None)
+    for images in (kept, kept.subset([1, 3]), kept.joined(without_unreadable(data).test)):
+        assert len(open_images(images)) == len(images)
+    assert torch.equal(open_images(kept).pixels.data, expected.data)
+    assert torch.equal(open_images(kept, storage="files").sizes, expected.sizes)
+    smaller = open_images(kept, short_side=6)
+    assert int(smaller.sizes.amin()) == 6
+
+
+def test_the_pixels_of_a_large_set_are_not_kept_and_its_files_are_checked(photos):
+    spoil(photos, "c/0.png")
+    files = sorted(photos.rglob("*.png"))
+    sizes = sum(image.numel() for image in decode_files(files)[0].values())
+    for limit, kept in ((sizes, 11), (sizes - 1, 0), (0, 0)):
+        pixels, failures = decode_files(files, limit=limit)
+        assert (len(pixels), len(failures)) == (kept, 1)
 
 
 def test_a_class_without_a_readable_image_is_no_class(photos):
@@ -71,7 +95,7 @@ def test_where_most_files_cannot_be_read_the_folder_is_the_mistake(photos):
 def test_each_file_is_checked_once_by_the_steps_of_a_command(photos, monkeypatch):
     spoil(photos, "a/0.png")
     first = without_unreadable(load_data(str(photos)))
-    monkeypatch.setattr("pfml.data.own_images.check_data", None)
+    monkeypatch.setattr("pfml.data.own_images.decode_files", None)
     again = without_unreadable(load_data(str(photos)))
     assert again.train.images == first.train.images
     monkeypatch.undo()

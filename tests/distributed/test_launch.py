@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from pfml.cli.commands import COMMANDS
-from pfml.cli.parser import create_parser
-from pfml.cli.suggestions import with_suggestions
-from pfml.cli.train import is_restarted, train
+from pfml.cli.console import create_console
+from pfml.cli.train import _with_suggestions, is_restarted, train
 from pfml.distributed import Ranks, World, open_world
 from pfml.distributed.launch import FailedElsewhereError, Launch, _guarded, decided_by_first
 from pfml.runs.config_files import write_config
+from pfml.suggest.folder import Prepared
+from pfml.suggest.suggestion import Suggestion
 from pfml.training import DataConfig, LossConfig, RunConfig
 
 ALL = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
@@ -133,13 +133,17 @@ def test_a_restart_does_not_go_on_with_a_run_that_was_there_before(store, tmp_pa
 
 def test_what_is_suggested_is_the_same_on_all_ranks_and_at_all_starts(environment, store, monkeypatch, tmp_path):
     epochs = iter(range(5, 100))  # as many as fit into the time, which nobody measures twice alike
-    monkeypatch.setattr("pfml.cli.suggestions._added", lambda *_: [f"--epochs={next(epochs)}"])
-    parser, arguments = create_parser(COMMANDS), ["train", f"--data.name={tmp_path}", "--seed=1"]
+
+    def suggested(*_, **__):
+        return Suggestion(RunConfig(epochs=next(epochs)), {"epochs": "as many as fit"})
+
+    monkeypatch.setattr("pfml.suggest.folder.suggest_for_folder", suggested)
+    config = RunConfig(data=DataConfig(str(tmp_path)), seed=1)
     for start in ("0", "1"):
         for rank in ("0", "1"):
             environment(**{**ALL, "RANK": rank, "WORLD_SIZE": "2"})
             environment(TORCHELASTIC_RESTART_COUNT=start, TORCHELASTIC_USE_AGENT_STORE="True")
-            assert with_suggestions(parser, arguments) == ["train", "--epochs=5", *arguments[1:]]
+            assert _with_suggestions(config, {"seed"}, create_console(), Prepared()) == replace(config, epochs=5)
 
 
 @pytest.mark.parametrize(("error", "reason"), [(ValueError("no images"), "no images"), (KeyboardInterrupt(), "Keyb")])

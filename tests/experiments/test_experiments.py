@@ -11,7 +11,7 @@ from pfml.experiments import catalog, tasks
 from pfml.experiments.store import ResultsStore
 from pfml.runs.config_files import read_config
 
-METHODS = "proxy-anchor,pfml"
+METHODS = ["proxy-anchor", "pfml"]
 #: Records that each adds, with two methods if it may have them.
 COUNTS = {
     "retrieval": 2,
@@ -49,8 +49,8 @@ def _thin(monkeypatch, few_glyphs):
 
 
 def experiment(name, out, *options):
-    methods = "pfml" if name in ("ablation", "figures") else METHODS
-    common = ["--datasets", "glyphs", "--methods", methods, "--epochs", "1", "--seeds", "0", "--out", str(out)]
+    methods = ["pfml"] if name in ("ablation", "figures") else METHODS
+    common = ["--datasets", "glyphs", "--methods", *methods, "--epochs", "1", "--seeds", "0", "--out", str(out)]
     main(["experiment", name, *common, *options])
 
 
@@ -135,7 +135,7 @@ def test_the_theory_is_an_experiment_too(tmp_path, monkeypatch):
     [
         (["retreival"], "did you mean"),
         (["retrieval", "--root", "cub"], "--root must be NAME=PATH, got 'cub'"),
-        (["retrieval", "--seeds", "a"], "--seeds must be numbers such as 0,1 or 0-4, got 'a'"),
+        (["retrieval", "--seeds", "a"], "--seeds must be numbers such as 0 1, or ranges such as 0-4, got 'a'"),
         (["retrieval", "--jobs", "0", "--datasets", "glyphs"], "jobs must be >= 1, got 0"),
     ],
 )

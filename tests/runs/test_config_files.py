@@ -5,14 +5,14 @@ import shutil
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import yaml
 
-from pfml.cli import main
+from pfml.cli import main, parsed_values
 from pfml.cli.commands import COMMANDS
-from pfml.cli.parser import create_parser, with_config_first, without_code
-from pfml.cli.suggestions import with_long_data
+from pfml.cli.parser import create_parser
 from pfml.runs.config import RunConfig
 from pfml.runs.config_files import plain, read_config, refuse_code_in_text, shipped_configs
 
@@ -134,7 +134,7 @@ def test_a_configuration_of_the_package_is_checked_like_any_other(marker, capsys
 def test_an_option_that_names_code_is_refused_by_its_key(arguments, key, marker, capsys):
     (marker.parent / "hostile.yaml").write_text("class_path: evilmod.Evil")
     said = refused(capsys, "train", *arguments, "--print_config")
-    assert f"{key!r}" in said
+    assert f"{key!r}" in said or f"unrecognized arguments: --{key}" in said
     if "hostile.yaml" in arguments:
         assert "hostile.yaml" in said
     assert not marker.exists()
@@ -142,40 +142,33 @@ def test_an_option_that_names_code_is_refused_by_its_key(arguments, key, marker,
 
 @pytest.mark.parametrize("value", ["evilmod.Evil", '{"class_path": "evilmod.Evil"}'])
 def test_no_option_of_a_run_imports_its_value(value, marker, capsys):
-    parser = create_parser(COMMANDS)
-    actions = parser._subcommands_action.choices["train"]._actions
+    actions = create_parser("train", COMMANDS["train"])._actions
     options = [option for action in actions for option in action.option_strings if option.startswith("--")]
     assert len(options) > 60
     for option in set(options) - {"--help"}:
         with contextlib.suppress(SystemExit, ValueError, OSError):
-            given = without_code(with_long_data(["train", f"{option}={value}"]))
-            parser.instantiate(parser.parse_args(with_config_first(given)))
+            parsed_values("train", [f"{option}={value}"])
         assert not marker.exists(), option
     capsys.readouterr()
 
 
-def test_commands_without_a_configuration_have_no_option_that_may_hold_a_class():
-    choices = create_parser(COMMANDS)._subcommands_action.choices
+def test_commands_without_a_configuration_have_options_of_plain_types_only():
     for name in (name for name, command in COMMANDS.items() if not command.run_config):
-        kinds = {action.dest: str(getattr(action, "_typehint", "")) for action in choices[name]._actions}
-        assert not {option for option, kind in kinds.items() if "dict" in kind or "Any" in kind or "Callable" in kind}
+        kinds = {action.type for action in create_parser(name, COMMANDS[name])._actions}
+        assert kinds <= {None, int, float, Path}, name
 
 
 def test_options_of_a_group_in_a_file_are_taken_and_no_module_of_its_name_is_imported(marker, capsys):
     (marker.parent / "settings.yaml").write_text("name: glyphs\nvalidation: half\nnoise: {rate: 0.25}\n")
-    with pytest.raises(SystemExit) as caught:
-        main(["train", "--data", "settings.yaml", "--model", '{"backbone": "convnet"}', "--print_config"])
+    main(["train", "--data", "settings.yaml", "--model", '{"backbone": "convnet"}', "--print_config"])
     printed = yaml.safe_load(capsys.readouterr().out)
-    assert caught.value.code in (0, None)
     assert (printed["data"]["validation"], printed["data"]["noise"]["rate"]) == ("half", 0.25)
     assert printed["model"]["backbone"] == "convnet"
     assert not marker.exists()
 
 
 def test_a_value_that_only_mentions_a_class_path_is_let_pass(marker, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["train", "--data.name=glyphs", "--storage.cache", "my/class_path/cache", "--print_config"])
-    assert caught.value.code in (0, None)
+    main(["train", "--data.name=glyphs", "--storage.cache", "my/class_path/cache", "--print_config"])
     assert yaml.safe_load(capsys.readouterr().out)["storage"]["cache"] == "my/class_path/cache"
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pfml.cli import main
-from pfml.cli.left_out import LEFT_OUT
+from pfml.cli.input_images import UNREADABLE_STATUS
 from pfml.search import ImageIndex, Share
 from pfml.storage.embeddings import open_embeddings, read_embeddings
 from small_collection import NAMES, files_of, write_collection
@@ -38,7 +38,7 @@ def said_in_part(capsys, *arguments):
     """What a command prints that leaves out files, which its status says."""
     with pytest.raises(SystemExit) as exit_:
         main([str(argument) for argument in arguments])
-    assert exit_.value.code == LEFT_OUT
+    assert exit_.value.code == UNREADABLE_STATUS
     return capsys.readouterr().out
 
 

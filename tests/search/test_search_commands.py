@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pfml.cli import main
-from pfml.cli.left_out import LEFT_OUT
+from pfml.cli.input_images import UNREADABLE_STATUS
 from pfml.data import load_data, with_validation
 from pfml.data.image_set import ImageSet
 from pfml.evaluation import embed
@@ -43,7 +43,7 @@ def said_in_part(capsys, *arguments):
     """What a command prints that leaves out files, which its status says."""
     with pytest.raises(SystemExit) as exit_:
         main([str(argument) for argument in arguments])
-    assert exit_.value.code == LEFT_OUT
+    assert exit_.value.code == UNREADABLE_STATUS
     return capsys.readouterr().out
 
 

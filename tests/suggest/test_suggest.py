@@ -8,10 +8,10 @@ from pfml.data import ImageSet, RetrievalData, with_validation
 from pfml.data.decoding import UnreadableImagesError
 from pfml.evaluation import retrieval_metrics
 from pfml.models import EmbedderConfig, create_embedder
-from pfml.suggest.comparison import Untrained, comparison, untrained_scores
-from pfml.suggest.first_look import InitialDistances, distances_of, first_look, typical_short_side
-from pfml.suggest.suggest import suggest, suggest_model
-from pfml.training import DataConfig, RunConfig
+from pfml.suggest.comparison import Untrained, comparison, untrained_embedder, untrained_scores
+from pfml.suggest.preview import InitialDistances, distances_of, preview, typical_short_side
+from pfml.suggest.suggestion import suggest, suggest_model, with_values
+from pfml.training import BatchConfig, DataConfig, LossConfig, RunConfig
 from pfml.training.setup import create_batches
 from small_data import letters
 
@@ -30,7 +30,7 @@ def data_of(train, test=(5, 5, 5)):
 
 
 def looked(**changes):
-    values = {"close_mates": 0.8, "mates": 0.9, "nearest_others": 0.7, "others": 1.1}
+    values = {"close_positives": 0.8, "positives": 0.9, "nearest_negatives": 0.7, "negatives": 1.1}
     return InitialDistances(**{**values, "images_per_second": 50.0, "image_size": 224, **changes})
 
 
@@ -38,38 +38,38 @@ def test_the_distances_are_those_of_all_pairs():
     generator = torch.Generator().manual_seed(0)
     points = torch.nn.functional.normalize(torch.randn(9, 4, generator=generator, dtype=torch.float64), dim=1)
     labels = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2])
-    mates, others, nearest = [], [], []
+    positives, negatives, nearest = [], [], []
     for i in range(9):
-        to_others = []
+        to_negatives = []
         for j in range(9):
             r = math.dist(points[i].tolist(), points[j].tolist())
             if labels[i] != labels[j]:
-                to_others.append(r)
+                to_negatives.append(r)
             if i < j:
-                (mates if labels[i] == labels[j] else others).append(r)
-        nearest.append(min(to_others))
+                (positives if labels[i] == labels[j] else negatives).append(r)
+        nearest.append(min(to_negatives))
     found = distances_of(points, labels, images_per_second=1.0, image_size=32)
-    assert found.mates == pytest.approx(torch.tensor(mates).quantile(0.5).item(), abs=1e-6)
-    assert found.close_mates == pytest.approx(torch.tensor(mates).quantile(0.25).item(), abs=1e-6)
-    assert found.others == pytest.approx(torch.tensor(others).quantile(0.5).item(), abs=1e-6)
-    assert found.nearest_others == pytest.approx(torch.tensor(nearest).quantile(0.5).item(), abs=1e-6)
+    assert found.positives == pytest.approx(torch.tensor(positives).quantile(0.5).item(), abs=1e-6)
+    assert found.close_positives == pytest.approx(torch.tensor(positives).quantile(0.25).item(), abs=1e-6)
+    assert found.negatives == pytest.approx(torch.tensor(negatives).quantile(0.5).item(), abs=1e-6)
+    assert found.nearest_negatives == pytest.approx(torch.tensor(nearest).quantile(0.5).item(), abs=1e-6)
 
 
-def test_without_two_images_of_a_class_the_distance_of_mates_is_not_a_number():
+def test_without_two_images_of_a_class_the_distance_of_positives_is_not_a_number():
     found = distances_of(torch.eye(3), torch.arange(3), images_per_second=1.0, image_size=32)
-    assert math.isnan(found.mates)
-    assert found.others == pytest.approx(math.sqrt(2))
+    assert math.isnan(found.positives)
+    assert found.negatives == pytest.approx(math.sqrt(2))
 
 
 def test_radii_follow_the_distances():
-    options = suggest(data_of([40] * 12), looked(close_mates=0.62, others=1.03), CPU).config.loss.options
+    options = suggest(data_of([40] * 12), looked(close_positives=0.62, negatives=1.03), CPU).config.loss.options
     assert (options["delta"], options["delta_rep"]) == (0.62, 1.03)
-    options = suggest(data_of([40] * 12), looked(close_mates=0.02, others=0.1), CPU).config.loss.options
+    options = suggest(data_of([40] * 12), looked(close_positives=0.02, negatives=0.1), CPU).config.loss.options
     assert (options["delta"], options["delta_rep"]) == (0.3, 0.5), "radii of a collapsed start are bounded"
 
 
 def test_radii_come_from_other_classes_where_no_class_has_two_images():
-    found = suggest(data_of([1] * 12), looked(close_mates=math.nan, nearest_others=0.7), CPU)
+    found = suggest(data_of([1] * 12), looked(close_positives=math.nan, nearest_negatives=0.7), CPU)
     assert found.config.loss.options["delta"] == 0.63
     assert "no class has two images" in found.reasons["loss.options.delta"]
 
@@ -115,10 +115,10 @@ def test_a_gpu_gets_epochs_by_the_number_of_steps(train, epochs):
     assert "steps" in found.reasons["epochs"]
 
 
-def test_not_every_label_is_trusted():
+def test_samples_are_filtered_since_labels_may_be_noisy():
     found = suggest(data_of([50] * 8), looked(), CPU)
     assert found.config.loss.options["trust"] == 0.3
-    assert "wrong" in found.reasons["loss.options.trust"]
+    assert "noisy labels" in found.reasons["loss.options.trust"]
 
 
 def test_on_a_cpu_the_time_decides_size_and_epochs():
@@ -156,21 +156,21 @@ def test_one_class_to_train_on_is_refused_with_advice():
 
 
 def test_unseen_classes_of_one_image_each_are_refused_with_advice():
-    with pytest.raises(ValueError, match="put two images or more into each class"):
+    with pytest.raises(ValueError, match="it needs a class with two images or more"):
         suggest(data_of([5, 5], [1, 1]), looked(), CPU)
 
 
-def test_a_first_look_takes_a_few_images_of_each_class_and_measures_the_speed():
+def test_a_preview_takes_a_few_images_of_each_class_and_measures_the_speed():
     images = images_of([30] * 4, "a")
     generator = torch.Generator().manual_seed(0)
     noise = torch.randint(0, 256, images.images.shape, generator=generator, dtype=torch.uint8)
     images = ImageSet(noise, images.labels, images.class_names)
     torch.manual_seed(0)
     embedder = create_embedder("convnet", embedding_dim=8)
-    found = first_look(embedder, images, limit=20)
+    found = preview(embedder, images, limit=20)
     assert found.image_size == 32
     assert found.images_per_second > 0
-    assert 0 < found.close_mates <= found.mates < 2
+    assert 0 < found.close_positives <= found.positives < 2
     assert typical_short_side(images) == 8
 
 
@@ -199,7 +199,7 @@ def test_the_comparison_says_whether_training_has_helped():
         "training has helped, though with 100 images the difference of R@1 may be chance"
     )
     assert said(scores(0.7, 0.6)).endswith("helped one and not the other")
-    assert "has not helped; use the network as it comes" in said(scores(0.7, 0.4))
+    assert "has not helped; use the pretrained model without training" in said(scores(0.7, 0.4))
     assert "has not helped" in said(scores(0.9, 0.6), chosen=scores(0.8, 0.5)), "what validation chose is judged"
     same = said(scores(0.8004, 0.6))
     assert "R@1 80.0% before training and 80.0% after" in same
@@ -213,7 +213,7 @@ def test_the_comparison_says_whether_training_has_helped():
     )
 
 
-def test_the_network_as_it_comes_is_judged_at_its_own_resolution(monkeypatch):
+def test_the_model_before_training_is_evaluated_at_its_own_resolution(monkeypatch):
     seen = []
 
     def evaluated(embedder, *_, **__):
@@ -221,11 +221,18 @@ def test_the_network_as_it_comes_is_judged_at_its_own_resolution(monkeypatch):
         return retrieval_metrics(torch.eye(4), torch.tensor([0, 0, 1, 1]))
 
     monkeypatch.setattr("pfml.suggest.comparison.evaluate", evaluated)
-    monkeypatch.setattr("pfml.suggest.comparison.prepare_data", lambda *_: (letters(), None))
-    model = EmbedderConfig("convnet", embedding_dim=8, image_size=48)
-    found = untrained_scores(RunConfig(model=model, device="cpu"))
+    monkeypatch.setattr("pfml.suggest.comparison.default_weights", lambda name: "package")
+    monkeypatch.setattr("pfml.models.embedder.load_weights", lambda *_: None)
+    config = RunConfig(model=EmbedderConfig("convnet", embedding_dim=8, image_size=48), device="cpu")
+    embedder = untrained_embedder(config)
+    assert embedder.config == EmbedderConfig("convnet", embedding_dim=None)
+    found = untrained_scores(embedder, letters(), config)
     assert seen == [32]
     assert found.image_size == 32
+
+
+def test_a_model_without_pretrained_weights_is_not_compared():
+    assert untrained_embedder(RunConfig(model=EmbedderConfig("convnet"))) is None
 
 
 @pytest.mark.parametrize(
@@ -248,3 +255,25 @@ def test_what_is_given_decides_what_is_suggested_beside_it(given, batch):
     assert (config.batch.size, config.batch.samples_per_class) == batch
     assert config.data.validation == given.get("validation", "none")
     create_batches(with_validation(data, config.data.validation).train, config)
+
+
+def test_values_replace_those_of_a_configuration_group_by_group():
+    config = RunConfig(loss=LossConfig("pfml", {"delta": 0.4}))
+    values = {"batch.size": 7, "batch.samples_per_class": 0, "loss.name": "pfml-log", "loss.options.alpha": 5.0}
+    changed = with_values(config, {**values, "epochs": 3, "model.embedding_dim": None})
+    assert (changed.batch, changed.epochs, changed.model.embedding_dim) == (BatchConfig(7, 0), 3, None)
+    assert changed.loss == LossConfig("pfml-log", {"delta": 0.4, "alpha": 5.0})
+    assert with_values(config, {}) == config
+
+
+def test_a_suggestion_leaves_out_what_is_given_and_the_options_of_another_loss():
+    found = suggest(data_of([20] * 10), looked(), CPU)
+    assert set(found.besides(())) == set(found.reasons)
+    assert set(found.reasons) - set(found.besides({"optimizer.lr"})) == {"optimizer.lr"}
+    assert not [option for option in found.besides({"loss.name"}) if option.startswith("loss.")]
+
+
+def test_a_given_number_of_epochs_decides_how_often_is_evaluated():
+    found = suggest(data_of([10] * 4), looked(), CPU, epochs=1)
+    assert (found.config.epochs, found.config.evaluate_every) == (1, 1)
+    assert found.reasons["evaluate_every"] == "there are few epochs"

@@ -298,7 +298,7 @@ def test_the_table_has_a_row_for_each_dimension_and_law():
 
 # --------------------------------------------------------------------------------------------------------- command line
 
-SMALL = ["theory", "--dims=[2]", "--points=8", "--proxies=3", "--alpha=2", "--trials=2"]
+SMALL = ["theory", "--dims=2", "--points=8", "--proxies=3", "--alpha=2", "--trials=2"]
 
 
 def test_pfml_theory_prints_the_table_and_writes_the_picture(tmp_path, capsys):
@@ -325,7 +325,7 @@ def test_the_seed_of_pfml_theory_changes_its_table(tmp_path, capsys, monkeypatch
 @pytest.mark.slow
 def test_pfml_theory_prints_the_table_and_writes_two_pictures_with_two_panels_each(tmp_path, capsys):
     pyplot_was_there = "matplotlib.pyplot" in sys.modules
-    main(["theory", f"--out={tmp_path}", "--dims=[2,512]", "--trials=2"])
+    main(["theory", f"--out={tmp_path}", "--dims", "2", "512", "--trials=2"])
     assert ("matplotlib.pyplot" in sys.modules) == pyplot_was_there  # drawing leaves global state alone
     printed = capsys.readouterr().out
     assert "512 │ CPML │" in printed

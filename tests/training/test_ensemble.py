@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pfml.cli import main
-from pfml.cli.students import with_teachers
+from pfml.cli import main, parsed_values
 from pfml.models import EmbedderConfig, load_embedder
 from pfml.runs.config import DataConfig, RunConfig
 from pfml.runs.config_files import read_config
@@ -91,22 +90,22 @@ def test_an_ensemble_of_nothing_is_refused(values):
         Ensemble(**values)
 
 
-FOLLOWS = ("--loss.name=relaxed-contrastive", "--loss.options={}")
-
-
 @pytest.mark.parametrize(
-    ("typed", "understood"),
+    ("typed", "teachers", "loss"),
     [
-        (["--teachers", "a", "b"], [*FOLLOWS, '--teachers=["a", "b"]']),
-        (["--teachers", "a", "--epochs", "3"], [*FOLLOWS, "--epochs", "3", '--teachers=["a"]']),
-        (["--teachers=a", "--loss.name", "relational-kl"], ["--loss.name", "relational-kl", '--teachers=["a"]']),
-        (['--teachers=["a"]'], ['--teachers=["a"]']),
-        (["--config", "glyphs", "--teachers", "a"], [*FOLLOWS, "--config", "glyphs", '--teachers=["a"]']),
-        (["--epochs", "3"], ["--epochs", "3"]),
+        (["--teachers", "a", "b"], ("a", "b"), "relaxed-contrastive"),
+        (["--teachers", "a", "--epochs", "3"], ("a",), "relaxed-contrastive"),
+        (["--teachers=a", "--loss.name", "relational-kl"], ("a",), "relational-kl"),
+        (["--config", "glyphs", "--teachers", "a"], ("a",), "relaxed-contrastive"),
+        (["--config", "student.yaml", "--teachers", "a", "b"], ("a", "b"), "relational-kl"),
+        (["--epochs", "3"], (), "pfml"),
     ],
 )
-def test_teachers_are_typed_one_after_the_other(typed, understood):
-    assert with_teachers(["train", *typed]) == ["train", *understood]
+def test_teachers_are_typed_one_after_the_other(typed, teachers, loss, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "student.yaml").write_text("loss: {name: relational-kl}\nteachers: [c]\n")
+    config = parsed_values("train", typed)["config"]
+    assert (config.teachers, config.loss.name, config.loss.options) == (teachers, loss, {})
 
 
 def test_teachers_without_a_value_end_with_a_sentence(capsys):

@@ -8,16 +8,13 @@ from contextlib import suppress
 from typing import Any
 
 from pfml import memory
-from pfml.cli.commands import COMMANDS
-from pfml.cli.console import remarks_printed
+from pfml.cli.commands import COMMANDS, overview
 from pfml.cli.error_reporting import end
-from pfml.cli.overview import answer_without_command
-from pfml.cli.parser import create_parser, options_of, with_config_first, with_run_config, without_code
-from pfml.cli.recipe import with_recipe
-from pfml.cli.spelling import with_declared_spelling
-from pfml.cli.students import with_teachers
-from pfml.cli.suggestions import refuse_nothing, with_long_data, with_suggestions
+from pfml.cli.parser import create_parser
+from pfml.cli.run_options import parsed_run_values
 from pfml.distributed.torchrun import Launch
+from pfml.typos import did_you_mean
+from pfml.version import __version__
 
 __all__ = ["main"]
 
@@ -30,14 +27,13 @@ def main(arguments: list[str] | None = None) -> None:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     answer_without_command(arguments)
-    name = arguments[0]
+    name, *rest = arguments
     command = COMMANDS[name]
-    remarks_printed.set(())
     try:
         refuse_ranks(name)
         if command.keeps_memory:
             memory.keep_freed_memory()
-        run(name, parsed_values(name, arguments))
+        run(name, parsed_values(name, rest))
     except (ValueError, OSError, ImportError) as error:
         end(f"pfml {name}", error)
     except KeyboardInterrupt:
@@ -46,17 +42,26 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(130)
 
 
+def answer_without_command(arguments: list[str]) -> None:
+    """End the program unless the first of `arguments` is a command; without any, as with --help, after the help."""
+    first = arguments[0] if arguments else "--help"
+    if first in COMMANDS:
+        return
+    if first not in ("-h", "--help", "--version"):
+        what = f"there is no command {first!r}{did_you_mean(first, COMMANDS)}"
+        if first.startswith("-"):
+            what = f"a command must come first, got the option {first}"
+        end("pfml", what, status=2, hint="For all commands: pfml --help")
+    print(f"pfml {__version__}" if first == "--version" else overview())
+    sys.exit(0)
+
+
 def parsed_values(name: str, arguments: list[str]) -> dict[str, Any]:
     """The arguments of the function of the command `name`, by what was typed; the program ends here with --help."""
-    command = COMMANDS[name]
-    parser = create_parser({name: command})
-    arguments = with_declared_spelling(arguments, options_of(parser, name))
-    if command.run_config:
-        refuse_nothing(arguments)
-        arguments = with_config_first(with_recipe(without_code(with_teachers(with_long_data(arguments)))))
-        arguments = with_suggestions(parser, arguments)
-    values = vars(parser.instantiate(parser.parse_args(arguments))[name])
-    return with_run_config(values) if command.run_config else values
+    parser = create_parser(name, COMMANDS[name])
+    if COMMANDS[name].run_config:
+        return parsed_run_values(parser, arguments)
+    return vars(parser.parse_args(arguments))
 
 
 def run(name: str, values: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import BooleanOptionalAction
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -9,10 +10,11 @@ from pfml.cli.console import create_console, print_line, print_model
 from pfml.terminal import readable, shell_words
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
     from rich.console import Console
 
     from pfml.audit import Audit, Suspect
-    from pfml.cli.parser import Parser
     from pfml.data import RetrievalData
 
 __all__ = ["add_audit_arguments", "audit"]
@@ -79,7 +81,7 @@ def audit(
         _apply(console, run, found, data, threshold, policy, decisions, out)
 
 
-def add_audit_arguments(parser: Parser) -> None:
+def add_audit_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `audit`."""
     add = parser.add_argument
     add("run", type=Path, help="Folder of a run.")
@@ -87,7 +89,11 @@ def add_audit_arguments(parser: Parser) -> None:
     add("--threshold", type=float, default=0.5, help="List labels that are wrong with at least this probability.")
     add("--law", choices=("fitted", "run"), default="fitted", help="The field: fitted to the embeddings, or the run's.")
     add("--model", type=Path, help="Judge with another embedder: folder of a run or of a saved one.")
-    add("--compare", type=bool, help="Whether to score by k-NN and cleanlab, too; by default if the noise is known.")
+    add(
+        "--compare",
+        action=BooleanOptionalAction,
+        help="Score by k-NN and cleanlab, too; by default if the label noise is known.",
+    )
     add("--k", type=int, default=20, help="Neighbors that k-NN and cleanlab ask.")
     add("--neighbors", type=int, default=5, help="Neighbors to show as evidence.")
     add("--apply", action="store_true", help="Write corrected labels; the originals stay as they are.")

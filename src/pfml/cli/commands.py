@@ -1,71 +1,72 @@
-"""The commands of `pfml`, by name: one visible table.
+"""The commands of `pfml`, by name: one visible table, its overview, and the script that completes them in a shell.
 
 A command is a function, and its arguments are the options. What it needs is imported when it runs, so that help and
-mistakes are said before torch is loaded.
+mistakes are printed before torch is loaded.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import argparse
+import shutil
+import textwrap
+from importlib.util import find_spec
+from pathlib import Path
 
 from pfml.cli.audit import add_audit_arguments, audit
-from pfml.cli.calibrate import add_calibrate_arguments, calibrate
-from pfml.cli.completion import add_completion_arguments, completion
 from pfml.cli.embed import add_embed_arguments, embed
 from pfml.cli.evaluate import add_evaluate_arguments, evaluate
 from pfml.cli.experiments import (
     add_demo_arguments,
     add_experiment_arguments,
-    add_methods_arguments,
     add_theory_arguments,
     demo,
     experiment,
-    methods,
     theory,
 )
 from pfml.cli.export import add_export_arguments, export
+from pfml.cli.methods import add_methods_arguments, methods
+from pfml.cli.parser import Command, Parser
 from pfml.cli.report import add_report_arguments, report
 from pfml.cli.search import (
+    add_calibrate_arguments,
     add_index_arguments,
     add_search_arguments,
+    calibrate,
     index,
     search,
 )
 from pfml.cli.serve import add_serve_arguments, serve
 from pfml.cli.train import add_train_arguments, add_tune_arguments, train, tune
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+__all__ = ["COMMANDS", "GROUPS", "overview"]
 
-    from pfml.cli.parser import Parser
+DESCRIPTION = "Potential field based deep metric learning (CVPR 2025)."
+OPTIONS = {"-h, --help": "Show this help, or that of a COMMAND.", "--version": "Print the version."}
+HINT = "In the names of options - and _ are the same. Completion for a shell: pfml completion --help"
+#: Columns of the names, and of all, in a file and on a wide terminal.
+NAMES, WIDEST = 14, 80
 
-__all__ = ["COMMANDS", "GROUPS", "Command"]
+
+def completion(shell: str) -> None:
+    """Print a script by which bash or zsh completes commands and options; docs/COMMANDS.md says where to put it."""
+    if find_spec("shtab") is None:
+        raise ImportError("pfml completion needs the package shtab: pip install shtab")
+    import shtab
+
+    parser = Parser(prog="pfml", description=DESCRIPTION)
+    subcommands = parser.add_subparsers()
+    for name, command in COMMANDS.items():
+        subparser = subcommands.add_parser(name, help=command.summary, description=command.summary)
+        command.add_arguments(subparser)
+        for action in subparser._actions:
+            if action.type is Path:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+    print(shtab.complete(parser, shell))
 
 
-@dataclass(frozen=True)
-class Command:
-    """A command of `pfml`.
-
-    Args:
-        function: What it does; the first line of its docstring is its help.
-        add_arguments: Adds its arguments to the parser.
-        run_config: Whether the fields of `RunConfig` are options too, and --config reads them from a file; `function`
-            gets them as `config`.
-        ranks: Whether several processes that torchrun starts share its work.
-        keeps_memory: Whether it keeps the memory that it frees until it ends, which is faster on a CPU.
-    """
-
-    function: Callable[..., None]
-    add_arguments: Callable[[Parser], None]
-    run_config: bool = False
-    ranks: bool = False
-    keeps_memory: bool = True
-
-    @property
-    def summary(self) -> str:
-        """One line that says what the command does."""
-        return (self.function.__doc__ or "").split("\n")[0]
+def add_completion_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `completion`."""
+    parser.add_argument("shell", choices=("bash", "zsh"), help="Which shell.")
 
 
 #: Title -> the commands under it.
@@ -93,3 +94,25 @@ GROUPS: dict[str, dict[str, Command]] = {
 }
 #: All of them, by name.
 COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
+
+
+def overview() -> str:
+    """The help of `pfml`: all commands in their groups, a sentence each."""
+    lines = ["usage: pfml COMMAND [options]", "", DESCRIPTION]
+    for title, commands in GROUPS.items():
+        lines += ["", f"{title}:"]
+        for name, command in commands.items():
+            lines += _entry(name, command.summary)
+    lines += ["", "options:"]
+    for name, text in OPTIONS.items():
+        lines += _entry(name, text)
+    return "\n".join([*lines, "", *textwrap.wrap(HINT, _width())])
+
+
+def _entry(name: str, text: str) -> list[str]:
+    indent = " " * NAMES
+    return textwrap.wrap(text, _width(), initial_indent=f"  {name}".ljust(NAMES), subsequent_indent=indent)
+
+
+def _width() -> int:
+    return min(WIDEST, shutil.get_terminal_size((WIDEST, 24)).columns)

@@ -1,8 +1,8 @@
-"""What commands print: lines, and tables of metrics."""
+"""What commands print: lines, tables of metrics, JSON."""
 
 from __future__ import annotations
 
-from contextvars import ContextVar
+import json
 from typing import TYPE_CHECKING, Any
 
 from pfml.terminal import readable
@@ -12,19 +12,28 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-__all__ = ["create_console", "print_line", "print_model", "print_results", "print_scores", "remarks_printed"]
-
-#: Remarks on the data that this command has printed, which the run that it starts need not repeat.
-remarks_printed: ContextVar[tuple[str, ...]] = ContextVar("remarks_printed", default=())
+__all__ = ["create_console", "print_json", "print_line", "print_model", "print_results", "print_scores"]
 
 
-def create_console(*, stderr: bool = False) -> Console:
-    """Where commands print to: as wide as the terminal, 120 columns in a file."""
+def create_console(*, stderr: bool = False, quiet: bool = False) -> Console:
+    """Where commands print to: as wide as the terminal, 120 columns in a file.
+
+    Args:
+        stderr: Whether to stderr, since stdout is for JSON or YAML.
+        quiet: Whether to print nothing.
+    """
     from pfml.terminal import plain_console
 
     # Without a terminal rich assumes 80 columns, and would break the tables.
     console = plain_console(stderr=stderr)
-    return console if console.is_terminal else plain_console(width=120, stderr=stderr)
+    console = console if console.is_terminal else plain_console(width=120, stderr=stderr)
+    console.quiet = quiet
+    return console
+
+
+def print_json(content: Any) -> None:
+    """Print `content` as JSON, for programs."""
+    print(json.dumps(content, indent=2, default=str))
 
 
 def print_line(console: Console, line: str) -> None:

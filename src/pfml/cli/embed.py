@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pfml.cli.console import create_console, print_line
-from pfml.cli.left_out import end_with_left_out, print_left_out, refuse_nothing_readable
-from pfml.cli.mistaken import refuse_images_first
+from pfml.cli.input_images import end_with_unreadable, print_unreadable, refuse_all_unreadable, refuse_images_first
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
     import torch
 
-    from pfml.cli.parser import Parser
     from pfml.search import Share
 
 
@@ -43,7 +43,7 @@ def embed(
     _embed_to_archive(run, images, Path(out), batch_size, workers)
 
 
-def add_embed_arguments(parser: Parser) -> None:
+def add_embed_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `embed`, of which the images are several."""
     add = parser.add_argument
     add("run", type=Path, help="Folder of a run, or of a saved embedder.")
@@ -87,12 +87,12 @@ def _embed_to_archive(run: Path, images: list[Path], out: Path, batch_size: int,
     embedder = load_embedder(run).to(resolve_device("auto"))
     track = ProgressMonitor(console).track
     found = embed_files(embedder, files, batch_size=batch_size, workers=workers, track=track)
-    refuse_nothing_readable(found.failures, len(files))
+    refuse_all_unreadable(found.failures, len(files))
     write_embeddings(out, list(map(Path, found.paths)), found.vectors)
-    print_left_out(console, found.failures)
+    print_unreadable(console, found.failures)
     unreadable = f", {len(found.failures):,} unreadable" if found.failures else ""
     print_line(console, f"{out}: {len(found.paths):,} images in {embedder.embedding_dim} dimensions{unreadable}")
-    end_with_left_out(found.failures)
+    end_with_unreadable(found.failures)
 
 
 def _embed_to_folder(
@@ -124,10 +124,10 @@ def _embed_to_folder(
     )
     for damage in update.damaged:
         print_line(console, f"embedded again: {damage}")
-    print_left_out(console, update.failures)
+    print_unreadable(console, update.failures)
     which = "" if share.is_whole else f"share {share}, "
     print_line(console, f"{out}: {which}{update}, {embedder.embedding_dim} dimensions")
-    end_with_left_out(update.failures)
+    end_with_unreadable(update.failures)
 
 
 def _device() -> torch.device:

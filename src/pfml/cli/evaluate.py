@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pfml.cli.console import create_console, print_line, print_model, print_scores
 
 if TYPE_CHECKING:
-    from pfml.cli.parser import Parser
+    from argparse import ArgumentParser
 
 
 def evaluate(run: Path, data: str | None = None, root: Path | None = None, nmi: bool = False) -> None:
@@ -50,7 +50,7 @@ def evaluate(run: Path, data: str | None = None, root: Path | None = None, nmi: 
     print_scores(console, title, {str(run): metrics.as_dict()})
 
 
-def add_evaluate_arguments(parser: Parser) -> None:
+def add_evaluate_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `evaluate`."""
     add = parser.add_argument
     add("run", type=Path, help="Folder of a run, or of a saved embedder.")
@@ -60,4 +60,4 @@ def add_evaluate_arguments(parser: Parser) -> None:
         "All classes of a folder or CSV are searched if the model knows none of them.",
     )
     add("--root", type=Path, help="Folder of a data set given by name.")
-    add("--nmi", type=bool, default=False, help="Whether to cluster, too.")
+    add("--nmi", action="store_true", help="Cluster the embeddings, too.")

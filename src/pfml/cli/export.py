@@ -12,9 +12,9 @@ from pfml.export.vector_databases import VECTOR_DATABASES
 from pfml.terminal import shell_words
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from argparse import ArgumentParser
 
-    from pfml.cli.parser import Parser
+    from rich.console import Console
 
 #: Target -> the options that belong to it, beside the run.
 TARGETS = {"onnx": ("out", "images"), "bundle": ("out", "images", "with_onnx")}
@@ -53,7 +53,7 @@ def export(
         _database(console, to, index or run / "index", collection or _collection_name(run), url, folder)
 
 
-def add_export_arguments(parser: Parser) -> None:
+def add_export_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `export`."""
     add = parser.add_argument
     add("run", type=Path, help="Folder of a run, or of a saved embedder.")

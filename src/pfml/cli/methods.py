@@ -1,23 +1,49 @@
-"""The table of methods, to be read."""
+"""`pfml methods`: the table of methods and their published recipes, for people."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pfml.methods.method import Method, PublishedRecipe
-from pfml.methods.table import METHODS
+from pfml.cli.console import create_console
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
     from rich.table import Table
 
-__all__ = ["markdown_table", "recipe_lines", "recipe_table", "recipe_yaml", "rich_table"]
+    from pfml.methods.method import Method, PublishedRecipe
+
+__all__ = ["add_methods_arguments", "markdown_table", "methods", "recipe_lines", "recipe_table", "recipe_yaml"]
 
 
-def rich_table() -> Table:
+def methods(
+    markdown: bool = False, recipe: str | None = None, dataset: str = "cub", backbone: str = "resnet50"
+) -> None:
+    """List the methods that --loss.name may name, with their options."""
+    if recipe is not None:
+        print(recipe_yaml(recipe, dataset, backbone), end="")
+    elif markdown:
+        print(f"{markdown_table()}\n\n{recipe_table()}")
+    else:
+        create_console().print(_rich_table())
+
+
+def add_methods_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of `methods`: what to print instead of the table."""
+    text = "As in docs/METHODS.md, with recipes and notes."
+    parser.add_argument("--markdown", action="store_true", help=text)
+    parser.add_argument("--recipe", help="NAME: how it was published, as a file for `pfml train --config`.")
+    parser.add_argument("--dataset", default="cub", help="What the recipe is for: cub, cars, sop, in-shop or another.")
+    parser.add_argument("--backbone", default="resnet50", help="The backbone that it is for.")
+
+
+def _rich_table() -> Table:
     """Name, what it is, its options and source, for the terminal."""
     from rich.markup import escape
     from rich.table import Table
+
+    from pfml.methods.table import METHODS
 
     table = Table("name", "loss", "options", "source")
     for name, method in METHODS.items():
@@ -27,6 +53,8 @@ def rich_table() -> Table:
 
 def markdown_table() -> str:
     """The whole table."""
+    from pfml.methods.table import METHODS
+
     headings = ("name", "loss", "chooses from the batch", "learns", "options", "source", "notes")
     rows = [
         (f"`{name}`", method.description, method.miner, method.learns, _options(method), method.source, method.note)
@@ -37,6 +65,8 @@ def markdown_table() -> str:
 
 def recipe_table() -> str:
     """All published recipes, those of methods that share them once."""
+    from pfml.methods.table import METHODS
+
     headings = ("methods", "data set", "backbone", "published with", "not as published")
     sharing: dict[int, list[str]] = {}
     for name, method in METHODS.items():

@@ -1,210 +1,173 @@
-"""The parser of `pfml`: options and configuration files, as the arguments of a command's function."""
+"""The parser of one command: argparse, with errors of one sentence and help in plain words."""
 
 from __future__ import annotations
 
+import argparse
 import re
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
-
-from jsonargparse import ArgumentParser
+from typing import Any, NoReturn
 
 from pfml.cli.error_reporting import end
-from pfml.cli.help_format import PlainHelpFormatter
-from pfml.cli.mistaken import about_stray_argument
+from pfml.terminal import shell_words
 from pfml.typos import did_you_mean
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+__all__ = [
+    "Command",
+    "Parser",
+    "add_device_option",
+    "add_json_option",
+    "add_quiet_option",
+    "create_parser",
+    "with_declared_spelling",
+]
 
-    from pfml.cli.commands import Command
+#: Type of a value -> its name in help.
+METAVARS: dict[Any, str] = {int: "INT", float: "FLOAT", Path: "PATH"}
+#: Command -> what a positional argument too many is probably meant as, and the option that takes it.
+MEANT = {
+    **dict.fromkeys(("train", "tune", "evaluate", "calibrate"), ("images are", "data")),
+    "serve": ("an index elsewhere is", "index"),
+    "audit": ("another embedder is", "model"),
+    "export": ("the destination is", "out"),
+}
 
-__all__ = ["Parser", "create_parser", "options_of", "with_config_first", "with_run_config", "without_code"]
 
-#: What may follow --data.
-DATA_TAKES = "a folder with a folder per class in it, a CSV with the columns path and label, or the name of a data set"
+@dataclass(frozen=True)
+class Command:
+    """A command of `pfml`.
+
+    Args:
+        function: What it does; the first line of its docstring is its help.
+        add_arguments: Adds its arguments to a parser.
+        run_config: Whether the fields of `RunConfig` are options too, and --config reads them from a file; `function`
+            gets them as `config`, and as `given` the names of those that were typed, None if a file or a recipe
+            decides the others.
+        ranks: Whether several processes that torchrun starts share its work.
+        keeps_memory: Whether it keeps the memory that it frees until it ends, which is faster on a CPU.
+    """
+
+    function: Callable[..., None]
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run_config: bool = False
+    ranks: bool = False
+    keeps_memory: bool = True
+
+    @property
+    def summary(self) -> str:
+        """One line that says what the command does."""
+        return (self.function.__doc__ or "").split("\n")[0]
 
 
-class Parser(ArgumentParser):
+class HelpFormatter(argparse.HelpFormatter):
+    """argparse's, with one word for the type of a value, and defaults only where they say something."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse._HelpAction):
+            return "Show this help."
+        notes = ["required"] if action.required and action.option_strings else []
+        if action.option_strings and action.nargs != 0 and (default := shown_default(action.default)):
+            notes.append(f"default: {default}")
+        text = f"{action.help} ({', '.join(notes)})" if notes else action.help or ""
+        return text.replace("%", "%%")  # which argparse fills in otherwise
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return METAVARS.get(action.type) or super()._get_default_metavar_for_optional(action)
+
+
+class Parser(argparse.ArgumentParser):
     """A parser whose errors are one sentence, and suggest the option that was meant."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=PlainHelpFormatter, **options)
+        super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **options)
 
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        unknown = re.search(r"unrecognized arguments: --([\w.-]+)|does not accept option '([\w.-]+)'", message)
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
+        """The values; - and _ are the same in the names of options."""
+        return super().parse_args(with_declared_spelling(list(args or ()), self._option_string_actions), namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """End the program with status 2."""
+        unknown = re.search(r"unrecognized arguments: --([\w.-]+)", message)
         if unknown:
-            known = {action.dest for parser in self._with_subparsers() for action in parser._actions}
-            message += did_you_mean((unknown[1] or unknown[2]).replace("-", "_"), known)
-        message += about_stray_argument(self.prog.removeprefix("pfml "), message)
+            known = {option.removeprefix("--") for option in self._option_string_actions}
+            spelled = {option.replace("-", "_"): option for option in known}
+            message += did_you_mean(unknown[1].replace("-", "_"), spelled)
+        needed = re.fullmatch(r"argument (--[\w.-]+): expected (?:one|at least one) argument", message)
+        if needed and (what := getattr(self._option_string_actions[needed[1]], "takes", "")):
+            message = f"{needed[1]} must be followed by {what}"
+        message = re.sub(r"^argument (--[\w.-]+): must ", r"\1 must ", message)
+        message += _about_stray_argument(self.prog.removeprefix("pfml "), message)
         end(self.prog, message, status=2, hint=f"For all options: {self.prog} --help")
 
-    def _with_subparsers(self) -> list[ArgumentParser]:
-        action = self._subcommands_action
-        return [self, *(action.choices.values() if action is not None else [])]
 
-
-def create_parser(commands: Mapping[str, Command]) -> Parser:
-    """The parser of `pfml`, one subcommand for each of `commands`: that of one command alone is made at once."""
-    _take_any_text()
-    parser = Parser(prog="pfml")
-    subcommands = parser.add_subcommands(dest="command")
-    for name, command in commands.items():
-        # of some sixty options, a usage with all of them would hide what is needed
-        usage = f"pfml {name} (--data DATA | --config CONFIG) [options]" if command.run_config else None
-        subparser = Parser(description=command.summary, usage=usage)
-        if command.run_config:
-            _add_run_config(subparser)
-        command.add_arguments(subparser)
-        subcommands.add_subcommand(name, subparser, help=command.summary)
-        subparser.prog = f"pfml {name}"
+def create_parser(name: str, command: Command, **options: Any) -> Parser:
+    """The parser of the command `name`."""
+    parser = Parser(prog=f"pfml {name}", description=command.summary, **options)
+    command.add_arguments(parser)
     return parser
 
 
-def options_of(parser: Parser, name: str) -> list[str]:
-    """The options of the command `name`, as they are declared."""
-    action = parser._subcommands_action
-    assert action is not None
-    return list(action.choices[name]._option_string_actions)
+def add_device_option(parser: argparse.ArgumentParser) -> None:
+    """Add --device."""
+    parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda or cuda:N.")
 
 
-def _take_any_text() -> None:
-    """Let a path that is not UTF-8 be an argument: jsonargparse asks YAML for its value first, which fails on it."""
-    import yaml
-    from jsonargparse import get_loader, set_loader
-
-    set_loader("yaml", get_loader("yaml"), exceptions=(yaml.YAMLError, UnicodeEncodeError))
-
-
-def _add_run_config(parser: Parser) -> None:
-    from pfml.runs.config import RunConfig
-    from pfml.runs.config_files import shipped_configs
-
-    shipped = ", ".join(shipped_configs())
-    parser.add_argument("--config", action="config", help=f"A YAML file, or a configuration of the package: {shipped}.")
-    parser.add_class_arguments(RunConfig)
-    for action in parser._actions:
-        if "--data" in action.option_strings:  # which `with_long_data` makes --data.name of
-            action.metavar = "DATA"
-            action.help = f"The images: {DATA_TAKES} (see --data.name); or a YAML or JSON file of all options of data."
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """Add --json."""
+    parser.add_argument(
+        "--json", dest="as_json", action="store_true", help="Print the result as JSON; everything else goes to stderr."
+    )
 
 
-def without_code(arguments: list[str]) -> list[str]:
-    """`arguments` after refusing what would make the parser import code; files of groups of options are read here.
+def add_quiet_option(parser: argparse.ArgumentParser) -> None:
+    """Add --quiet."""
+    parser.add_argument("--quiet", action="store_true", help="Print errors only, and what --json asks for.")
 
-    The program ends at an option that names code (`--data.class_path`), at a value that does (`--data '{"class_path":
-    ...}'`), and at a text in the place of a group, which the parser would take for the name of a class.
+
+def with_declared_spelling(arguments: list[str], options: Iterable[str]) -> list[str]:
+    """`arguments` with the names of options as `options` has them; values, and what is no option, stay as they are.
+
+    What follows the name of an option after a dot is the name of a parameter, which has no dashes:
+    --loss.options.proxies-per-class is --loss.options.proxies_per_class.
+
+    Example:
+        >>> with_declared_spelling(["run-1", "--dry_run", "--k=3"], ["--dry-run", "--k"])
+        ['run-1', '--dry-run', '--k=3']
     """
-    from pfml.runs.config_files import config_groups, refuse_code_option
-
-    found: list[str] = []
-    rest = iter(arguments)
-    try:
-        for argument in rest:
-            option, separator, value = argument.partition("=")
-            name = option.removeprefix("--")
-            if not option.startswith("--") or name == "config":
-                found.append(argument)
-                continue
-            refuse_code_option(name)
-            is_group = name in config_groups()
-            if not is_group and not name.startswith("loss.options"):
-                found.append(argument)
-                continue
-            value = value if separator else next(rest, "")
-            found.append(f"{option}={_plain_value(name, value, is_group=is_group)}")
-    except ValueError as error:
-        end(f"pfml {arguments[0]}", error, status=2)
-    return found
+    declared = {_plain(option): option for option in options if option.startswith("--")}
+    end_ = arguments.index("--") if "--" in arguments else len(arguments)  # what follows is no option
+    return [_declared(one, declared) if one.startswith("--") else one for one in arguments[:end_]] + arguments[end_:]
 
 
-def _plain_value(name: str, value: str, *, is_group: bool) -> str:
-    """The value of an option that may have options in it; of a file, its content; ValueError if it names code."""
-    import yaml
-
-    from pfml.runs.config_files import refuse_code_in_text
-
-    where = f"--{name}"
-    try:
-        if is_group and Path(value).suffix in (".yaml", ".yml", ".json"):
-            where = value
-            value = Path(value).read_text(encoding="utf-8")
-        refuse_code_in_text(value, where, name)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{name!r} must be plain YAML or JSON, got {where}, which is not: {error}") from None
-    except OSError as error:
-        raise ValueError(f"{name!r} must be a file that can be read, got {where}: {error.strerror}") from None
-    return value
+def shown_default(value: Any) -> str:
+    """A default as it would be typed; "" if there is none, or it is empty."""
+    if value is None or value is argparse.SUPPRESS or (not isinstance(value, bool | int | float) and not value):
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
-def with_config_first(arguments: list[str]) -> list[str]:
-    """--config moved before the other options, so that these override it wherever it stands; names made files.
-
-    Options of a loss make no sense for another one: those of the configuration are dropped if --loss.name names one.
-    """
-    configs, others, loss = [], [], None
-    rest = iter(arguments)
-    for argument in rest:
-        option, separator, value = argument.partition("=")
-        if option in ("--config", "--loss.name"):
-            value = value if separator else next(rest, "")
-        if option == "--config":
-            configs.append(_config_file(value))
-            continue
-        others += [f"{option}={value}"] if option == "--loss.name" else [argument]
-        loss = value if option == "--loss.name" else loss
-    fresh = ["--loss.options={}"] if loss is not None and any(_loss_name(file) != loss for file in configs) else []
-    return [*others[:1], *(f"--config={file}" for file in configs), *fresh, *others[1:]]
+def _declared(argument: str, declared: dict[str, str]) -> str:
+    option, equals, value = argument.partition("=")
+    group, dot, inner = _plain(option), "", ""
+    while group and group not in declared:
+        group, _, last = group.rpartition(".")
+        dot, inner = ".", f"{last}.{inner}" if inner else last
+    return f"{declared[group]}{dot}{inner}{equals}{value}" if group else argument
 
 
-def with_run_config(values: dict[str, Any]) -> dict[str, Any]:
-    """The parsed fields of `RunConfig` put together, and the other options."""
-    from pfml.runs.config import RunConfig
-
-    names = {one.name for one in fields(RunConfig)}
-    config = RunConfig(**{name: value for name, value in values.items() if name in names})
-    others = {name: value for name, value in values.items() if name not in names and name != "config"}
-    return {"config": config, **others}
+def _plain(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
 
 
-def _loss_name(config_file: str) -> str | None:
-    """The loss that a configuration names; None if it cannot be read, which the parser will say."""
-    import yaml
-
-    from pfml.runs.config_files import plain_yaml
-
-    try:
-        return plain_yaml(Path(config_file).read_text(encoding="utf-8"))["loss"]["name"]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
-        return None
-
-
-def _config_file(name: str) -> str:
-    from pfml.runs.config_files import shipped_configs
-
-    shipped = shipped_configs()
-    file = name if Path(name).exists() else str(shipped.get(name, ""))
-    if not file:
-        hint = did_you_mean(name, shipped) or f"; the package has {', '.join(shipped)}"
-        end("pfml", f"{name!r} is neither a file nor a configuration of the package{hint}", status=2)
-    _refuse_hostile_yaml(file)
-    return file
-
-
-def _refuse_hostile_yaml(config_file: str) -> None:
-    """End the program at a file that would take all memory or import code, or was damaged since a run wrote it.
-
-    What else is wrong with it, the parser says.
-    """
-    import yaml
-
-    from pfml.runs.config_files import read_sealed_text, refuse_code_in_text
-
-    try:
-        refuse_code_in_text(read_sealed_text(Path(config_file)), config_file)
-    except (OSError, UnicodeDecodeError):
-        return
-    except yaml.YAMLError as error:
-        end("pfml", f"{config_file} must be a configuration: {error}", status=2)
-    except ValueError as error:
-        end("pfml", error, status=2)
+def _about_stray_argument(command: str, message: str) -> str:
+    """The option that was meant, to end a message on an argument too many with; empty if there is none."""
+    found = re.fullmatch(r"unrecognized arguments: ([^-].*)", message)
+    if found is None or command not in MEANT:
+        return ""
+    what, option = MEANT[command]
+    # several arguments come as one text; a name with blanks is one only if it is there
+    is_one = " " not in found[1] or Path(found[1]).exists()
+    return f"; {what} given as --{option} {shell_words(found[1])}" if is_one else ""

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pfml.cli.console import create_console, print_line
-from pfml.cli.experiments import report as paper_report
 
 if TYPE_CHECKING:
-    from pfml.cli.parser import Parser
+    from argparse import ArgumentParser
 
 
 def report(
@@ -21,7 +20,7 @@ def report(
 ) -> None:
     """Write a page about a run, RUN/report.html; without RUN, print the paper's tables beside our results."""
     if run is None:
-        paper_report(store, experiment, format, out)
+        _report_tables(store, experiment, format, out)
         return
     from pfml.pages.run import write_run_page
     from pfml.training.progress import ProgressMonitor
@@ -40,7 +39,7 @@ def report(
     print_line(console, f"{path}: curves, what queries find, a map, classes and pairs, the field, the configuration")
 
 
-def add_report_arguments(parser: Parser) -> None:
+def add_report_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `report`, of which RUN may be left out."""
     add = parser.add_argument
     add("run", type=Path, nargs="?", help="Folder of a run, for a page about it.")
@@ -48,3 +47,19 @@ def add_report_arguments(parser: Parser) -> None:
     add("--experiment", help="Only the tables of this experiment.")
     add("--format", help="Of the tables: md, latex or html; by default what the ending of --out says, else md.")
     add("--out", type=Path, help="A file to write: the page, RUN/report.html by default, or the tables.")
+
+
+def _report_tables(store: Path | None, experiment: str | None, format_: str | None, out: Path | None) -> None:
+    """Print or write the paper's tables beside our results: mean and standard deviation over seeds."""
+    from pfml.experiments.store import ResultsStore
+    from pfml.paper.write import format_of, report_of, write_report
+
+    form = format_of(format_, out)
+    if store is not None and not store.is_file():
+        raise FileNotFoundError(f"{store} must be a file of results, but there is no such file")
+    records = ResultsStore(store).records() if store is not None else []
+    written = write_report(report_of(records, experiment=experiment), form, out)
+    if out is None:
+        print(written, end="")
+    else:
+        print_line(create_console(), f"{out}: the paper's tables beside the results of {len(records):,} runs")

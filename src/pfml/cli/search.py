@@ -1,4 +1,4 @@
-"""`pfml index` and `pfml search`: from a folder of images to answers."""
+"""`pfml index`, `pfml search` and `pfml calibrate`: an index of images, its search, and the threshold of "unknown"."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfml.cli.console import create_console, print_line, print_model
-from pfml.cli.left_out import end_with_left_out, print_left_out, refuse_nothing_readable
-from pfml.cli.mistaken import refuse_images_first
+from pfml.cli.input_images import end_with_unreadable, print_unreadable, refuse_all_unreadable, refuse_images_first
 from pfml.terminal import readable, shell_words, visible
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
     from rich.console import Console
 
-    from pfml.cli.parser import Parser
-    from pfml.data.decoding import ImageError
+    from pfml.data import ImageSet
+    from pfml.data.decoding import ImageError, Track
     from pfml.search import Hit, ImageIndex, Threshold
 
 #: An index that is so many times larger than the gallery of the calibration has other rates.
 LARGER = 2
 #: Queries in the network at a time.
 BATCH = 64
+#: Share of known images called unknown from which on a threshold is of little use.
+MANY_REJECTS = 0.5
 
 
 def index(
@@ -74,7 +77,7 @@ def index(
             track=ProgressMonitor(console).track,
         )
         failures = update.failures
-        print_left_out(console, failures)
+        print_unreadable(console, failures)
         print_line(console, f"{listing.source}: {update}")
         if stored is not None:
             embedded = update.added + update.replaced - update.taken
@@ -85,10 +88,10 @@ def index(
     if compact:
         found.compact()
     _print_index(console, found)
-    end_with_left_out(failures)
+    end_with_unreadable(failures)
 
 
-def add_index_arguments(parser: Parser) -> None:
+def add_index_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `index`."""
     add = parser.add_argument
     add("run", type=Path, help="Folder of a run, or of a saved embedder.")
@@ -128,7 +131,7 @@ def search(
     found, threshold = opened.gallery, opened.threshold
     queries = embed_files(opened.embedder, files, batch_size=BATCH, workers=2)
     failures = queries.failures
-    refuse_nothing_readable(failures, len(files))
+    refuse_all_unreadable(failures, len(files))
     results = found.search(queries.vectors, k, model=opened.model, class_names=class_name)
     remark = _about(threshold, found, run)
     if json_:
@@ -138,18 +141,18 @@ def search(
         left_out = [{"query": str(failure.path), "reason": failure.reason} for failure in failures]
         found_here = {"index": str(found.path), "threshold": distance, "results": answers, "left_out": left_out}
         print(json.dumps(found_here, indent=2))
-        end_with_left_out(failures)
+        end_with_unreadable(failures)
         return
     for query, hits in zip(queries.paths, results, strict=True):
         _print_hits(console, query, hits, threshold)
     print_line(console, remark)
-    print_left_out(console, failures)
+    print_unreadable(console, failures)
     if failures:
         print_line(console, f"{len(failures):,} of {len(files):,} images cannot be read")
-    end_with_left_out(failures)
+    end_with_unreadable(failures)
 
 
-def add_search_arguments(parser: Parser) -> None:
+def add_search_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `search`."""
     add = parser.add_argument
     add("run", type=Path, help="Folder of a run, or of a saved embedder, with an index in it.")
@@ -163,6 +166,46 @@ def add_search_arguments(parser: Parser) -> None:
         help="exact, faiss, or auto: faiss from a million images on, if it is installed and memory has ample room.",
     )
     add("--json", dest="json_", action="store_true", help="Print JSON instead of tables.")
+
+
+def calibrate(
+    run: Path,
+    false_accept_rate: float = 0.01,
+    data: str | None = None,
+    root: Path | None = None,
+    seed: int = 0,
+) -> None:
+    """Choose the distance beyond which an image is unknown, on classes that were not trained on: threshold.json."""
+    from pfml.models import load_embedder
+    from pfml.search import calibrate as threshold_of
+    from pfml.training.environment import resolve_device
+    from pfml.training.progress import ProgressMonitor
+
+    console = create_console()
+    embedder = load_embedder(run).to(resolve_device("auto"))
+    images, described = _calibration_images(console, run, data, root)
+    track = ProgressMonitor(console).track
+    threshold = threshold_of(
+        embedder, images, false_accept_rate=false_accept_rate, seed=seed, data=described, track=track
+    )
+    file = threshold.save(run)
+    _print_threshold(console, threshold)
+    print_line(console, f"{file}: pfml search {shell_words(str(run))} IMAGE calls images beyond this distance unknown")
+
+
+def add_calibrate_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of `calibrate`."""
+    add = parser.add_argument
+    add("run", type=Path, help="Folder of a run, or of a saved embedder.")
+    add(
+        "--false-accept-rate",
+        type=float,
+        default=0.01,
+        help="Of images whose class is not in the index, the share that may be accepted.",
+    )
+    add("--data", help="A data set by name, or the path of a folder or CSV; by default that of the run.")
+    add("--root", type=Path, help="Folder of a data set given by name.")
+    add("--seed", type=int, default=0, help="Of the division of the classes.")
 
 
 def _remove(console: Console, index: ImageIndex, places: list[Path], class_names: list[str]) -> None:
@@ -240,3 +283,80 @@ def _short(path: str) -> str:
         return str(Path(path).relative_to(Path.cwd()))
     except ValueError:
         return path
+
+
+def _calibration_images(console: Console, run: Path, data: str | None, root: Path | None) -> tuple[ImageSet, str]:
+    """The validation images, or the test images if there are none, and what they are."""
+    from pfml.data import load_data, with_validation
+    from pfml.data.own_images import own_images
+    from pfml.data.readers.table import splits_of
+    from pfml.runs.config_files import read_config
+    from pfml.search.threshold import FEWEST_CLASSES
+    from pfml.training.progress import ProgressMonitor
+
+    validation, unreadable, track = "none", "auto", ProgressMonitor(console).track
+    if data is not None and (table := _table_of(data, root)) is not None and splits_of(table) == {"train"}:
+        return _all_classes(console, table, track)
+    if data is None:
+        # a model inside of a run's folder belongs to that run
+        files = [folder / "config.yaml" for folder in (run, run.parent) if (folder / "config.yaml").is_file()]
+        if not files:
+            raise ValueError(f"{run} does not say its data: name it with --data, and --root if it is not a path")
+        config = read_config(files[0]).data
+        data, root, validation = config.name, root or config.root, config.validation
+        unreadable = config.unreadable
+    images = with_validation(own_images(data, load_data(data, root), unreadable, track), validation)
+    for remark in images.remarks:
+        print_line(console, remark)
+    if images.validation is not None and images.validation.num_classes >= FEWEST_CLASSES:
+        return images.validation, f"validation classes of {data}"
+    if images.validation is not None:
+        few = images.validation.num_classes
+        print_line(console, f"{few} validation classes are too few to choose and to measure on: test classes instead")
+    return images.test, f"test classes of {data}"
+
+
+def _table_of(data: str, root: Path | None) -> Path | None:
+    """The table that the data are, or None."""
+    if data == "csv" and root is not None:
+        return root
+    path = Path(data).expanduser()
+    return path if path.suffix.lower() == ".csv" and path.is_file() else None
+
+
+def _all_classes(console: Console, table: Path, track: Track) -> tuple[ImageSet, str]:
+    """All images of a table that sets none apart: of what a run is to be trained on, none of which this model knows."""
+    from pfml.data import RetrievalData, without_unreadable
+    from pfml.data.readers.table import listed_images
+
+    images, remarks = listed_images(table)
+    nothing = images.of_classes([])
+    data = without_unreadable(RetrievalData("csv", nothing, images, remarks=remarks), track=track)
+    for remark in data.remarks:
+        print_line(console, remark)
+    print_line(console, f"no row of {table} is for testing: all of its {data.test.num_classes:,} classes are taken")
+    return data.test, f"all classes of {table}"
+
+
+def _print_threshold(console: Console, threshold: Threshold) -> None:
+    (images, classes), (others, other_classes) = threshold.chosen_on, threshold.measured_on
+    print_line(console, f"threshold {threshold.distance:.4f}, chosen on {images:,} images of {classes:,} classes")
+    print_line(console, f"measured on {others:,} images of {other_classes:,} other classes ({threshold.data}):")
+    rates = {
+        "false accepts, class not in the index": threshold.false_accepts,
+        "false rejects, class in the index": threshold.false_rejects,
+        "accepted with a wrong class": threshold.wrong_classes,
+    }
+    for name, rate in rates.items():
+        print_line(console, f"  {name + ':':<40}{rate}")
+    if threshold.false_rejects.value > MANY_REJECTS:
+        print_line(console, _warning(threshold))
+
+
+def _warning(threshold: Threshold) -> str:
+    """What it means that most known images are called unknown, and what to do about it."""
+    return (
+        f"warning: {threshold.false_rejects.value:.0%} of known images would be called unknown: the nearest strangers "
+        f"are closer than most images are to their own class; give more images per class, allow a higher "
+        f"--false-accept-rate than {threshold.false_accept_rate:g}, or train a better embedder"
+    )

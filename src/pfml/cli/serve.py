@@ -10,7 +10,7 @@ from pfml.cli.console import create_console, print_model
 from pfml.packages import require_packages
 
 if TYPE_CHECKING:
-    from pfml.cli.parser import Parser
+    from argparse import ArgumentParser
 
 __all__ = ["add_serve_arguments", "serve"]
 
@@ -72,7 +72,7 @@ def given_token(token: str | None, file: Path | None) -> str | None:
     return "".join(lines).strip()
 
 
-def add_serve_arguments(parser: Parser) -> None:
+def add_serve_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `serve`."""
     add = parser.add_argument
     add("run", type=Path, help="Folder of a run, or of a saved embedder, with an index in it.")

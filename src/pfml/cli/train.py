@@ -2,46 +2,55 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pfml.cli.console import create_console, print_line, print_results, print_scores, remarks_printed
+from pfml.cli.console import create_console, print_json, print_line, print_results, print_scores
 from pfml.cli.error_reporting import end
-from pfml.cli.recipe import add_recipe_argument, described_recipe
-from pfml.cli.students import add_student_arguments
+from pfml.cli.parser import add_json_option, add_quiet_option
+from pfml.cli.run_options import add_run_options, described_recipe
 from pfml.terminal import shell_words
 
 if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
     from rich.console import Console
 
-    from pfml.cli.parser import Parser
     from pfml.distributed import World
     from pfml.distributed.launch import Launch
     from pfml.runs.config import RunConfig
+    from pfml.runs.data import PreparedData
     from pfml.suggest.comparison import Untrained
+    from pfml.suggest.folder import Prepared
     from pfml.training.ensemble import Ensemble
     from pfml.training.progress import Monitor
+
+__all__ = ["add_train_arguments", "add_tune_arguments", "train", "tune"]
 
 
 def train(
     config: RunConfig,
+    given: Collection[str] | None = None,
     out: Path | None = None,
     resume: Path | None = None,
     recipe: str | None = None,
     ensemble: int | None = None,
     student_epochs: int | None = None,
+    print_config: bool = False,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Train an embedder and evaluate it on unseen classes: log, checkpoints, model and results in a run folder."""
     from pfml.distributed.launch import FailedElsewhereError, open_world
-    from pfml.models.embedder import learned_by
-    from pfml.pages.run import write_run_page
     from pfml.runs.config import RunConfig
     from pfml.runs.config_files import read_config
     from pfml.runs.folder import RunFolder
-    from pfml.suggest.comparison import comparison
+    from pfml.suggest.folder import Prepared
     from pfml.training.ensemble import Ensemble, is_ensemble, read_ensemble
     from pfml.training.environment import resolve_device
     from pfml.training.shutdown import Interrupted
@@ -49,146 +58,71 @@ def train(
     shape = None if ensemble is None else Ensemble(ensemble, student_epochs)
     if student_epochs is not None and shape is None:
         raise ValueError("--student_epochs is about the student of --ensemble N, which must be given")
+    # what is printed with --print_config or --json goes to a file or a program, without the reasons
+    console = create_console(stderr=print_config or as_json, quiet=quiet)
+    prepared = Prepared()
     if resume is not None:
         if config != RunConfig() or out is not None or shape is not None:
-            raise ValueError("a resumed run goes on as it began: give --resume alone, without other options")
+            raise ValueError("a run resumes with its own configuration: give --resume alone, without other options")
         if is_ensemble(resume):
             config, shape = read_ensemble(resume)
         else:
             config = read_config(resume / "config.yaml")
         out = resume
-    elif _is_restarted(config, out, shape):
-        resume = out
-    console = create_console()
+    else:
+        if given is not None:
+            config = _with_suggestions(config, given, console, prepared, out=out)
+        if print_config:
+            _print_config(config)
+            return
+        if _is_restarted(config, out, shape):
+            resume = out
     for line in described_recipe(recipe, config):
         print_line(console, line)
     try:
         with open_world(resolve_device(config.device)) as world:
-            console.quiet = not world.is_first
+            console.quiet = quiet or not world.is_first
             name = f"{Path(config.data.name).stem}-{config.loss.name if shape is None else 'student'}"
             out = Path(world.by_first(lambda: str(out or free_folder(Path("runs"), name))))
             if resume is None:
-                world.by_first(RunFolder(out).refuse_run)  # before anything is said or computed
-            results, untrained = _trained(config, out, resume is not None, console, world, shape)
+                world.by_first(RunFolder(out).refuse_run)  # before anything is printed or computed
+            results = _run(config, out, resume is not None, console, world, shape, prepared)
     except Interrupted as interrupt:
         with suppress(OSError):  # the terminal may be gone, whose end is SIGHUP
-            print_line(console, f"{interrupt}; go on with: pfml train --resume {shell_words(str(out))}")
+            print_line(console, f"{interrupt}; resume with: pfml train --resume {shell_words(str(out))}")
         sys.exit(128 + interrupt.signal)
     except FailedElsewhereError as error:
         is_there = out is not None and RunFolder(out).config.is_file()
-        advice = f". Go on with --resume {out}, on any number of ranks" if is_there else ""
+        advice = f". Resume with --resume {out}, on any number of ranks" if is_there else ""
         end("pfml train", f"{error}{advice}")
-    if not world.is_first:
-        return
-    print_results(console, results)
-    if untrained is not None:
-        if not RunFolder(out).entries("untrained"):
-            RunFolder(out).append(
-                "untrained", 0, test=untrained.scores, image_size=untrained.image_size
-            )  # for the report
-        print_line(console, comparison(untrained, results, config))
-    learned = learned_by(out)
-    which = f" ({learned.moment})" if learned is not None and learned.moment else ""
-    print_line(console, f"{out}: config, log, results; the model{which}: pfml.load_embedder({str(out)!r})")
-    if is_own(config.data.name):
-        print_line(console, f"{write_run_page(out)}: curves, what queries find, a map, the hardest classes")
-    else:
-        print_line(console, f"a page about it: pfml report {shell_words(str(out))}")
-
-
-def _trained(
-    config: RunConfig, out: Path, resume: bool, console: Console, world: World, shape: Ensemble | None
-) -> tuple[dict[str, Any], Untrained | None]:
-    """The results of the run, and what the untrained network finds, if that is asked."""
-    from pfml.runs.folder import RunFolder
-    from pfml.suggest.comparison import Untrained
-    from pfml.training.ensemble import run_ensemble
-    from pfml.training.progress import ProgressMonitor
-    from pfml.training.runner import run
-
-    ranks = f" on {world.size} ranks" if world.size > 1 else ""
-    print_line(console, f"{config.loss.name} on {config.data.name}, {config.model.backbone}, in {out}{ranks}")
-    monitor = ProgressMonitor(console, said=remarks_printed.get())
-    # a run that was interrupted before its end has not noted what the untrained network finds
-    noted = [Untrained(e["test"], e.get("image_size")) for e in RunFolder(out).entries("untrained")] if resume else []
-    untrained = noted[-1] if noted else _untrained(config, monitor, world)
-    if shape is None:
-        return run(config, out, resume=resume, monitor=monitor, world=world), untrained
-    scores = run_ensemble(config, out, shape, resume=resume, monitor=monitor, world=world)
-    print_scores(console, "unseen classes: teachers and their student", scores)
-    return RunFolder(out).read_results(), untrained
-
-
-def _is_restarted(config: RunConfig, out: Path | None, shape: Ensemble | None) -> bool:
-    """Whether torchrun has started all ranks anew, and `out` holds what they have begun."""
-    from pfml.distributed.launch import Launch
-    from pfml.training.ensemble import is_ensemble
-
-    if shape is None:
-        return is_restarted(config, out, Launch.of_process())
-    return out is not None and Launch.of_process().restarts > 0 and is_ensemble(out)
-
-
-def is_restarted(config: RunConfig, out: Path | None, launch: Launch) -> bool:
-    """Whether torchrun has started all ranks anew, and the run in `out` is the one that they have begun."""
-    from pfml.distributed.launch import decided_by_first
-    from pfml.runs.folder import RunFolder
-    from pfml.training.runner import is_begun
-
-    if launch.may_restart and out is None:
-        raise ValueError("with --max-restarts the folder of the run must be named by --out, to be found again")
-    if out is None or not launch.may_restart:
-        return False
-    folder = RunFolder(out)
-
-    def state() -> str:
-        return "taken" if folder.config.exists() or folder.checkpoints.exists() else "free"
-
-    # the first start refuses a folder that holds a run, and so must the next one: that run is not of this torchrun
-    if launch.by_agent and decided_by_first(f"whether {out} is free", state, launch) == "taken":
-        return False
-    return launch.restarts > 0 and is_begun(config, out)
-
-
-def is_own(name: str) -> bool:
-    """Whether data of this name are images of one's own: a folder or a table."""
-    from pfml.data.own_images import is_own as is_own_data
-
-    return is_own_data(name)
-
-
-def _untrained(config: RunConfig, monitor: Monitor, world: World) -> Untrained | None:
-    """What the pretrained network finds by itself among one's own images; None where there is no such network."""
-    from pfml.data.decoding import UnreadableImagesError, check_data
-    from pfml.methods import METHODS
-    from pfml.models.backbone_table import default_weights
-    from pfml.runs.data import prepare_data
-    from pfml.suggest.comparison import untrained_scores
-
-    weights = default_weights(config.model.backbone) if config.model.weights == "default" else config.model.weights
-    if not is_own(config.data.name) or weights == "none" or not METHODS[config.loss.name].trains:
-        return None
-    try:
-        return untrained_scores(config, monitor, world)
-    except UnreadableImagesError:
-        check_data(prepare_data(config.data)[0], track=monitor.track)  # lists training images as well
-        raise
+    if world.is_first and as_json:
+        print_json({"run": str(out), "results": results})
 
 
 def tune(
     config: RunConfig,
+    given: Collection[str] | None = None,
     out: Path | None = None,
     trials: int = 20,
     space: list[str] | None = None,
     split: str = "half",
     recipe: str | None = None,
+    print_config: bool = False,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Choose hyper-parameters on classes that are neither trained nor tested on: best.yaml for pfml train --config."""
     from pfml.experiments.tune import Range, space_of
     from pfml.experiments.tune import tune as search
+    from pfml.suggest.folder import Prepared
     from pfml.training.shutdown import Interrupted, interruptible
 
-    console = create_console()
+    console = create_console(stderr=print_config or as_json, quiet=quiet)
+    if given is not None:
+        config = _with_suggestions(config, given, console, Prepared(), split=split)
+    if print_config:
+        _print_config(config)
+        return
     out = out or free_folder(Path("out/tune"), f"{Path(config.data.name).stem}-{config.loss.name}")
     ranges = space_of(config)
     for line in described_recipe(recipe, config):
@@ -214,32 +148,203 @@ def tune(
             tuned = search(config, out, trials=trials, space=ranges, split=split, on_trial=show)
     except Interrupted as interrupt:
         with suppress(OSError):
-            print_line(console, f"{interrupt}; the same command goes on with the study, with --out {out}")
+            print_line(console, f"{interrupt}; the same command resumes the study, with --out {out}")
         sys.exit(128 + interrupt.signal)
     values = ", ".join(f"{name} {value:.4g}" for name, value in tuned.values.items())
     print_line(console, f"best on validation classes: {config.select_by} {100 * tuned.score:.2f} with {values}")
     print_line(console, f"train with it: pfml train --config {shell_words(str(out / 'best.yaml'))}")
+    if as_json:
+        best = {"select_by": config.select_by, "score": tuned.score, "values": tuned.values}
+        print_json({"study": str(out), "config": str(out / "best.yaml"), "best": best})
 
 
-def add_train_arguments(parser: Parser) -> None:
+def add_train_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `train` beside the fields of `RunConfig`."""
-    parser.add_argument("--out", type=Path, help="Folder of the run; by default a new one in runs.")
-    parser.add_argument("--resume", type=Path, help="Go on with the run in this folder.")
-    add_recipe_argument(parser)
-    add_student_arguments(parser)
-
-
-def add_tune_arguments(parser: Parser) -> None:
-    """Add the arguments of `tune` beside the fields of `RunConfig`."""
-    parser.add_argument("--out", type=Path, help="Folder of the study; a study that is there goes on.")
-    parser.add_argument("--trials", type=int, default=20, help="How many there are to be in all.")
-    parser.add_argument(
-        "--space", nargs="+", help="What to tune, as in optimizer.lr=log:1e-5:1e-3 loss.options.delta=0.2:1.0."
+    add = parser.add_argument
+    add("--out", type=Path, help="Folder of the run; by default a new one in runs.")
+    add("--resume", type=Path, help="Resume the run in this folder.")
+    add(
+        "--ensemble",
+        type=int,
+        help="N: train N teachers with seeds of their own, then one student that follows them in place of labels; "
+        "the folder's model is the student, its teachers are in teachers/.",
     )
-    parser.add_argument("--split", default="half", help="How the training classes are divided: half, fold-0 to fold-3.")
-    add_recipe_argument(parser)
+    add("--student_epochs", type=int, help="Epochs of the student of --ensemble; four times a teacher's by default.")
+    add_json_option(parser)
+    add_quiet_option(parser)
+    add_run_options(parser)
+
+
+def add_tune_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of `tune` beside the fields of `RunConfig`."""
+    add = parser.add_argument
+    add("--out", type=Path, help="Folder of the study; a study that is there is resumed.")
+    add("--trials", type=int, default=20, help="Number of trials in all.")
+    add(
+        "--space",
+        nargs="+",
+        action="extend",
+        metavar="RANGE",
+        help="What to tune, as in optimizer.lr=log:1e-5:1e-3 loss.options.delta=0.2:1.0.",
+    )
+    add("--split", default="half", help="How the training classes are divided: half, fold-0 to fold-3.")
+    add_json_option(parser)
+    add_quiet_option(parser)
+    add_run_options(parser)
 
 
 def free_folder(parent: Path, name: str) -> Path:
     """A folder in `parent` that does not exist yet: name-1, name-2, ..."""
     return next(folder for number in count(1) if not (folder := parent / f"{name}-{number}").exists())
+
+
+def is_restarted(config: RunConfig, out: Path | None, launch: Launch) -> bool:
+    """Whether torchrun has restarted all ranks, and the run in `out` is the one that they have begun."""
+    from pfml.distributed.launch import decided_by_first
+    from pfml.runs.folder import RunFolder
+    from pfml.training.runner import is_begun
+
+    if launch.may_restart and out is None:
+        raise ValueError("with --max-restarts the folder of the run must be named by --out, to be found again")
+    if out is None or not launch.may_restart:
+        return False
+    folder = RunFolder(out)
+
+    def state() -> str:
+        return "taken" if folder.config.exists() or folder.checkpoints.exists() else "free"
+
+    # the first start refuses a folder that holds a run, and so must the next one: that run is not of this torchrun
+    if launch.by_agent and decided_by_first(f"whether {out} is free", state, launch) == "taken":
+        return False
+    return launch.restarts > 0 and is_begun(config, out)
+
+
+def _is_restarted(config: RunConfig, out: Path | None, shape: Ensemble | None) -> bool:
+    """`is_restarted`, also of an ensemble."""
+    from pfml.distributed.launch import Launch
+    from pfml.training.ensemble import is_ensemble
+
+    if shape is None:
+        return is_restarted(config, out, Launch.of_process())
+    return out is not None and Launch.of_process().restarts > 0 and is_ensemble(out)
+
+
+def _with_suggestions(
+    config: RunConfig,
+    given: Collection[str],
+    console: Console,
+    prepared: Prepared,
+    *,
+    out: Path | None = None,
+    split: str | None = None,
+) -> RunConfig:
+    """`config` with what suits one's own images in place of what is not given; prints the reasons."""
+    from pfml.data.own_images import is_own
+    from pfml.distributed.launch import Launch, decided_by_first
+    from pfml.runs.folder import RunFolder
+    from pfml.suggest.folder import suggest_for_folder
+    from pfml.suggest.suggestion import with_values
+    from pfml.training.progress import ProgressMonitor
+
+    if not is_own(config.data.name):
+        return config
+    # torchrun's later starts find the run that its first one has begun
+    if out is not None and not Launch.of_process().restarts:
+        RunFolder(out).refuse_run()
+
+    def suggested() -> dict[str, Any]:
+        suggestion = suggest_for_folder(config, given, prepared, ProgressMonitor(console), split=split)
+        values = {} if suggestion is None else suggestion.besides(given)
+        if suggestion is not None and values:
+            print_line(console, "suggested for these images; any of it can be given instead:")
+            for option, value in values.items():
+                shown = "null" if value is None else value
+                print_line(console, f"  --{option} {shown}: {suggestion.reasons[option]}")
+        return values
+
+    # epochs and crops depend on how fast this machine is just now: every rank would find other ones
+    return with_values(config, json.loads(decided_by_first("what it suggests", lambda: json.dumps(suggested()))))
+
+
+def _print_config(config: RunConfig) -> None:
+    """Print a file for --config."""
+    import yaml
+
+    from pfml.runs.config_files import plain
+
+    print(yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True), end="")
+
+
+def _run(
+    config: RunConfig,
+    out: Path,
+    resume: bool,
+    console: Console,
+    world: World,
+    shape: Ensemble | None,
+    prepared: Prepared,
+) -> dict[str, Any]:
+    """The results of the run; prints them, the comparison with the untrained model, and what to do next."""
+    from pfml.data.own_images import is_own
+    from pfml.models.embedder import learned_by
+    from pfml.pages.run import write_run_page
+    from pfml.runs.data import prepare_data
+    from pfml.runs.folder import RunFolder
+    from pfml.suggest.comparison import comparison
+    from pfml.training.ensemble import run_ensemble
+    from pfml.training.progress import ProgressMonitor
+    from pfml.training.runner import create_run_embedder, run
+
+    ranks = f" on {world.size} ranks" if world.size > 1 else ""
+    print_line(console, f"{config.loss.name} on {config.data.name}, {config.model.backbone}, in {out}{ranks}")
+    monitor = ProgressMonitor(console, said=() if prepared.data is None else prepared.data.remarks)
+    data, embedder, untrained = None, None, None
+    if is_own(config.data.name):
+        data = prepare_data(config.resolved().data, monitor.track, loaded=prepared.data)
+        untrained = _untrained(config, data, out, monitor, world, prepared)
+        prepared.untrained = None  # its memory
+    if shape is None:
+        embedder = None if data is None else create_run_embedder(config)
+        results = run(config, out, data=data, embedder=embedder, resume=resume, monitor=monitor, world=world)
+    else:
+        scores = run_ensemble(config, out, shape, resume=resume, monitor=monitor, world=world)
+        print_scores(console, "unseen classes: teachers and their student", scores)
+        results = RunFolder(out).read_results()
+    if not world.is_first:
+        return results
+    print_results(console, results)
+    if untrained is not None:
+        if not RunFolder(out).entries("untrained"):  # for the report, and for a run that is resumed
+            RunFolder(out).append("untrained", 0, test=untrained.scores, image_size=untrained.image_size)
+        print_line(console, comparison(untrained, results, config))
+    learned = learned_by(out)
+    which = f" ({learned.moment})" if learned is not None and learned.moment else ""
+    print_line(console, f"{out}: config, log, results; the model{which}: pfml.load_embedder({str(out)!r})")
+    if data is not None:
+        page = write_run_page(out, data=data.data, embedder=embedder)
+        print_line(console, f"{page}: curves, search results, a map, the hardest classes")
+    else:
+        print_line(console, f"a page about it: pfml report {shell_words(str(out))}")
+    return results
+
+
+def _untrained(
+    config: RunConfig, data: PreparedData, out: Path, monitor: Monitor, world: World, prepared: Prepared
+) -> Untrained | None:
+    """The metrics of the pretrained model before training; None where there is no such model, or nothing trains."""
+    from pfml.data.decoding import listing_all_unreadable
+    from pfml.methods import METHODS
+    from pfml.runs.folder import RunFolder
+    from pfml.suggest.comparison import Untrained, untrained_embedder, untrained_scores
+
+    if not METHODS[config.loss.name].trains:
+        return None
+    # a run that was interrupted before its end has not noted them
+    noted = RunFolder(out).entries("untrained")
+    if noted:
+        return Untrained(noted[-1]["test"], noted[-1].get("image_size"))
+    embedder = prepared.untrained or untrained_embedder(config)
+    if embedder is None:
+        return None
+    with listing_all_unreadable(data.data, track=monitor.track):  # training images as well
+        return untrained_scores(embedder, data.data, config, monitor, world)

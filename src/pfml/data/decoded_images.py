@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pfml.data.decoding import Track, collect, read_rgb
+from pfml.data.decoding import Track, collect, read_rgb, shrink
 from pfml.data.fused_crops import resample_fused, unavailable
 from pfml.data.pinned_memory import to_device
 from pfml.data.resampling import PixelBuffer, resample, resample_batch
@@ -73,7 +73,12 @@ class DecodedImages:
 
 
 def decode(
-    paths: tuple[Path, ...], sizes: Tensor, short_side: int | None, workers: int, track: Track | None
+    paths: tuple[Path, ...],
+    sizes: Tensor,
+    short_side: int | None,
+    workers: int,
+    track: Track | None,
+    kept: Mapping[Path, Tensor] | None = None,
 ) -> PixelBuffer:
     """All files decoded into one buffer in memory.
 
@@ -83,13 +88,18 @@ def decode(
         short_side: See `pfml.data.decoding.shrink`.
         workers: Threads.
         track: Shows the progress.
+        kept: File -> its pixels, of files that have been decoded before.
 
     Raises:
         UnreadableImagesError: Once, for all files that cannot be read.
     """
     lengths = 3 * sizes.prod(1)
     buffer = PixelBuffer(torch.empty(int(lengths.sum()), dtype=torch.uint8), lengths.cumsum(0) - lengths, sizes)
-    images = collect(paths, lambda path: read_rgb(path, short_side), workers, track, "decoding images")
+
+    def pixels(path: Path) -> Tensor:
+        return read_rgb(path, short_side) if kept is None else shrink(kept[path], short_side)
+
+    images = collect(paths, pixels, workers, track, "decoding images")
     for index, image in enumerate(images):
         if tuple(image.shape[1:]) != tuple(sizes[index].tolist()):
             raise RuntimeError(f"{paths[index]} has changed while it was being read, or its header is wrong")

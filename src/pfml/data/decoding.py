@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +22,7 @@ __all__ = [
     "UnreadableImagesError",
     "check_data",
     "check_images",
+    "decode_files",
     "listing_all_unreadable",
     "read_rgb",
     "read_size",
@@ -36,6 +37,10 @@ Result = TypeVar("Result")
 
 #: unreadable files that an error lists by name
 LISTED = 20
+#: bytes of decoded images that a check keeps, so that a small set is opened once
+KEPT_BYTES = 2 * 2**30
+#: files from which the size of all is estimated
+ESTIMATED_FROM = 16
 
 
 class UnreadableImagesError(ValueError):
@@ -119,6 +124,42 @@ def check_data(data: RetrievalData, workers: int = 2, track: Track | None = None
     files = tuple(dict.fromkeys(path for paths in of_files for path in paths))
     for _ in collect(files, _checked_size, workers, track, "checking images"):
         pass
+
+
+def decode_files(
+    files: Sequence[Path], workers: int = 2, track: Track | None = None, limit: int = KEPT_BYTES
+) -> tuple[dict[Path, Tensor], list[ImageError]]:
+    """The pixels of all files that can be read, and the errors of the others; each file is opened once.
+
+    Pixels are kept if all of them fit into `limit` bytes. Otherwise there are none, and files are checked only.
+    """
+    pixels: dict[Path, Tensor] = {}
+    failures: list[ImageError] = []
+    is_kept, held = True, 0
+
+    def attempt(path: Path) -> Tensor | ImageError | None:
+        try:
+            if is_kept:
+                return read_rgb(path)
+            _checked_size(path)
+        except ImageError as error:
+            return error
+        return None
+
+    results: Iterable[Tensor | ImageError | None] = in_threads(attempt, files, workers)
+    if track is not None:
+        results = track(results, "checking images", len(files))
+    for number, (path, result) in enumerate(zip(files, results, strict=True), start=1):
+        if isinstance(result, ImageError):
+            failures.append(result)
+        elif result is not None and is_kept:
+            held += result.numel()
+            pixels[path] = result
+            # after a few files the size of all is known well enough
+            is_kept = held <= limit and (number < ESTIMATED_FROM or held / number * len(files) <= limit)
+            if not is_kept:
+                pixels.clear()
+    return pixels, failures
 
 
 @contextmanager

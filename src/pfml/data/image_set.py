@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,12 +28,15 @@ class ImageSet:
         class_names: One name per class. Names identify classes across sets: a model trained on a class is not
             evaluated on a class of the same name.
         sources: What to call each image in messages and lists, if `images` are pixels.
+        pixels: File -> its pixels, uint8 (3, height, width), of files that were decoded when they were checked
+            (`pfml.data.without_unreadable`), so that they need not be opened again.
     """
 
     images: tuple[Path, ...] | Tensor
     labels: Tensor
     class_names: tuple[str, ...]
     sources: tuple[str, ...] | None = None
+    pixels: Mapping[Path, Tensor] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.images, Tensor) and (self.images.dtype != torch.uint8 or self.images.shape[1:2] != (3,)):
@@ -124,7 +127,8 @@ class ImageSet:
             raise TypeError("images must both be files or both be pixels, got one of each")
         sources = None if self.sources is None or others.sources is None else self.sources + others.sources
         labels = torch.cat([self.labels, others.labels + self.num_classes])
-        return ImageSet(images, labels, self.class_names + others.class_names, sources)
+        pixels = {**(self.pixels or {}), **(others.pixels or {})} or None
+        return ImageSet(images, labels, self.class_names + others.class_names, sources, pixels)
 
     def with_labels(self, labels: Tensor) -> ImageSet:
         """The same images with other labels, of the same classes."""

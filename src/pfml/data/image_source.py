@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -90,10 +90,12 @@ def open_images(
 
     stored = None if cache is None else PixelCache(cache, images.images, short_side)
     usable = stored is not None and _usable(stored)
-    sizes = stored.sizes() if usable and stored is not None else _sizes(images, short_side, workers, track)
+    kept = _kept(images)  # by a check: no file need be opened again
+    sizes = stored.sizes() if usable and stored is not None else _sizes(images, kept, short_side, workers, track)
     place, reason = _place(storage, int(3 * sizes.prod(1).sum()), device, budget_gib, may_stay_files=True)
     if place == "files":
-        check_images(images, max(workers, 1), track)
+        if kept is None:
+            check_images(images, max(workers, 1), track)
         reason += "" if cache is None else "; the cache is not used"
         description = f"{len(images):,} images read from files by {workers} worker processes{reason}"
         return FileImages(
@@ -102,17 +104,33 @@ def open_images(
     loaded = stored.load() if usable and stored is not None else None
     if usable and loaded is None and stored is not None:
         warnings.warn(f"the cache {stored.folder} is rebuilt: its pixels are damaged or just replaced", stacklevel=2)
-    pixels = loaded or decode(images.images, sizes, short_side, workers, track)
+    pixels = loaded or decode(images.images, sizes, short_side, workers, track, kept)
     if stored is not None and loaded is None:
         stored.store(pixels)
     return _decoded(pixels, place, device, workers, reason, "read from a cache" if loaded else "decoded")
 
 
-def _sizes(images: ImageSet, short_side: int | None, workers: int, track: Track | None) -> Tensor:
-    """Heights and widths by the headers of the files, after shrinking."""
+def _kept(images: ImageSet) -> Mapping[Path, Tensor] | None:
+    """The pixels of all files, if they were kept when the files were checked."""
+    kept = images.pixels
+    return kept if kept is not None and all(path in kept for path in images.images) else None
+
+
+def _sizes(
+    images: ImageSet,
+    kept: Mapping[Path, Tensor] | None,
+    short_side: int | None,
+    workers: int,
+    track: Track | None,
+) -> Tensor:
+    """Heights and widths by the headers of the files, or of the pixels that are kept, after shrinking."""
     assert not isinstance(images.images, Tensor)
+    headers: list[tuple[int, int]]
     try:
-        headers = list(collect(images.images, read_size, workers, track, "reading image sizes"))
+        if kept is not None:
+            headers = [(kept[path].shape[1], kept[path].shape[2]) for path in images.images]
+        else:
+            headers = list(collect(images.images, read_size, workers, track, "reading image sizes"))
     except UnreadableImagesError:
         check_images(images, max(workers, 1), track)  # so that files with a good header alone are listed as well
         raise

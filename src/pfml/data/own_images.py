@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pfml.data.datasets import DATASETS
-from pfml.data.decoding import LISTED, ImageError, Track, UnreadableImagesError, check_data
+from pfml.data.decoding import LISTED, ImageError, Track, UnreadableImagesError, decode_files
 from pfml.data.image_set import ImageSet, RetrievalData
 
 __all__ = ["UNREADABLE", "about_lone_images", "is_own", "own_images", "without_unreadable"]
@@ -54,8 +54,11 @@ def without_unreadable(data: RetrievalData, workers: int = 2, track: Track | Non
         UnreadableImagesError: If most files cannot be read: then the folder or the table is the mistake.
     """
     parts = {"train": data.train, "validation": data.validation, "test": data.test, "gallery": data.gallery}
-    files = {path for part in parts.values() if part is not None for path in _files(part)}
-    failures = _unreadable(data, files, workers, track)
+    files = list(dict.fromkeys(path for part in parts.values() if part is not None for path in _files(part)))
+    failures, pixels = _unreadable(files, workers, track)
+    if pixels:
+        data = _with_pixels(data, pixels)
+        parts = {"train": data.train, "validation": data.validation, "test": data.test, "gallery": data.gallery}
     if not failures:
         return data
     if len(failures) > MOST_UNREADABLE * len(files):
@@ -99,19 +102,31 @@ def about_lone_images(data: RetrievalData) -> tuple[str, ...]:
     return tuple(remarks)
 
 
-def _unreadable(data: RetrievalData, files: set[Path], workers: int, track: Track | None) -> tuple[ImageError, ...]:
-    """The files of `data` that cannot be read; of files that have not changed since, as they were found before."""
+def _with_pixels(data: RetrievalData, pixels: Mapping[Path, Tensor]) -> RetrievalData:
+    return replace(
+        data,
+        train=replace(data.train, pixels=pixels),
+        validation=None if data.validation is None else replace(data.validation, pixels=pixels),
+        test=replace(data.test, pixels=pixels),
+        gallery=None if data.gallery is None else replace(data.gallery, pixels=pixels),
+    )
+
+
+def _unreadable(
+    files: list[Path], workers: int, track: Track | None
+) -> tuple[tuple[ImageError, ...], Mapping[Path, Tensor]]:
+    """The files that cannot be read, and the pixels of a small set.
+
+    Of files that have not changed since an earlier check, the failures are those of then, without pixels.
+    """
+    pixels: Mapping[Path, Tensor] = {}
     digest = hashlib.sha256()
     for path in sorted(files):
         digest.update(repr((str(path), _state(path))).encode(errors="surrogatepass"))
     if digest.hexdigest() not in _found:
-        try:
-            check_data(data, workers, track)
-            failures: tuple[ImageError, ...] = ()
-        except UnreadableImagesError as error:
-            failures = tuple(error.failures)
-        _found[digest.hexdigest()] = failures
-    return _found[digest.hexdigest()]
+        pixels, failures = decode_files(files, workers, track)
+        _found[digest.hexdigest()] = tuple(failures)
+    return _found[digest.hexdigest()], pixels
 
 
 def _state(path: Path) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@ from pfml.experiments.store import ResultsStore
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["list_experiments", "named_paths", "numbers", "run_plan", "show_plan", "words"]
+__all__ = ["list_experiments", "named_paths", "numbers", "run_plan", "show_plan"]
 
 
 def list_experiments(console: Console) -> None:
@@ -80,21 +80,16 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
 
 
-def words(text: str | None) -> tuple[str, ...] | None:
-    """Names between commas; None for none."""
-    return None if text is None else tuple(filter(None, (one.strip() for one in text.split(","))))
-
-
-def numbers(text: str | None, option: str) -> tuple[int, ...] | None:
-    """Whole numbers between commas, with ranges such as 0-4; None for none."""
+def numbers(given: Sequence[str], option: str) -> tuple[int, ...]:
+    """Whole numbers, and those of ranges such as 0-4."""
     found: list[int] = []
-    for one in words(text) or ():
+    for one in given:
         first, dash, last = one.partition("-")
         try:
             found += range(int(first), int(last if dash else first) + 1)
         except ValueError:
-            raise ValueError(f"{option} must be numbers such as 0,1 or 0-4, got {text!r}") from None
-    return tuple(found) if text is not None else None
+            raise ValueError(f"{option} must be numbers such as 0 1, or ranges such as 0-4, got {one!r}") from None
+    return tuple(found)
 
 
 def named_paths(given: Sequence[str] | None, option: str) -> dict[str, Path]:

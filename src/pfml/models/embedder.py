@@ -243,10 +243,15 @@ def create_embedder(
     )
 
 
-def load_embedder(folder: str | Path) -> Embedder:
+def load_embedder(folder: str | Path, *, into: Embedder | None = None) -> Embedder:
     """The embedder that `Embedder.save` wrote to `folder` (or to `folder`/model), in evaluation mode, on the CPU.
 
     Nothing is downloaded and no code is run. A damaged file is refused by name.
+
+    Args:
+        folder: Of a run, or of a saved embedder.
+        into: An embedder that is no longer needed: if it has the same configuration, it gets the weights, on its own
+            device, in place of a new one.
     """
     place = model_folder(Path(folder))
     description, tensors = read_sealed_tensors(place, "model", EMBEDDER)
@@ -258,7 +263,8 @@ def load_embedder(folder: str | Path) -> Embedder:
         raise DamagedFileError(f"{place / 'model.json'} must describe an embedder, got {error!r}") from None
     except ValueError as error:
         raise DamagedFileError(f"{place / 'model.json'} must describe a usable embedder: {error}") from None
-    embedder = Embedder(replace(config, weights="none"))
+    is_alike = into is not None and replace(into.config, weights="none") == replace(config, weights="none")
+    embedder = into if into is not None and is_alike else Embedder(replace(config, weights="none"))
     load_into(embedder, tensors, place)
     embedder.config, embedder.preprocessing, embedder.trained_on = config, preprocessing, trained_on
     return embedder.eval()

@@ -13,9 +13,11 @@ import torch
 import yaml
 from torch import Tensor
 
+from pfml.data import RetrievalData
 from pfml.data.decoding import Track
 from pfml.evaluation.metrics import HEADLINE, meanings, metric_label, metric_text, shown_metrics
 from pfml.losses import PotentialFieldLoss
+from pfml.models import Embedder
 from pfml.pages.page import Plot, Table, in_themes, render, short, write_page
 from pfml.pages.run_analysis import HardPair, RunAnalysis, analyze_run, class_scores, hard_pairs
 from pfml.plots.curves import loss_curve, mean_loss_curve, metric_curve, plot_loss, plot_metric
@@ -53,7 +55,15 @@ DIAGNOSTICS = {
 }
 
 
-def write_run_page(run: Path, out: Path | None = None, *, device: str = "auto", track: Track | None = None) -> Path:
+def write_run_page(
+    run: Path,
+    out: Path | None = None,
+    *,
+    device: str = "auto",
+    track: Track | None = None,
+    data: RetrievalData | None = None,
+    embedder: Embedder | None = None,
+) -> Path:
     """Write the page about the run in the folder `run`; its path, by default RUN/report.html.
 
     Args:
@@ -61,9 +71,11 @@ def write_run_page(run: Path, out: Path | None = None, *, device: str = "auto", 
         out: Another file.
         device: Where to embed the unseen images.
         track: Shows the progress.
+        data: The data of the run, from a caller that has them; None to load them.
+        embedder: One of the run that is no longer needed, to load weights into; None to build one.
     """
     path = Path(out) if out is not None else Path(run) / "report.html"
-    write_page(path, run_page(analyze_run(Path(run), device=device, track=track)))
+    write_page(path, run_page(analyze_run(Path(run), device=device, track=track, data=data, embedder=embedder)))
     return path
 
 

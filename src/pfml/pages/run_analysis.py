@@ -186,13 +186,22 @@ class RunAnalysis:
         return Untrained(entries[-1]["test"], entries[-1].get("image_size")) if entries else None
 
 
-def analyze_run(run: Path, *, device: str = "auto", track: Track | None = None) -> RunAnalysis:
+def analyze_run(
+    run: Path,
+    *,
+    device: str = "auto",
+    track: Track | None = None,
+    data: RetrievalData | None = None,
+    embedder: Embedder | None = None,
+) -> RunAnalysis:
     """The analysis of the run in the folder `run`; embeds its unseen images.
 
     Args:
         run: With config.yaml and model/ in it, as `pfml train` leaves it.
         device: Where to compute.
         track: Shows the progress.
+        data: The data of the run, from a caller that has them; None to load them.
+        embedder: One of the run that is no longer needed, to load weights into; None to build one.
     """
     folder = RunFolder(run)
     if not folder.config.is_file():
@@ -203,10 +212,10 @@ def analyze_run(run: Path, *, device: str = "auto", track: Track | None = None) 
             f"resume it with pfml train --resume {run}"
         )
     config = read_config(folder.config)
-    data, _ = prepare_data(config.data, track)
+    data = prepare_data(config.data, track).data if data is None else data
     where = resolve_device(device)
     model, last = folder.chosen_and_last()
-    chosen = load_embedder(model).to(where)
+    chosen = load_embedder(model, into=embedder).to(where)
     moment = "" if chosen.trained_on is None else chosen.trained_on.moment
 
     def points_of(embedder: Embedder, images: ImageSet) -> Tensor:
@@ -220,7 +229,8 @@ def analyze_run(run: Path, *, device: str = "auto", track: Track | None = None) 
     if loss is not None:
         step = -(-len(data.train) // MOST_TRAINING_IMAGES)
         some = data.train.subset(torch.arange(0, len(data.train), step))
-        points = points_of(chosen if model == folder.model else load_embedder(folder.model).to(where), some)
+        last_model = chosen if model == folder.model else load_embedder(folder.model, into=chosen).to(where)
+        points = points_of(last_model, some)
     moment = moment or ("the last epoch" if model == last else "the epoch that validation chose")
     loss_epoch = moment.partition(",")[0] if model == folder.model else "the last epoch"
     return RunAnalysis(

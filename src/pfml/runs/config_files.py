@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -17,6 +18,8 @@ from pfml.typos import did_you_mean
 __all__ = [
     "CODE_KEYS",
     "config_groups",
+    "create_config",
+    "parse_config",
     "plain",
     "plain_yaml",
     "read_config",
@@ -70,7 +73,7 @@ def read_sealed_text(path: Path) -> str:
 def read_config(path: Path) -> RunConfig:
     """The configuration of a run or of a file; unknown keys and wrong values are errors that name them."""
     import yaml
-    from jsonargparse import ArgumentError, ArgumentParser
+    from jsonargparse import ArgumentError
 
     if not path.is_file():
         raise FileNotFoundError(f"{path} must be the configuration of a run, but there is no such file")
@@ -81,14 +84,38 @@ def read_config(path: Path) -> RunConfig:
         if not {"data", "model"} <= content.keys():
             raise TypeError("it does not say its data and model; runs that were started from Python do not")
         refuse_code(content, path.name)
-        parser = ArgumentParser(exit_on_error=False)
-        parser.add_class_arguments(RunConfig, "run")
-        config: RunConfig = parser.instantiate(parser.parse_object({"run": content})).run
+        config = create_config(content)
     except DamagedFileError:
         raise
     except (yaml.YAMLError, ArgumentError, TypeError, ValueError, KeyError) as error:
         raise ValueError(f"{path} must be a configuration: {error}") from None
     return config
+
+
+def parse_config(content: dict[str, Any]) -> Callable[[], RunConfig]:
+    """A function that makes a configuration of nested dicts, whose names and types are checked here.
+
+    `content` must have passed `refuse_code`.
+
+    Raises:
+        jsonargparse.ArgumentError: For an unknown name or a value of the wrong type.
+    """
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(RunConfig, "run")
+    parsed = parser.parse_object({"run": content})
+
+    def create() -> RunConfig:
+        config: RunConfig = parser.instantiate(parsed).run
+        return config
+
+    return create
+
+
+def create_config(content: dict[str, Any]) -> RunConfig:
+    """The configuration of nested dicts: the errors of `parse_config`, and ValueError for a value out of range."""
+    return parse_config(content)()
 
 
 def plain_yaml(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""Whether training has helped: the network as it comes, on the same unseen classes."""
+"""Whether training has helped: the pretrained model before training, on the same unseen classes."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pfml.data import RetrievalData
 from pfml.distributed import World
 from pfml.evaluation import evaluate
 from pfml.evaluation.metrics import HEADLINE, metric_label
 from pfml.models import Embedder
+from pfml.models.backbone_table import default_weights
 from pfml.runs.config import RunConfig
-from pfml.runs.data import prepare_data
 from pfml.runs.results import of_model
-from pfml.suggest.suggest import BACKBONE
+from pfml.suggest.suggestion import BACKBONE
 from pfml.terminal import shell_words
 from pfml.training.environment import precision, resolve_device, seeded
 from pfml.training.progress import Monitor
 
-__all__ = ["Untrained", "comparison", "untrained_command", "untrained_scores"]
+__all__ = ["Untrained", "comparison", "untrained_command", "untrained_embedder", "untrained_scores"]
 
 
 @dataclass(frozen=True)
 class Untrained:
-    """What the backbone finds as it comes, without an embedding layer.
+    """Retrieval by the pretrained backbone before training, without an embedding layer.
 
     Args:
         scores: Metrics on the test classes.
@@ -34,23 +35,36 @@ class Untrained:
     image_size: int | None = None
 
 
-def untrained_scores(config: RunConfig, monitor: Monitor | None = None, world: World | None = None) -> Untrained:
-    """What the backbone of the run finds among its test classes as it comes, at the resolution that it comes with.
+def untrained_embedder(config: RunConfig) -> Embedder | None:
+    """The backbone of a run before training, without an embedding layer; None if it has no pretrained weights.
 
-    A run may train on smaller crops to save time; one who does not train need not.
+    It sees images at the resolution of its pretraining: a run may train on smaller crops to save time.
     """
-    monitor, world = monitor or Monitor(), world or World()
-    data, _ = prepare_data(config.data, monitor.track)
-    model = replace(config.model, embedding_dim=None, image_size=None, resize=None)
+    model = config.model
+    weights = default_weights(model.backbone) if model.weights == "default" else model.weights
+    if weights == "none":
+        return None
     with seeded(config.seed):
-        embedder = Embedder(model).to(world.device or resolve_device(config.device))
+        return Embedder(replace(model, embedding_dim=None, image_size=None, resize=None))
+
+
+def untrained_scores(
+    embedder: Embedder,
+    data: RetrievalData,
+    config: RunConfig,
+    monitor: Monitor | None = None,
+    world: World | None = None,
+) -> Untrained:
+    """The metrics of `untrained_embedder` on the test classes of a run."""
+    monitor, world = monitor or Monitor(), world or World()
+    embedder.to(world.device or resolve_device(config.device))
     autocast = precision(config.autocast)
     scores = evaluate(embedder, data, autocast=autocast, track=monitor.track, world=world).as_dict()
     return Untrained(scores, embedder.preprocessing.crop)
 
 
 def untrained_command(config: RunConfig) -> str:
-    """The command that evaluates the backbone of a run as it comes, on the run's data."""
+    """The command that evaluates the backbone of a run before training (zero-shot), on the run's data."""
     data, model = config.data, config.model
     parts = ["pfml", "train", "--data", data.name, *(() if data.root is None else ("--data.root", str(data.root)))]
     if (model.backbone, model.weights) != (BACKBONE, "default"):
@@ -59,9 +73,9 @@ def untrained_command(config: RunConfig) -> str:
 
 
 def comparison(untrained: Untrained, results: dict[str, Any], config: RunConfig) -> str:
-    """A sentence that says whether the run is better than the network as it came, by both R@1 and MAP@R.
+    """A sentence that says whether training has helped, by both R@1 and MAP@R.
 
-    Scores that are shown alike count as alike.
+    Scores that round to the same shown value count as equal.
     """
     entry = of_model(results)
     scores = untrained.scores, entry["test"]
@@ -87,15 +101,15 @@ def comparison(untrained: Untrained, results: dict[str, Any], config: RunConfig)
         better, same = labels if recall > 0 else reversed(labels)
         return f"{numbers}: training has improved {better} and left {same} as it was{chance}"
     return (
-        f"{numbers}: training has not helped; use the network as it comes ({untrained_command(config)}), "
+        f"{numbers}: training has not helped; use the pretrained model without training ({untrained_command(config)}), "
         f"or give more classes, more images or more epochs"
     )
 
 
 def _may_be_chance(before: float, after: float, queries: float) -> bool:
-    """Whether two shares of so many images differ by too little to tell.
+    """Whether two shares of so many images differ by less than one standard error of independent samples.
 
-    That is one standard error as if each were of images of its own; the same images are asked twice, so about two.
+    The same images are queried twice, which makes it about two standard errors of the difference.
     """
     share = (before + after) / 2
     return abs(after - before) < math.sqrt(2 * share * (1 - share) / max(queries, 1))

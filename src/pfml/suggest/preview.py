@@ -1,4 +1,4 @@
-"""A first look at one's own images: their sizes, and how the pretrained network places some of them."""
+"""A preview of the images before training: their sizes, and the distances between some of them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from pfml.data.decoding import Track, UnreadableImagesError, read_size
 from pfml.data.seeding import generator_for
 from pfml.evaluation import embed
 from pfml.models import Embedder
+from pfml.models.backbone_table import BACKBONES, with_image_size
 
-__all__ = ["InitialDistances", "distances_of", "first_look", "typical_short_side"]
+__all__ = ["InitialDistances", "distances_of", "preview", "typical_short_side"]
 
-#: Images of a class that are looked at.
+#: Images of a class in the preview.
 PER_CLASS = 6
 #: Files whose header is read for the typical size.
 SIZES = 100
@@ -29,64 +30,83 @@ class InitialDistances:
     """How far images are from each other before training, as chords on the unit sphere (0 to 2).
 
     Args:
-        close_mates: A quarter of the pairs of one class are closer than this; NaN if no class has two images.
-        mates: The median distance of pairs of one class; NaN likewise.
-        nearest_others: The median over images of the distance to the nearest image of another class.
-        others: The median distance of pairs of different classes.
-        images_per_second: What the network embeds on this machine.
+        close_positives: A quarter of the positive pairs (of one class) are closer than this; NaN if no class has two
+            images.
+        positives: The median distance of positive pairs; NaN likewise.
+        nearest_negatives: The median over images of the distance to the nearest image of another class.
+        negatives: The median distance of negative pairs (of different classes).
+        images_per_second: Throughput of the model on this machine.
         image_size: Side of the crops that it saw.
     """
 
-    close_mates: float
-    mates: float
-    nearest_others: float
-    others: float
+    close_positives: float
+    positives: float
+    nearest_negatives: float
+    negatives: float
     images_per_second: float
     image_size: int
 
 
-def first_look(
-    embedder: Embedder, images: ImageSet, *, limit: int = 96, seed: int = 0, track: Track | None = None
+def preview(
+    embedder: Embedder,
+    images: ImageSet,
+    *,
+    image_size: int | None = None,
+    limit: int = 96,
+    seed: int = 0,
+    track: Track | None = None,
 ) -> InitialDistances:
     """The distances between up to `limit` of the images, a few of each class, as the embedder places them.
+
+    Args:
+        embedder: As it comes, before training.
+        images: Those to train on.
+        image_size: Another side of the crops, for a convolutional backbone; others see their own size.
+        limit: Images to embed.
+        seed: Of the choice of images.
+        track: Shows the progress.
 
     Raises:
         UnreadableImagesError: If one of these cannot be read; it lists all images of the set that cannot be.
     """
-    chosen = _few_of_each(images.labels, limit, seed)
-    some = images.subset(chosen)
+    some = images.subset(_few_of_each(images.labels, limit, seed))
+    own_size = embedder.preprocessing
+    if image_size is not None and embedder.config.backbone in BACKBONES:  # which are all convolutional
+        embedder.preprocessing = with_image_size(own_size, image_size)
     try:
         source = open_images(some, device=next(embedder.parameters()).device, track=track)
+        embed(embedder, some.subset([0]))  # the first pass is slow, and no measure of the others
+        started = time.perf_counter()
+        points = embed(embedder, source, track=track).cpu()
+        speed = len(some) / max(time.perf_counter() - started, 1e-9)
+        return distances_of(points, some.labels, images_per_second=speed, image_size=embedder.preprocessing.crop)
     except UnreadableImagesError:
         check_images(images, track=track)
         raise
-    embed(embedder, some.subset([0]))  # the first pass is slow, and no measure of the others
-    started = time.perf_counter()
-    points = embed(embedder, source, track=track).cpu()
-    speed = len(some) / max(time.perf_counter() - started, 1e-9)
-    return distances_of(points, some.labels, images_per_second=speed, image_size=embedder.preprocessing.crop)
+    finally:
+        embedder.preprocessing = own_size
 
 
 def distances_of(points: Tensor, labels: Tensor, *, images_per_second: float, image_size: int) -> InitialDistances:
     """The distances between unit vectors (n, D) with labels (n,)."""
     distances = torch.cdist(points.double(), points.double())
     same = labels[:, None] == labels
-    mates = distances[same.triu(diagonal=1)]
-    others = distances[(~same).triu(diagonal=1)]
+    positives = distances[same.triu(diagonal=1)]
+    negatives = distances[(~same).triu(diagonal=1)]
     nearest = distances.masked_fill(same, torch.inf).amin(1)
     nearest = nearest[nearest.isfinite()]
     return InitialDistances(
-        close_mates=_quantile(mates, 0.25),
-        mates=_quantile(mates, 0.5),
-        nearest_others=_quantile(nearest, 0.5),
-        others=_quantile(others, 0.5),
+        close_positives=_quantile(positives, 0.25),
+        positives=_quantile(positives, 0.5),
+        nearest_negatives=_quantile(nearest, 0.5),
+        negatives=_quantile(negatives, 0.5),
         images_per_second=images_per_second,
         image_size=image_size,
     )
 
 
 def typical_short_side(images: ImageSet, *, limit: int = SIZES) -> int | None:
-    """The median short side of up to `limit` of the images, by their headers; None for a set without images."""
+    """The median short side of up to `limit` of the images, by their headers; None for an empty set."""
     if len(images) == 0:
         return None
     if isinstance(images.images, Tensor):
@@ -96,6 +116,9 @@ def typical_short_side(images: ImageSet, *, limit: int = SIZES) -> int | None:
 
 
 def _size(path: Path, images: ImageSet) -> tuple[int, int]:
+    if images.pixels is not None and path in images.pixels:
+        height, width = images.pixels[path].shape[1:]
+        return height, width
     try:
         return read_size(path)
     except ValueError:

@@ -1,15 +1,17 @@
-"""How to train on images of one's own, from what is known before training.
+"""The rules by which a run on one's own images is suggested.
 
-A pure function of the data's counts, of the distances between some of its images as the pretrained network places them,
-and of the device. Where a value comes from a measurement of ours, docs/FOLDERS.md says which; the rest are the values
-of the preset `pfml-log` and of the configurations that ship.
+`suggest` is a pure function of the image counts, of the distances between some images before training, and of the
+device. docs/FOLDERS.md says which values come from a measurement of ours; the others are those of the preset `pfml-log`
+and of the shipped configurations.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -17,9 +19,10 @@ from pfml.data import RetrievalData, with_validation
 from pfml.methods import LossConfig
 from pfml.models import EmbedderConfig
 from pfml.runs.config import BatchConfig, DataConfig, OptimizerConfig, RunConfig, ScheduleConfig
-from pfml.suggest.first_look import InitialDistances
+from pfml.suggest.preview import InitialDistances
+from pfml.training.setup import require_matches
 
-__all__ = ["Suggestion", "suggest", "suggest_model"]
+__all__ = ["Suggestion", "suggest", "suggest_model", "with_values"]
 
 BACKBONE, FULL_SIZE = "efficientnet_lite0", 224
 #: Sides of crops to choose from; the network halves its input five times.
@@ -28,7 +31,7 @@ IMAGE_SIZES = (96, 128, 160, 192, 224)
 CPU_SECONDS, FITTING_EPOCHS = 300.0, 4
 #: So many epochs are worth a longer wait, up to this one.
 FEWEST_EPOCHS, LONGEST_CPU_SECONDS = 3, 900.0
-#: More epochs than these are learned by heart; on a GPU as many as make about so many steps.
+#: More epochs than these overfit; on a GPU as many as make about so many steps.
 MOST_EPOCHS = {"cpu": 12, "cuda": 20}
 GPU_EPOCHS, GPU_STEPS = 8, 230
 #: A training step costs as much as so many embeddings: forward, and twice that backward.
@@ -49,9 +52,44 @@ class Suggestion:
     config: RunConfig
     reasons: dict[str, str]
 
+    def value(self, option: str) -> Any:
+        """The suggested value of an option, such as "loss.options.delta"."""
+        value: Any = self.config
+        for part in option.split("."):
+            value = value[part] if isinstance(value, dict) else getattr(value, part)
+        return value
+
+    def besides(self, given: Collection[str]) -> dict[str, Any]:
+        """Option -> value of the suggested options that are not `given`; a loss that is given has its own options."""
+        return {
+            option: self.value(option)
+            for option in self.reasons
+            if option not in given and not ("loss.name" in given and option.startswith("loss."))
+        }
+
+
+def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+    """`config` with other values of some options, such as {"optimizer.lr": 1e-4, "loss.options.delta": 0.3}."""
+    changes: dict[str, Any] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    for option, value in values.items():
+        group, dot, name = option.partition(".")
+        if dot:
+            groups.setdefault(group, {})[name] = value
+        else:
+            changes[option] = value
+    for group, inner in groups.items():
+        old = getattr(config, group)
+        options = {name.removeprefix("options."): inner[name] for name in inner if name.startswith("options.")}
+        plain = {name: value for name, value in inner.items() if not name.startswith("options.")}
+        if options:
+            plain["options"] = {**old.options, **options}
+        changes[group] = replace(old, **plain)  # at once: a batch size must fit its samples per class
+    return replace(config, **changes)
+
 
 def suggest_model(short_side: int | None) -> tuple[EmbedderConfig, dict[str, str]]:
-    """The network for images of this typical short side, and why."""
+    """The model for images of this typical short side, and why."""
     size, reason = FULL_SIZE, f"what {BACKBONE} was trained with"
     if short_side is not None and short_side < FULL_SIZE:
         size = next(size for size in IMAGE_SIZES if size >= short_side or size == FULL_SIZE)
@@ -73,17 +111,19 @@ def suggest(
     validation: str | None = None,
     batch_size: int | None = None,
     samples_per_class: int | None = None,
+    epochs: int | None = None,
 ) -> Suggestion:
     """How to train on `data`, with a reason for each choice.
 
     Args:
         data: Without validation classes set apart, unless it has some of its own.
-        distances: Between some training images, as the network places them; None for a network that knows nothing yet.
+        distances: Between some training images before training; None for a model without pretrained weights.
         device: Where it will train.
         short_side: Typical short side of the images, in pixels.
-        validation: The split of the training classes, if it is decided already; the rest fits it.
+        validation: The split of the training classes, if it is decided already; the other values fit it.
         batch_size: Likewise.
         samples_per_class: Likewise.
+        epochs: Likewise.
 
     Raises:
         ValueError: If there are not two classes to train on, or nothing to be found among the unseen ones.
@@ -94,7 +134,7 @@ def suggest(
             f"training must have at least 2 classes to tell apart, got {classes} with {data.test.num_classes} others "
             f"kept unseen for the test: add class folders until there are 4, or divide them into train/ and test/"
         )
-    _require_matches(data)
+    require_matches(data)
     model, reasons = suggest_model(short_side)
     why_validation: dict[str, str] = {}
     if validation is None:
@@ -103,9 +143,10 @@ def suggest(
     batch, why_batch = _batch(divided, device, batch_size, samples_per_class)
     loss, why_loss = _loss(divided, distances)
     if device.type == "cuda" or distances is None:
-        size, (epochs, why_time) = model.image_size, _epochs_by_steps(divided, batch, device)
+        size, (fitting, why_time) = model.image_size, _epochs_by_steps(divided, batch, device)
     else:
-        size, epochs, why_time = _length(divided, distances, model.image_size or FULL_SIZE)
+        size, fitting, why_time = _length(divided, distances, model.image_size or FULL_SIZE)
+    epochs = epochs or fitting
     if size != model.image_size:
         model = replace(model, image_size=size)
         reasons["model.image_size"] = f"at {FULL_SIZE} too few epochs would fit into the time"
@@ -124,16 +165,6 @@ def suggest(
         autocast="bfloat16" if device.type == "cuda" else "none",
     )
     return Suggestion(config, {**reasons, **why_validation, **why_batch, **why_loss, **why_time, **_unmeasured(config)})
-
-
-def _require_matches(data: RetrievalData) -> None:
-    found_in, others = (data.test, 1) if data.gallery is None else (data.gallery, 0)
-    counts = torch.bincount(found_in.labels, minlength=data.test.num_classes)
-    if not bool((counts[data.test.labels] > others).any()):
-        raise ValueError(
-            f"an image of an unseen class must have another one of its class to find, got {len(data.test)} images of "
-            f"{data.test.num_classes} unseen classes without: put two images or more into each class"
-        )
 
 
 def _unmeasured(config: RunConfig) -> dict[str, str]:
@@ -200,24 +231,24 @@ def _loss(data: RetrievalData, distances: InitialDistances | None) -> tuple[Loss
     proxies = 1 if typical < 8 else 2 if typical < 30 or data.train.num_classes >= 2000 else 5
     options = {"proxies_per_class": proxies, "proxy_init": "kmeans", "alpha": 6.0, "trust": 0.3}
     reasons = {
-        "loss.name": "our preset; on letters it loses 2 points of R@1 to 20 % wrong labels (docs/METHODS.md)",
+        "loss.name": "our preset; on glyphs 20 % label noise costs it 2 points of R@1 (docs/METHODS.md)",
         "loss.options.proxies_per_class": f"{data.train.num_classes} classes train, with typically {typical:g} images",
         "loss.options.proxy_init": "proxies start in the middle of the images of their class",
         "loss.options.alpha": "the preset's",
-        "loss.options.trust": "a label may be wrong: images that fit another class far better stay out of the field",
+        "loss.options.trust": "sample filtering for noisy labels: images that fit another class far better stay out",
     }
     if distances is None:
         return LossConfig("pfml-log", options), reasons
-    if math.isfinite(distances.close_mates):
-        delta = round(min(max(distances.close_mates, 0.3), 1.1), 2)
-        why = f"a quarter of the pairs of a class are closer than {distances.close_mates:.2f}: they need no more pull"
+    if math.isfinite(distances.close_positives):
+        delta = round(min(max(distances.close_positives, 0.3), 1.1), 2)
+        why = f"a quarter of the positive pairs are closer than {distances.close_positives:.2f}: they need no more pull"
     else:
-        delta = round(min(max(0.9 * distances.nearest_others, 0.3), 1.1), 2)
-        why = f"no class has two images; the nearest of another class is at {distances.nearest_others:.2f}"
-    reach = round(min(max(distances.others, delta + 0.2), 1.35), 2)
+        delta = round(min(max(0.9 * distances.nearest_negatives, 0.3), 1.1), 2)
+        why = f"no class has two images; the nearest of another class is at {distances.nearest_negatives:.2f}"
+    reach = round(min(max(distances.negatives, delta + 0.2), 1.35), 2)
     reasons["loss.options.delta"] = why
     reasons["loss.options.delta_rep"] = (
-        f"half of the pairs of different classes are closer than {distances.others:.2f}: these should part"
+        f"half of the negative pairs are closer than {distances.negatives:.2f}: these should part"
     )
     return LossConfig("pfml-log", {**options, "delta": delta, "delta_rep": reach}), reasons
 
@@ -226,7 +257,7 @@ def _epochs_by_steps(data: RetrievalData, batch: BatchConfig, device: torch.devi
     """Epochs where time does not matter, and why."""
     steps, most = max(len(data.train) // batch.size, 1), MOST_EPOCHS[device.type]
     epochs = min(max(math.ceil(GPU_STEPS / steps), GPU_EPOCHS), most)
-    return epochs, {"epochs": f"{epochs * steps:,} steps; with more, training images are learned by heart"}
+    return epochs, {"epochs": f"{epochs * steps:,} steps; with more, it overfits"}
 
 
 def _length(data: RetrievalData, distances: InitialDistances, size: int) -> tuple[int, int, dict[str, str]]:
