@@ -7,7 +7,7 @@ python benchmarks/collection.py search    memory of writing, opening, searching 
 
 Images are noise of 40 x 40 pixels, the model is an untrained convnet of 64 dimensions. Every command runs in a process
 of its own. Memory of embedding is the peak of its resident set (VmHWM of /proc). Memory of an index is the peak of
-anonymous memory (RssAnon of /proc, looked at every few milliseconds) above what there was before, because mapped files
+anonymous memory (RssAnon of /proc, polled every few milliseconds) above what there was before, because mapped files
 count as resident, too, though the system takes their pages back whenever it needs them.
 """
 
@@ -54,9 +54,9 @@ def write_images(folder: Path, count: int) -> Path:
     return folder
 
 
-def started(place: Path, images: Path, out: str, *options: str) -> subprocess.Popen[bytes]:
+def started(root: Path, images: Path, out: str, *options: str) -> subprocess.Popen[bytes]:
     """`pfml embed`, in a process of its own that ends by saying its peak memory."""
-    command = [sys.executable, "-c", PROGRAM, "embed", str(place / "model"), str(images), f"--out={place / out}"]
+    command = [sys.executable, "-c", PROGRAM, "embed", str(root / "model"), str(images), f"--out={root / out}"]
     return subprocess.Popen([*command, *options], stdout=subprocess.PIPE)
 
 
@@ -68,11 +68,11 @@ def peak_of(process: subprocess.Popen[bytes]) -> float:
     return int(said.split()[-2]) / 1024
 
 
-def measure_memory(place: Path, images: int) -> None:
+def measure_memory(root: Path, images: int) -> None:
     """Print the peak memory of embedding 1 x and 8 x as many images."""
-    folders = {times: write_images(place / f"{times}", times * images) for times in (1, TIMES)}
+    folders = {times: write_images(root / f"{times}", times * images) for times in (1, TIMES)}
     for kind, out, options in (("folder", "out", [f"--part-images={PART}"]), ("archive", "out.npz", [])):
-        peaks = {times: peak_of(started(place, each, f"{times}-{out}", *options)) for times, each in folders.items()}
+        peaks = {times: peak_of(started(root, each, f"{times}-{out}", *options)) for times, each in folders.items()}
         ratio = peaks[TIMES] / peaks[1]
         sizes = f"{images:,} images {peaks[1]:.0f} MiB, {TIMES * images:,} images {peaks[TIMES]:.0f} MiB"
         print(f"{kind}: {sizes}: {ratio:.3f} x")
@@ -83,34 +83,34 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "lock"}
 
 
-def measure_kills(place: Path, images: int) -> None:
+def measure_kills(root: Path, images: int) -> None:
     """Print how often going on after a kill gave the files of a run that was let be."""
-    folder, moments, same, done = write_images(place / "images", images), random.Random(0), 0, []
+    folder, moments, same, done = write_images(root / "images", images), random.Random(0), 0, []
     options = (f"--part-images={images // 16}",)
-    peak_of(started(place, folder, "whole", *options))
-    expected = files_of(place / "whole")
+    peak_of(started(root, folder, "whole", *options))
+    expected = files_of(root / "whole")
     for trial in range(20):
-        killed, until = place / f"killed-{trial}", moments.randrange(16)
-        writer = started(place, folder, killed.name, *options)
+        killed, until = root / f"killed-{trial}", moments.randrange(16)
+        writer = started(root, folder, killed.name, *options)
         while writer.poll() is None and (not killed.exists() or len(list(killed.glob("part-*.json"))) < until):
             time.sleep(0.002)
         time.sleep(moments.uniform(0, 0.2))
         writer.kill()
         writer.communicate()
         done.append(len(list(killed.glob("part-*.json"))))
-        peak_of(started(place, folder, killed.name, *options))
+        peak_of(started(root, folder, killed.name, *options))
         same += files_of(killed) == expected
     print(f"{same} of 20 trials: all {len(expected)} files are, byte by byte, those of an uninterrupted run")
     print(f"finished parts at the kill, of {len(expected) // 2}: {sorted(done)}")
 
 
-def measure_shares(place: Path, images: int) -> None:
+def measure_shares(root: Path, images: int) -> None:
     """Print how far the vectors of four shares are from those of one process."""
-    folder = write_images(place / "images", images)
-    peak_of(started(place, folder, "whole", f"--part-images={PART}"))
-    for process in [started(place, folder, "shares", f"--shard={k}/4", f"--part-images={PART}") for k in range(1, 5)]:
+    folder = write_images(root / "images", images)
+    peak_of(started(root, folder, "whole", f"--part-images={PART}"))
+    for process in [started(root, folder, "shares", f"--shard={k}/4", f"--part-images={PART}") for k in range(1, 5)]:
         peak_of(process)
-    whole, shares = open_embeddings(place / "whole"), open_embeddings(place / "shares")
+    whole, shares = open_embeddings(root / "whole"), open_embeddings(root / "shares")
     same = whole.paths == shares.paths
     difference = float((whole.vectors(whole.paths) - shares.vectors(whole.paths)).abs().max())
     sizes = f"{len(shares):,} images in 4 shares, {len(whole):,} in one"
@@ -149,8 +149,8 @@ def write_once(folder: Path, entries: int, dimension: int) -> None:
     def write() -> None:
         index = ImageIndex.create(folder, MODEL, dimension)
         for first in range(0, entries, 4096):
-            drawn = torch.randn(min(4096, entries - first), dimension)
-            index.add(drawn, [f"/photos/{first + k:09d}.jpg" for k in range(len(drawn))], model=MODEL)
+            points = torch.randn(min(4096, entries - first), dimension)
+            index.add(points, [f"/photos/{first + k:09d}.jpg" for k in range(len(points))], model=MODEL)
 
     print(
         f"{entries:,} vectors of {4 * entries * dimension / MIB:,.0f} MiB: writing {peak_during(write) - begin:.0f} MiB"
@@ -167,11 +167,11 @@ def search_once(folder: Path, entries: int, dimension: int) -> None:
     print(f"{entries:,} vectors: opening {opening:.0f} MiB, searching {searching:.0f} MiB")
 
 
-def measure_index(place: Path, entries: int, dimension: int) -> None:
+def measure_index(root: Path, entries: int, dimension: int) -> None:
     """Print the memory of an index of 1 x and 8 x as many vectors."""
     for times in (1, TIMES):
         for what in ("write-once", "search-once"):
-            options = [f"--folder={place / f'index-{times}'}", f"--entries={times * entries}"]
+            options = [f"--folder={root / f'index-{times}'}", f"--entries={times * entries}"]
             subprocess.run([sys.executable, __file__, what, *options, f"--dimension={dimension}"], check=True)
 
 
@@ -189,14 +189,14 @@ def main() -> None:
         step(asked.folder, asked.entries, asked.dimension)
         return
     with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
+        root = Path(name)
         torch.manual_seed(0)
-        create_embedder("convnet", embedding_dim=64).save(place / "model")
+        create_embedder("convnet", embedding_dim=64).save(root / "model")
         if asked.what == "search":
-            measure_index(place, asked.entries, asked.dimension)
+            measure_index(root, asked.entries, asked.dimension)
         else:
             measures = {"memory": measure_memory, "kills": measure_kills, "shares": measure_shares}
-            measures[asked.what](place, asked.images)
+            measures[asked.what](root, asked.images)
 
 
 if __name__ == "__main__":

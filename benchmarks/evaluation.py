@@ -65,7 +65,7 @@ def _accuracy_calculator(search: Callable[[], Any]) -> Callable[[Tensor, Tensor]
             k="max_bin_count",
             device=torch.device("cpu"),
             knn_func=search(),
-            kmeans_func=len,  # never called, and in place of one that needs faiss
+            kmeans_func=len,  # never called, and needs no faiss
         )
         found = calculator.get_accuracy(embeddings, labels)
         return {"map_at_r" if name.startswith("mean") else name: value for name, value in found.items()}
@@ -125,7 +125,7 @@ class Row:
 
 
 def embeddings_of(points: int, classes: int, spread: float = 0.1) -> tuple[Tensor, Tensor]:
-    """Unit vectors around class centers; by default as hard to tell apart as those of a trained network on SOP."""
+    """Unit vectors around class centers; by default as hard to tell apart as those of a trained model on SOP."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randperm(points, generator=generator) % classes
     centers = torch.nn.functional.normalize(torch.randn(classes, DIMS, generator=generator))

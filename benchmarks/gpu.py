@@ -86,7 +86,7 @@ def evaluation_section(recorder: Recorder, setting: Setting, rates: Rates) -> No
 
 
 def training_section(recorder: Recorder, setting: Setting, rates: Rates) -> None:
-    """The rows of benchmarks/training.py, from the CSV that it writes; whatever is wrong with it, the rest goes on."""
+    """The rows of benchmarks/training.py, from the CSV that it writes; if it fails, the other sections run."""
     try:
         main_of_training: Callable[[Sequence[str]], int] = importlib.import_module("training").main
     except (ImportError, AttributeError) as error:

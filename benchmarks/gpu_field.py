@@ -45,7 +45,7 @@ SOP, CUB, TINY = 22_736, 1_600, 200
 FIELDS = {"none": PAPER, "log": LOG, "anchor": ANCHOR}
 TARGET_MIB, TARGET_ERROR = 0.3 * GIB, 1e-4
 CURVE_SIZES = (400, 1_600, 3_000, 6_100, 11_100, 22_736, 50_000, 100_000)
-#: What may be allocated for one row of the picture.
+#: What may be allocated for one row of the plot.
 LARGEST_BYTES = 40 * 2**30
 
 
@@ -213,7 +213,7 @@ def _step(method: str, charges: ChargeSet, mode: str) -> Step:
 
 
 def plot_section(recorder: Recorder, setting: Setting, rates: Rates) -> None:
-    """Time and extra memory over n, for the picture."""
+    """Time and extra memory over n, for the plot."""
     sizes = CURVE_SIZES if setting.on_gpu and not setting.quick else (400, 1_600) if setting.on_gpu else (200, 400)
     backends = ("tiled", "triton") if setting.on_gpu else ("tiled",)
     for points in sizes:

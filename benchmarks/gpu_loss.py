@@ -29,7 +29,7 @@ from pfml.losses import PotentialFieldLoss
 
 __all__ = ["loss_step", "million_section", "small_section"]
 
-#: Classes, dimensions, proxies drawn, batch.
+#: Classes, dimensions, proxies subsampled, batch.
 MILLION, SMALL_MILLION = (1_000_000, 256, 16_384, 256), (2_000, 16, 64, 8)
 
 
@@ -92,13 +92,13 @@ def loss_step(charges: ChargeSet, setting: Setting, backend: str) -> Step:
 
 def million_section(recorder: Recorder, setting: Setting, rates: Rates) -> None:
     """A step of training with a million proxies: forward, backward, and a fused Adam step."""
-    classes, dims, drawn, batch = MILLION if setting.on_gpu and not setting.quick else SMALL_MILLION
-    what = f"{classes:,} proxies, {dims} dims, {drawn:,} drawn, batch {batch}, with Adam"
+    classes, dims, sampled, batch = MILLION if setting.on_gpu and not setting.quick else SMALL_MILLION
+    what = f"{classes:,} proxies, {dims} dims, {sampled:,} sampled, batch {batch}, with Adam"
 
     def measure() -> Row:
         charges_of.cache_clear()  # the peak is of all memory
         loss = PotentialFieldLoss(
-            classes, dims, proxies_per_class=1, proxy_sample=drawn, backend=fast_backend(setting)
+            classes, dims, proxies_per_class=1, proxy_sample=sampled, backend=fast_backend(setting)
         ).to(setting.device)
         optimizer = torch.optim.Adam(loss.parameters(), lr=1e-2, fused=setting.on_gpu)
         embeddings, labels = _batch(batch, dims, classes, setting.device)
@@ -113,8 +113,8 @@ def million_section(recorder: Recorder, setting: Setting, rates: Rates) -> None:
             torch.cuda.reset_peak_memory_stats(setting.device)
         times = timing(times_ms(step, setting, at_least=setting.repeats, seconds=1.0))
         peak = torch.cuda.max_memory_allocated(setting.device) / 2**20 if setting.on_gpu else math.nan
-        anchors, values = batch + drawn, classes * dims
-        # Every drawn proxy meets all others; Adam reads 4 and writes 3 numbers per value, and the gradient is written.
+        anchors, values = batch + sampled, classes * dims
+        # Every sampled proxy meets all others. Adam reads 4 and writes 3 numbers per value; the gradient is written.
         bound = Bound(flops=2.0 * anchors * classes * dims, bytes=4.0 * values * 8)
         promised = setting.on_gpu and not setting.quick
         return Row(

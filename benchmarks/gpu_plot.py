@@ -1,4 +1,4 @@
-"""The picture of `gpu.py`."""
+"""The plot of `gpu.py`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def draw_curves(rows: Sequence[Row], path: Path, device: str) -> None:
     panels = (("p50_ms", "forward and backward, ms"), ("mib", "extra memory, MiB"))
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     for axis, (quantity, label) in zip(axes, panels, strict=True):
-        for place, name in enumerate(names):
+        for number, name in enumerate(names):
             found = [row for row in rows if row.section == "plot" and row.method == name and not row.note]
             line = sorted((row.points, getattr(row, quantity)) for row in found)
             line = [(points, value) for points, value in line if value > 0]
             if line:
                 dashed = "--" if name.startswith("product") else "-"
-                axis.plot(*zip(*line, strict=True), dashed, marker="o", markersize=4, color=f"C{place}", label=name)
+                axis.plot(*zip(*line, strict=True), dashed, marker="o", markersize=4, color=f"C{number}", label=name)
         sizes = sorted({row.points for row in rows if row.section == "plot"})
         axis.set(xscale="log", yscale="log", xlabel="points n", ylabel=label)
         axis.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=45, ha="right")

@@ -71,5 +71,5 @@ if __name__ == "__main__":
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--turns", type=int, default=7)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        measure(options.entries, options.dimension, options.queries, options.k, options.turns, Path(place))
+    with tempfile.TemporaryDirectory() as folder:
+        measure(options.entries, options.dimension, options.queries, options.k, options.turns, Path(folder))

@@ -1,9 +1,9 @@
-"""What a training step costs by each method: the embedded letters, the convnet and batches of the experiments.
+"""What a training step costs by each method: the embedded glyphs, the convnet and batches of the experiments.
 
 python benchmarks/method_cost.py [--steps 30] [--methods pfml,proxy-anchor]
 
 Prints seconds of one core per epoch, and their ratio to Proxy Anchor's. They are processor seconds of the first steps
-of a run with one thread (crops, network, loss, optimizer), so that others on the machine change them little; methods
+of a run with one thread (crops, model, loss, optimizer), so that others on the machine change them little; methods
 take turns, and the lower quartile of the steps counts.
 """
 
@@ -47,8 +47,8 @@ def seconds_of_steps(methods: Sequence[str], steps: int) -> tuple[dict[str, list
             config = base_config("glyphs", "convnet", method)
             torch.manual_seed(0)
             sources = {"train": source}
-            place = RunFolder(Path(folder) / method)
-            runs[method] = Training(Embedder(config.model), data, sources, config, place, Monitor())
+            run_folder = RunFolder(Path(folder) / method)
+            runs[method] = Training(Embedder(config.model), data, sources, config, run_folder, Monitor())
             start_training_mode(runs[method].embedder, batch_norm=config.batch_norm)
             runs[method].initialize_proxies()
         batches = {method: run.batches.batches(0) for method, run in runs.items()}
@@ -65,7 +65,7 @@ def _advance(run: Training, batch: Tensor) -> None:
     """One step, as `Training.train_epoch` does it."""
     (pixels,) = run.sources["train"].crops(run.plan([batch]))
     run.update(batch, pixels)
-    run.position += 1
+    run.state.position += 1
 
 
 def main() -> None:

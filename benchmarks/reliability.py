@@ -130,12 +130,12 @@ def backends_agree() -> str:
 
 
 def resumed() -> str:
-    """Item 23 for pfml: a run on letters that is interrupted in the middle of an epoch, and one that is not."""
+    """Item 23 for pfml: a run on glyphs that is interrupted in the middle of an epoch, and one that is not."""
     from pfml.data import RetrievalData, draw_glyphs
     from pfml.runs.checkpoint import load_checkpoint
     from pfml.training import BatchConfig, LossConfig, Monitor, OptimizerConfig, TrainConfig, train
 
-    data = RetrievalData("letters", draw_glyphs("ABCD", copies=1), draw_glyphs("KL", copies=1))
+    data = RetrievalData("glyphs", draw_glyphs("ABCD", copies=1), draw_glyphs("KL", copies=1))
     config = TrainConfig(
         epochs=2,
         warm_up_epochs=0,

@@ -239,14 +239,14 @@ def archives(extract: Callable[[Path, Path], None]) -> Outcome:
     wrong = []
     entries = {"../evil": b"x", "/tmp/pfml-evil-file": b"x", "bomb": bytes(50_000_000)}
     for name, content in entries.items():
-        with tempfile.TemporaryDirectory() as place:
-            path, target = Path(place) / "evil.zip", Path(place) / "deep" / "target"
+        with tempfile.TemporaryDirectory() as folder:
+            path, target = Path(folder) / "evil.zip", Path(folder) / "deep" / "target"
             target.mkdir(parents=True)
             with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
                 archive.writestr(name, content)
             try:
                 extract(path, target)
-                escaped = (Path(place) / "deep" / "evil").exists() or Path("/tmp/pfml-evil-file").exists()
+                escaped = (Path(folder) / "deep" / "evil").exists() or Path("/tmp/pfml-evil-file").exists()
                 wrong.append(f"{name}: unpacked {'outside' if escaped else 'inside'} the folder")
             except Exception as error:
                 if path.name not in str(error):

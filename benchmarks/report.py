@@ -39,7 +39,7 @@ def results_table(rows: Sequence[Measurement]) -> Table:
         table.add_column(name, justify="right" if name == "points" else "left", no_wrap=True)
     for name in ("inside", "p20 ms", "p50 ms", "p80 ms", "x product", "MiB", "force error", "runs", "busy"):
         table.add_column(name, justify="right", no_wrap=True)
-    order = {name: place for place, name in enumerate(METHODS)}
+    order = {name: number for number, name in enumerate(METHODS)}
     previous = None
     for row in sorted(rows, key=lambda row: (row.points, order[row.method])):
         if previous not in (None, row.points):
@@ -141,7 +141,7 @@ def plot(rows: Sequence[Measurement], path: Path) -> None:
 
     quantities = (("p50_ms", "forward and backward, ms"), ("peak_extra_mib", "peak extra memory, MiB"))
     states = ("random", "crowded")
-    colors = {name: f"C{place}" for place, name in enumerate(METHODS)}
+    colors = {name: f"C{number}" for number, name in enumerate(METHODS)}
     figure, axes = plt.subplots(2, 2, figsize=(11, 8), sharex=True, sharey="row", layout="constrained")
     for axis_row, (quantity, label) in zip(axes, quantities, strict=True):
         for axis, state in zip(axis_row, states, strict=True):

@@ -1,4 +1,4 @@
-"""Good requests to a server over letters, each answer compared with what is computed here."""
+"""Good requests to a server over glyphs, each answer compared with what is computed here."""
 
 from __future__ import annotations
 

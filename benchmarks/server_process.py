@@ -1,4 +1,4 @@
-"""`pfml serve` in a process of its own, over letters, and what that process holds (Linux)."""
+"""`pfml serve` in a process of its own, over glyphs, and what that process holds (Linux)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Held", "ServerProcess", "write_gallery"]
 
 
 def write_gallery(folder: Path, letters: str = "ABCDEFGHKLMN", copies: int = 2) -> Path:
-    """An embedder that was not trained, with an index of 16 * `copies` images per letter; the folder of the run."""
+    """An embedder that was not trained, with an index of 16 * `copies` images per glyph; the folder of the run."""
     glyphs = draw_glyphs(letters, copies=copies)
     for number, (pixels, label) in enumerate(zip(glyphs.images, glyphs.labels.tolist(), strict=True)):
         path = folder / "images" / glyphs.class_names[label] / f"{number}.png"
@@ -65,7 +65,7 @@ class ServerProcess:
 
     Args:
         run: Folder of a run with an index.
-        folder: An empty place for its temporary files and for what it says.
+        folder: An empty folder for its temporary files and for what it says.
         options: Of `pfml serve`.
     """
 
@@ -97,12 +97,12 @@ class ServerProcess:
 
     def held(self) -> Held:
         """What it holds now."""
-        place = Path(f"/proc/{self.process.pid}")
+        process = Path(f"/proc/{self.process.pid}")
         return Held(
             time.monotonic() - self._began,
             resident_bytes(self.process.pid),
-            len(list((place / "fd").iterdir())),
-            len(list((place / "task").iterdir())),
+            len(list((process / "fd").iterdir())),
+            len(list((process / "task").iterdir())),
             sum(1 for path in self.temporary.rglob("*") if path.is_file()),
         )
 

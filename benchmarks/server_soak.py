@@ -2,7 +2,7 @@
 
 python benchmarks/server_soak.py --seconds 120
 
-`pfml serve` over an index of letters, as a user starts it. Good clients search by id and by upload, look at pictures,
+`pfml serve` over an index of glyphs, as a user starts it. Good clients search by id and by upload, look at pictures,
 lists and the page, and compare every answer with what this process computes itself. First they are alone, then those
 of `server_trouble.py` are beside them, from a process of their own.
 """
@@ -73,12 +73,12 @@ def server_soak(
     """Load a server for `seconds` with troubles beside good requests; both alone before, for `warm_up` each.
 
     Args:
-        folder: An empty place.
+        folder: An empty folder.
         seconds: How long.
         warm_up: Seconds of troubles before anything is measured, and of good requests alone.
         clients: Troubles at a time, besides the slow ones.
         good_clients: Good requests at a time.
-        copies: Of each of 12 letters in each of 16 faces: how many images are indexed.
+        copies: Of each of 12 glyphs in each of 16 faces: how many images are indexed.
         seed: Of what the clients choose.
     """
     result = SoakResult()

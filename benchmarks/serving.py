@@ -17,13 +17,13 @@ import httpx
 
 async def latencies(address: str, content: bytes, searches: int, concurrency: int) -> list[float]:
     """Seconds of each search, `concurrency` of them under way at any time."""
-    places = asyncio.Semaphore(concurrency)
+    slots = asyncio.Semaphore(concurrency)
     limits = httpx.Limits(max_connections=concurrency)
 
     async with httpx.AsyncClient(base_url=address, timeout=120, limits=limits) as client:
 
         async def search() -> float:
-            async with places:
+            async with slots:
                 began = time.perf_counter()
                 answer = await client.post("/api/search", files={"file": ("query", content)})
                 answer.raise_for_status()

@@ -77,7 +77,7 @@ def sample(step: int) -> Sample:
 
 
 def soak(steps: int, every: int, out: Path, config: RunConfig | None = None) -> list[Sample]:
-    """Samples of a run of at least `steps` steps with eight evaluations, of the shipped letters if None."""
+    """Samples of a run of at least `steps` steps with eight evaluations, of the shipped glyphs if None."""
     config = config or shipped_config("glyphs")
     per_epoch = max(len(prepare_data(config.data)[0].train) // config.batch.size, 1)
     epochs = -(-steps // per_epoch)

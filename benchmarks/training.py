@@ -2,12 +2,12 @@
 
 python benchmarks/training.py --data.root CUB_200_2011 --model.weights resnet50_he.safetensors
 python benchmarks/training.py --synthetic-images 2000    images of CUB's sizes out of thin air, random weights
-python benchmarks/training.py --quick                    a few steps of a small network, also on a CPU
+python benchmarks/training.py --quick                    a few steps of a small model, also on a CPU
 
-All in one process. `step` is network, loss and optimizer on one batch that lies on the device, without checks or log;
+All in one process. `step` is model, loss and optimizer on one batch that lies on the device, without checks or log;
 `loop` is `pfml.training`'s epochs: crops, checks, log, no evaluation; `saved` is the same with a checkpoint after each
 epoch. They take turns, and the median of the rounds counts. The target is loop / step of 85 % or more. `loss` is the
-time from before the loss to its gradients within a step of the compiled network, gaps in which the device waits
+time from before the loss to its gradients within a step of the compiled model, gaps in which the device waits
 included; `first` is the first epoch, with all that is compiled in it. Writes training.csv to --out.
 """
 
@@ -377,7 +377,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--methods", default="pfml,proxy-anchor")
     parser.add_argument("--workers", type=int, default=8, help="threads that decode")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for training.csv")
-    parser.add_argument("--quick", action="store_true", help="a small network, a few steps")
+    parser.add_argument("--quick", action="store_true", help="a small model, a few steps")
     given = parser.parse_args(arguments)
     device = resolve_device(given.device)
     autocast = given.autocast or ("bfloat16" if device.type == "cuda" else "none")
@@ -407,7 +407,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _cases(
     setting: Setting, methods: Sequence[str], networks: Sequence[str], sizes: dict[str, tuple[int, int]]
 ) -> list[tuple[Row, Callable[[], Row]]]:
-    """Every case with the row that stands for it if it fails; compiled ones last, as the riskiest."""
+    """Every case with the row that reports it if it fails; compiled ones last, as the riskiest."""
     cases: list[tuple[Row, Callable[[], Row]]] = []
     for network in networks:
         for method in methods:

@@ -1,4 +1,4 @@
-"""How well `pfml audit` lists wrong labels in small sets of photographs: classes of CUB, an untrained network.
+"""How well `pfml audit` finds label noise in small sets of photographs: classes of CUB, an untrained model.
 
 python research/audit_sets.py --root CUB_200_2011
 """
@@ -27,7 +27,7 @@ CLASSES, IMAGES = 50, 30
 
 @dataclass
 class Tally:
-    """Of the sets with one rate of wrong labels."""
+    """Of the sets with one rate of label noise."""
 
     sets: int = 0
     silent: int = 0
@@ -47,7 +47,7 @@ class Tally:
         return f"{self.sets - self.silent} of {self.sets} | {precision:.0%} | {recall:.0%}"
 
 
-def drawn(points: Tensor, labels: Tensor, size: tuple[int, int], rate: float, seed: int) -> tuple[Tensor, ...]:
+def subsampled(points: Tensor, labels: Tensor, size: tuple[int, int], rate: float, seed: int) -> tuple[Tensor, ...]:
     """Points of some classes, labels of which some are wrong, and which ones."""
     generator = torch.Generator().manual_seed(seed)
     classes = labels.unique()[torch.randperm(CLASSES, generator=generator)[: size[0]]]
@@ -75,14 +75,14 @@ def main() -> None:
     for rate in RATES:
         for size in SIZES:
             for seed in range(options.seeds):
-                some, given, wrong = drawn(points, images.labels, size, rate, seed)
+                some, given, wrong = subsampled(points, images.labels, size, rate, seed)
                 law = fitted_law(some, given, size[0])
                 found = fit_mixture(field_scores(class_attractions(some, given, size[0], law=law), given).score)
                 listed = found.probability >= 0.5
                 tallies.setdefault((rate, "with a third"), Tally()).add(listed, wrong)
                 alone = listed if found.components == 2 else torch.zeros_like(listed)
                 tallies.setdefault((rate, "two bells alone"), Tally()).add(alone, wrong)
-    print("| wrong labels | | sets with a list | precision | recall |\n|---|---|---|---|---|")
+    print("| label noise | | sets with a list | precision | recall |\n|---|---|---|---|---|")
     for (rate, how), tally in tallies.items():
         print(f"| {rate:.0%} | {how} | {tally} |")
 

@@ -24,7 +24,7 @@ COSINE = {"schedule.name": "cosine"}
 #: What helped the baseline in the first round.
 PLUS = COSINE | {"optimizer.weight_decay": 1e-2, "augmentation.scale": (0.2, 1.0)}
 
-#: ... and in the second; batches of one size, so that one compiled network serves all.
+#: ... and in the second; batches of one size, so that one compiled model serves all.
 PLUS5 = PLUS | {"optimizer.lr": 5e-5, "batch.size": 100, "epochs": 10}
 HEAD = {"optimizer.head_lr": 5e-4}
 
@@ -54,7 +54,7 @@ def _anchor(alpha: float, delta: float, proxies: int = 5, **more: Any) -> dict[s
 
 
 def _method(name: str, **options: Any) -> dict[str, Any]:
-    """Another method with its own defaults, in batches with mates."""
+    """Another method with its own defaults, in batches with positives."""
     return {"loss.name": name, "loss.options": options, "batch.samples_per_class": 4}
 
 
@@ -265,7 +265,7 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
         FIELD,
         SLOW | {"epochs": 20, "loss.options": NO_PROXY_PAIRS | {"alpha": 6.0}},
     ),
-    # fifth round, clean and with wrong labels, three seeds: what may become the recipe
+    # fifth round, clean and with label noise, three seeds: what may become the recipe
     "5 pa": (PROXY_ANCHOR, EIGHT),
     "5 trust": (FIELD, _recipe()),
     "5 mix": (FIELD, _recipe(mix=2.0)),
@@ -350,7 +350,7 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
         ROBUST_FOLDER | MILD | {"optimizer.lr": 5e-5, "optimizer.weight_decay": 1e-2},
     ),
     "9 pa, crops from .4": (FOLDER, {"loss.name": "proxy-anchor", "loss.options": {}} | MILD),
-    # tenth round, averaged weights: less time, since more of it did harm; a field beside Proxy Anchor's; the network as
+    # tenth round, averaged weights: less time, since more of it did harm; a field beside Proxy Anchor's; the model as
     # it was before training as a teacher of who is near whom
     "10 pa, 6 epochs": (PROXY_ANCHOR, AVERAGED | {"epochs": 6}),
     "10 recipe, 6 epochs": (FIELD, _recommended() | AVERAGED | {"epochs": 6}),
@@ -418,7 +418,7 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"a trust {trust}": (FIELD, _recommended(trust=trust)) for trust in (0.0, 0.1, 1.0)},
 }
 
-#: Those of some rounds that are also tried with wrong labels.
+#: Those of some rounds that are also tried with label noise.
 NOISY = (
     "3 pa", "3 multi-similarity", "3 log 24, 1, 1.3", "3 log 32, 1.2, 1.4", "3 log 48, 1.3, 1.6",
     "3 log 32, 1.2, 1.4, trust .3", "3 log 32, 1.2, 1.4, trust .03", "3 log 24, 1, 1.3, trust .1",
@@ -442,7 +442,7 @@ def base_config(name: str) -> RunConfig:
 
 
 def candidate_config(name: str) -> RunConfig:
-    """The configuration of a candidate, without the places of data and weights."""
+    """The configuration of a candidate, without the paths of data and weights."""
     if name not in CANDIDATES:
         raise ValueError(f"there is no candidate {name!r}: see research/candidates.py")
     base, changes = CANDIDATES[name]

@@ -1,4 +1,4 @@
-"""The candidate of a file of validation runs with the best mean of R@1 over what was tried (clean, wrong labels).
+"""The candidate of a file of validation runs with the best mean of R@1 over what was tried (clean, label noise).
 
 python research/choose.py runs.jsonl --among "5 mix" "5 trust"
 """

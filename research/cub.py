@@ -55,7 +55,7 @@ Task = tuple[str, int, float]
 
 
 class Quick(Training):
-    """A run that leaves results and nothing to go on from; it also averages its weights over about a hundred steps."""
+    """A run that leaves results and no checkpoint; it also averages its weights over about a hundred steps."""
 
     mean: WeightAverage
     extras: dict[str, float]
@@ -81,11 +81,11 @@ class Quick(Training):
         if "early_lr" in extras:
             last = [getattr(self.embedder.backbone, name) for name in ("layer3", "layer4")]
             late = {id(weight) for block in last for weight in block.parameters()}
-            trunk = self.optimizer.param_groups[0]
-            early = [weight for weight in trunk["params"] if id(weight) not in late]
-            trunk["params"] = [weight for weight in trunk["params"] if id(weight) in late]
-            rate = extras["early_lr"] * trunk["base_lr"]
-            self.optimizer.add_param_group({**trunk, "params": early, "lr": rate, "base_lr": rate})
+            backbone = self.optimizer.param_groups[0]
+            early = [weight for weight in backbone["params"] if id(weight) not in late]
+            backbone["params"] = [weight for weight in backbone["params"] if id(weight) in late]
+            rate = extras["early_lr"] * backbone["base_lr"]
+            self.optimizer.add_param_group({**backbone, "params": early, "lr": rate, "base_lr": rate})
             self.optimizer.param_groups.insert(1, self.optimizer.param_groups.pop())
 
     def save(self) -> None:
@@ -105,7 +105,7 @@ class Quick(Training):
         return outcomes
 
     def initialize_head(self) -> None:
-        """Also remember where the untrained network puts the training images."""
+        """Also remember the embeddings of the training images by the untrained model."""
         super().initialize_head()
         if "teacher" in self.extras:
             self.teacher = unit(self.embeddings("train").to(self.device))
@@ -228,7 +228,7 @@ def between_views(points: Tensor, temperature: float = 0.1) -> Tensor:
 
 
 class Workbench:
-    """One network after the other in the same memory, so that what is compiled for the first serves them all."""
+    """One model after the other in the same memory, so that what is compiled for the first serves them all."""
 
     def __init__(self, device: torch.device, compiling: bool) -> None:
         self.device, self.compiling = device, compiling
@@ -236,7 +236,7 @@ class Workbench:
         self.networks: dict[tuple[EmbedderConfig, int], Callable[[Tensor], Tensor]] = {}
 
     def embedder(self, config: EmbedderConfig) -> Embedder:
-        """A new network with random head, as the current seed has it."""
+        """A new model with random head, as the current seed has it."""
         fresh = Embedder(config)
         if not self.compiling:
             return fresh
@@ -255,7 +255,7 @@ class Workbench:
 
 
 class QuickCompiled(Quick):
-    """The same with a network that is compiled already; the warm-up, whose trunk has no backward pass, is not."""
+    """The same with a model that is compiled already; the warm-up, whose backbone has no backward pass, is not."""
 
     prepared: Callable[[Tensor], Tensor]
 
@@ -292,7 +292,7 @@ def run(
 
 
 def with_weights(config: EmbedderConfig, file: str) -> EmbedderConfig:
-    """The network with weights from a file, unless it says where its own are."""
+    """The model with weights from a file, unless it says where its own are."""
     return replace(config, weights=file) if config.weights == "default" else config
 
 
@@ -368,7 +368,7 @@ def _anywhere(config: RunConfig) -> RunConfig:
 
 
 def named(words: Iterable[str]) -> list[str]:
-    """The candidates of these names; a word that is none stands for all that begin with it."""
+    """The candidates of these names; a word that is none selects all that begin with it."""
     found = {
         word: [word] if word in CANDIDATES else [name for name in CANDIDATES if name.startswith(word)] for word in words
     }
@@ -412,7 +412,7 @@ def main() -> None:
     parser.add_argument("--names", nargs="+", default=["all"], help='candidates, beginnings of their names, or "all"')
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--noise", type=float, nargs="+", default=[0.0])
-    parser.add_argument("--few-noisy", action="store_true", help="wrong labels only for those in NOISY")
+    parser.add_argument("--few-noisy", action="store_true", help="label noise only for those in NOISY")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--evaluate-every", type=int, default=3)
     parser.add_argument("--root", type=Path, required=True)
@@ -422,7 +422,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--variants", action="store_true", help="also score averaged weights and new heads")
-    parser.add_argument("--compile", action="store_true", help="compile one network for all runs of a process")
+    parser.add_argument("--compile", action="store_true", help="compile one model for all runs of a process")
     parser.add_argument("--out", default="results/cub.jsonl")
     parser.add_argument("--commit", default="unknown")
     options = parser.parse_args()

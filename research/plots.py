@@ -1,4 +1,4 @@
-"""The pictures of docs/REPRODUCTION.md, from the results.
+"""The plots of docs/REPRODUCTION.md, from the results.
 
 python research/plots.py results/cub-test.jsonl results/cub-validation.jsonl --out docs
 """
@@ -18,7 +18,7 @@ from pfml.plots.theme import LIGHT, Theme, add_legend, new_figure, png_of_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["draw_ablations", "draw_methods", "draw_paper", "draw_states", "main"]
+__all__ = ["main", "plot_ablations", "plot_methods", "plot_paper", "plot_states"]
 
 #: Candidate -> what readers call it.
 NAMES = {
@@ -42,7 +42,7 @@ AS_THE_PAPER = {
     "p no proxy pairs": "without proxy pairs, rate 1e-4",
 }
 #: What the paper reports of the same.
-PAPER = ({"73.4": 73.4, "66.7, 20 % wrong labels": 66.7}, {"0.16": 0.16})
+PAPER = ({"73.4": 73.4, "66.7, 20 % label noise": 66.7}, {"0.16": 0.16})
 #: What is shown over time: both from a random head, as the paper has it.
 OVER_TIME = {"t literal": "Eq. 6 to the letter", "t no proxy pairs": "without proxy pairs"}
 #: Ablations of the recipe: what is varied, and the value that the recipe has.
@@ -60,8 +60,8 @@ MEASURES: dict[str, Callable[[dict[str, Any]], float]] = {
 }
 
 
-def draw_methods(lines: list[dict[str, Any]], theme: Theme) -> Figure:
-    """R@1 of each method, clean and with wrong labels: each run a point, the mean a bar; the best first."""
+def plot_methods(lines: list[dict[str, Any]], theme: Theme) -> Figure:
+    """R@1 of each method, clean and with label noise: each run a point, the mean a bar; the best first."""
     found: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         if line["status"] == "done" and line["candidate"] in NAMES and line["seed"] in SEEDS:
@@ -70,7 +70,7 @@ def draw_methods(lines: list[dict[str, Any]], theme: Theme) -> Figure:
     figure = new_figure(theme, width=760, height=360)
     axes = figure.subplots()
     style_axes(axes, theme)
-    for rate, label, color in ((0.0, "clean", theme.series[2]), (0.2, "20 % wrong labels", theme.series[1])):
+    for rate, label, color in ((0.0, "clean", theme.series[2]), (0.2, "20 % label noise", theme.series[1])):
         for row, name in enumerate(order):
             values = found[name][rate]
             axes.plot(values, [row] * len(values), "o", color=color, alpha=0.45, markersize=5)
@@ -82,7 +82,7 @@ def draw_methods(lines: list[dict[str, Any]], theme: Theme) -> Figure:
     return figure
 
 
-def draw_states(lines: list[dict[str, Any]], theme: Theme) -> Figure:
+def plot_states(lines: list[dict[str, Any]], theme: Theme) -> Figure:
     """What the plain sum does over time, with and without its pairs of proxies; means over seeds."""
     groups: dict[tuple[str, float], list[dict[str, Any]]] = defaultdict(list)
     for line in lines:
@@ -101,7 +101,7 @@ def draw_states(lines: list[dict[str, Any]], theme: Theme) -> Figure:
                 linestyle="--" if noise else "-",
                 marker="o",
                 markersize=4,
-                label=f"{OVER_TIME[name]}{', 20 % wrong labels' if noise else ''}",
+                label=f"{OVER_TIME[name]}{', 20 % label noise' if noise else ''}",
             )
         axes.set_title(title, fontsize=9, loc="left")
         axes.set_ylim(bottom=0)
@@ -111,7 +111,7 @@ def draw_states(lines: list[dict[str, Any]], theme: Theme) -> Figure:
     return figure
 
 
-def draw_paper(lines: list[dict[str, Any]], theme: Theme) -> Figure:
+def plot_paper(lines: list[dict[str, Any]], theme: Theme) -> Figure:
     """R@1 and W2 over 200 epochs, trained as the paper says, beside what it reports."""
     runs = [line for line in lines if line["status"] == "done" and line["candidate"] in AS_THE_PAPER]
     figure = new_figure(theme, width=980, height=330)
@@ -125,7 +125,7 @@ def draw_paper(lines: list[dict[str, Any]], theme: Theme) -> Figure:
                 linestyle="--" if run["noise"] else "-",
                 marker="o",
                 markersize=4,
-                label=f"{AS_THE_PAPER[run['candidate']]}{', 20 % wrong labels' if run['noise'] else ''}",
+                label=f"{AS_THE_PAPER[run['candidate']]}{', 20 % label noise' if run['noise'] else ''}",
             )
         for text, value in reported.items():
             axes.axhline(value, color=theme.muted, linestyle=":", linewidth=1.5)
@@ -139,7 +139,7 @@ def draw_paper(lines: list[dict[str, Any]], theme: Theme) -> Figure:
     return figure
 
 
-def draw_ablations(lines: list[dict[str, Any]], theme: Theme) -> Figure:
+def plot_ablations(lines: list[dict[str, Any]], theme: Theme) -> Figure:
     """R@1 on validation classes against each value of the recipe, the others as they are: runs and their mean."""
     runs: dict[str, list[float]] = defaultdict(list)
     for line in lines:
@@ -150,23 +150,23 @@ def draw_ablations(lines: list[dict[str, Any]], theme: Theme) -> Figure:
         style_axes(axes, theme)
         found = {float(key.rpartition(" ")[2]): values for key, values in runs.items() if key.startswith(f"a {name} ")}
         found[own] = runs["a recipe"]
-        places = {value: place for place, value in enumerate(sorted(found))}
+        positions = {value: position for position, value in enumerate(sorted(found))}
         for value, scores in found.items():
-            axes.plot([places[value]] * len(scores), scores, "o", color=theme.series[2], alpha=0.45, markersize=5)
+            axes.plot([positions[value]] * len(scores), scores, "o", color=theme.series[2], alpha=0.45, markersize=5)
         axes.plot(
-            list(places.values()),
-            [statistics.mean(found[value]) for value in places],
+            list(positions.values()),
+            [statistics.mean(found[value]) for value in positions],
             color=theme.series[2],
             linewidth=2,
         )
-        axes.set_xticks(list(places.values()), [f"{value:g}{' *' if value == own else ''}" for value in places])
+        axes.set_xticks(list(positions.values()), [f"{value:g}{' *' if value == own else ''}" for value in positions])
         axes.set_title(name, fontsize=9, loc="left")
     figure.axes[0].set_ylabel("R@1 on validation classes, %", fontsize=9)
     return figure
 
 
 def main() -> None:
-    """Write all pictures."""
+    """Write all plots."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tested", type=Path, help="runs on the test classes")
     parser.add_argument("validated", type=Path, help="runs on the validation classes")
@@ -175,14 +175,14 @@ def main() -> None:
     tested, validated = (
         [json.loads(line) for line in path.read_text().splitlines()] for path in (options.tested, options.validated)
     )
-    for name, draw, lines in (
-        ("cub-test", draw_methods, tested),
-        ("cub-eq6", draw_states, tested),
-        ("cub-paper", draw_paper, tested),
-        ("cub-ablation", draw_ablations, validated),
+    for name, plot, lines in (
+        ("cub-test", plot_methods, tested),
+        ("cub-eq6", plot_states, tested),
+        ("cub-paper", plot_paper, tested),
+        ("cub-ablation", plot_ablations, validated),
     ):
         path = options.out / f"{name}.png"
-        path.write_bytes(png_of_figure(draw(lines, LIGHT)))
+        path.write_bytes(png_of_figure(plot(lines, LIGHT)))
         print(path)
 
 

@@ -1,9 +1,9 @@
-"""Where heads start: retrieval on CUB's validation classes with the pretrained trunk as it is.
+"""Where heads start: retrieval on CUB's validation classes with the pretrained backbone as it is.
 
     python research/probe.py --root CUB_200_2011 --weights resnet50_he.safetensors
 
-Nothing is trained: each head is computed from the features of the training classes, also with wrong labels. One pass
-over the images tells what a network begins with.
+Nothing is trained: each head is computed from the features of the training classes, also with label noise. One pass
+over the images tells what a model begins with.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pfml.sphere import unit
 from pfml.training import ProgressMonitor
 from pfml.training.environment import resolve_device
 
-#: Rates of wrong labels.
+#: Rates of label noise.
 NOISE = (0.0, 0.2)
 
 

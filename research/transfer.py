@@ -53,7 +53,7 @@ KINDS: dict[str, tuple[str, LossConfig]] = {
     "ms": ("g multi-similarity", LossConfig("multi-similarity")),
     "nca": ("g proxy-nca", LossConfig("proxy-nca")),
 }
-#: Ends of a kind's name -> changes of its network: what a student follows need not be what it is.
+#: Ends of a kind's name -> changes of its backbone: what a student follows need not be what it is.
 NETWORKS: dict[str, dict[str, Any]] = {
     "288": {"model.image_size": 288},
     "eff": {"model.backbone": "efficientnet_lite0", "model.weights": "package"},
@@ -72,7 +72,7 @@ PER_DRAW = 4
 
 @dataclass(frozen=True)
 class Student:
-    """A network that follows teachers.
+    """A model that follows teachers.
 
     Args:
         teachers: Their names, kind-seed; of the stage and the noise of the run. Students are s:NAME.
@@ -80,7 +80,7 @@ class Student:
         start: "imagenet", or "soup", the mean of the teachers' weights.
         beside: A share of relational KL beside the loss, by the size of its forces.
         side: What teachers see is resized to this; 0 for the student's crops.
-        still: Whether teachers see the whole image once, in place of each crop.
+        still: Whether teachers see the whole image once, instead of each crop.
     """
 
     teachers: tuple[str, ...] = FOUR
@@ -250,8 +250,8 @@ class Task:
     noise: float
 
     @property
-    def draw(self) -> int:
-        """Which draw of label noise: one for all that is chosen, one for each seed of what is tested."""
+    def noise_seed(self) -> int:
+        """Seed of the label noise: one for all that is chosen, one for each seed of what is tested."""
         return self.seed // PER_DRAW if self.kind == "teacher" else self.seed
 
 
@@ -265,7 +265,7 @@ class TeacherRun(Training):
         self.catch_up()
 
     def train_epoch(self) -> None:
-        """Of a network in eager mode, then of a compiled one."""
+        """Of a model in eager mode, then of a compiled one."""
         if self.compiled_network is not None:
             warming_up = self.config.is_warm_up(self.state.epoch)
             self.network = self.embedder if warming_up else self.compiled_network
@@ -327,24 +327,24 @@ class Bench:
         self._asked: dict[tuple[str, int], Teachers] = {}
         self._answers: dict[tuple[Any, ...], Tensor] = {}
 
-    def config(self, base: RunConfig, seed: int, noise: float, draw: int) -> RunConfig:
+    def config(self, base: RunConfig, seed: int, noise: float, noise_seed: int) -> RunConfig:
         """`base` here and now."""
         options = self.options
-        draw = draw if options.stage == "test" else 0
+        noise_seed = noise_seed if options.stage == "test" else 0
         base = replace(
             base,
             seed=seed,
             evaluate_every=options.evaluate_every,
             device=options.device,
             compile=False,
-            data=replace(base.data, root=options.root, noise=replace(base.data.noise, rate=noise, seed=draw)),
+            data=replace(base.data, root=options.root, noise=replace(base.data.noise, rate=noise, seed=noise_seed)),
             storage=replace(base.storage, workers=options.workers, cache=options.cache),
         )
         return base if options.root is None else replace(base, model=with_weights(base.model, options.weights))
 
     def begin(self, base: RunConfig, task: Task, kind: type[Training] = Training) -> Any:
         """A run that is ready to start."""
-        config = self.config(base, task.seed, task.noise, task.draw)
+        config = self.config(base, task.seed, task.noise, task.noise_seed)
         data = data_of(config.data, self.options.stage)
         if not self.sources:
             self.sources = open_sources(data, self.device, config.storage, Monitor())
@@ -354,7 +354,7 @@ class Bench:
         with patch("pfml.training.loop.load_teachers", return_value=None):  # they are asked here, and once for all
             return kind(embedder, data, self.sources, config, folder, Monitor())
 
-    def place(self, name: str, noise: float) -> Path:
+    def folder(self, name: str, noise: float) -> Path:
         """Where a teacher is kept."""
         options = self.options
         return Path(options.models) / f"{options.stage}-{noise:g}-{name}".replace(" ", "_").replace(",", "")
@@ -368,14 +368,14 @@ class Bench:
 
     def teacher(self, name: str) -> Embedder:
         """Read from its file, as soon as it is there."""
-        place = self.place(name, self.noise)
-        if place not in self._teachers:
-            while not (place / "model.json").is_file():
-                if time.time() > self.options.deadline or Path(f"{place}.failed").exists():
-                    raise TimeoutError(f"{place.name} has failed, or no time is left to wait for it")
+        folder = self.folder(name, self.noise)
+        if folder not in self._teachers:
+            while not (folder / "model.json").is_file():
+                if time.time() > self.options.deadline or Path(f"{folder}.failed").exists():
+                    raise TimeoutError(f"{folder.name} has failed, or no time is left to wait for it")
                 time.sleep(0.2)
-            self._teachers[place] = load_embedder(place).to(self.device)
-        return self._teachers[place]
+            self._teachers[folder] = load_embedder(folder).to(self.device)
+        return self._teachers[folder]
 
     @torch.no_grad()
     def taught(self, run: StudentRun, indices: Tensor, pixels: Tensor) -> Tensor:
@@ -400,7 +400,7 @@ class Bench:
         """Where what a teacher says of a stream of batches is kept."""
         text = f"{config.seed} {config.batch} {config.augmentation}"
         stream = hashlib.sha256(text.encode()).hexdigest()[:8]
-        return Path(f"{self.place(name, self.noise)}-{stream}.answers")
+        return Path(f"{self.folder(name, self.noise)}-{stream}.answers")
 
     def written_answers(self, file: Path) -> Tensor:
         """(steps, batch, D) on the device."""
@@ -413,7 +413,7 @@ class Bench:
         embedder = self.teacher(name)
         if spec.still:
             return embed(embedder, self.sources["train"], autocast=precision(run.config.autocast)).clone()
-        key = str(self.place(name, self.noise)), spec.side
+        key = str(self.folder(name, self.noise)), spec.side
         if key not in self._asked:
             teachers = Teachers([embedder], self.device, compiling=self.options.compile)
             if spec.side:
@@ -467,8 +467,8 @@ def teach(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
     """Train a teacher and keep it."""
     (name,) = task.names
     kind, seed = name.rsplit("-", 1)
-    place = bench.place(name, task.noise)
-    if (place / "model.json").is_file():
+    folder = bench.folder(name, task.noise)
+    if (folder / "model.json").is_file():
         return
     task = replace(task, seed=int(seed))
     start = time.perf_counter()
@@ -479,9 +479,9 @@ def teach(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
         run = bench.begin(base, task, TeacherRun)
         run.compiled_network = bench.networks.network(run.embedder, run.config) if bench.options.compile else None
         run.run()
-    partial = Path(f"{place}.partial")
+    partial = Path(f"{folder}.partial")
     run.embedder.save(partial)
-    partial.rename(place)
+    partial.rename(folder)
     yield line("teacher", f"teacher {kind}", run, task, start)
 
 
@@ -528,7 +528,7 @@ def measure_ensembles(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
         names = ENSEMBLES[title]
         if (title, task.seed, task.noise) in bench.done:
             continue
-        if not all(bench.place(name, task.noise).exists() for name in names):
+        if not all(bench.folder(name, task.noise).exists() for name in names):
             continue
         scores = {"concatenation": combined([points(name) for name in names])}
         mean = soup([bench.teacher(name) for name in names])
@@ -572,8 +572,8 @@ def learn(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
             run.compiled_network = bench.networks.network(run.embedder, run.config) if bench.options.compile else None
             run.run()
         if bench.options.keep:
-            place = bench.place(f"s:{name}-{task.seed}", task.noise)
-            run.embedder.save(place)
+            folder = bench.folder(f"s:{name}-{task.seed}", task.noise)
+            run.embedder.save(folder)
         yield line("student", name, run, task, start) | {
             "teachers": spec.teachers,
             "spec": {"start": spec.start, "beside": spec.beside, "side": spec.side, "still": spec.still},
@@ -651,7 +651,7 @@ def work(queue: Any, options: argparse.Namespace) -> None:
                 print(summary(found), flush=True)
         except Exception:
             if task.kind == "teacher":
-                Path(f"{_bench.place(task.names[0], task.noise)}.failed").touch()
+                Path(f"{_bench.folder(task.names[0], task.noise)}.failed").touch()
             print(f"FAILED {task}", flush=True)
             traceback.print_exc()
 

@@ -155,19 +155,19 @@ class TrialField(nn.Module):
         o = self.options
         kind, att = o["attraction"], o["att"]
         log_w = torch.where(weights > 0, weights, 1.0).log().masked_fill(weights == 0, -1e9)
-        mates = (weights > 0).any(dim=1)
+        has_positives = (weights > 0).any(dim=1)
         flat = x.clamp_min(torch.tensor(o["contact"]).log().item())
         if kind == "linear":
             inside = torch.exp(-att * (flat - torch.tensor(o["contact"]).log().item()))
-            return -(weights * inside).sum(1) / weights.sum(1).clamp_min(1e-9) * mates
+            return -(weights * inside).sum(1) / weights.sum(1).clamp_min(1e-9) * has_positives
         knee = torch.tensor(o["knee_att"]).log().item()
         if kind == "far":
             far = torch.logsumexp(att * (x - knee) + log_w, dim=1)
-            return nn.functional.softplus(far) * mates
+            return nn.functional.softplus(far) * has_positives
         strength = torch.logsumexp(-att * flat + log_w, dim=1)
-        strength = torch.where(mates, strength, 0.0)
+        strength = torch.where(has_positives, strength, 0.0)
         if kind == "saturating":
-            return nn.functional.softplus(-(strength + att * knee)) * mates
+            return nn.functional.softplus(-(strength + att * knee)) * has_positives
         return -strength
 
     def push(self, x: Tensor, weights: Tensor) -> Tensor:

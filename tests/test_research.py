@@ -1,4 +1,4 @@
-"""What was tried on CUB: every run has a line, every line a candidate; the docs' tables and pictures come of them."""
+"""What was tried on CUB: every run has a line, every line a candidate; the docs' tables and plots come from them."""
 
 import importlib
 import json
@@ -84,7 +84,7 @@ def test_the_recipe_is_what_validation_chose(research, monkeypatch, capsys):
     assert capsys.readouterr().out.strip() == "8 recipe, average 0.99"
 
 
-def test_the_pictures_are_drawn(research, monkeypatch, tmp_path):
+def test_the_plots_are_written(research, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["plots.py", *map(str, reversed(STORED.values())), "--out", str(tmp_path)])
     research["plots"].main()
     assert {path.name for path in tmp_path.iterdir()} == {

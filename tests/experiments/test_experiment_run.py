@@ -28,7 +28,7 @@ def glyph_folder(tmp_path_factory):
     mild = Distortion(rotation=5, scale=1.05, shear=0.05, shift=1, noise=0.05)
     images = draw_glyphs(TRAIN_LETTERS[:16], copies=1, distortion=mild)
     for index, (pixels, label) in enumerate(zip(images.images, images.labels.tolist(), strict=True)):
-        folder = root / f"letter-{label:02}"
+        folder = root / f"glyph-{label:02}"
         folder.mkdir(exist_ok=True)
         Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(folder / f"{index}.png")
     return root
@@ -103,8 +103,8 @@ def test_an_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(glyph_fol
     plan = small_plan(glyph_folder, methods=("pfml",), epochs=2)
     run(plan, tmp_path / "whole")
 
-    def interrupted(planned, place):
-        return tasks.train_run(planned, replace(place, monitor=InterruptAt(3)))
+    def interrupted(planned, context):
+        return tasks.train_run(planned, replace(context, monitor=InterruptAt(3)))
 
     with monkeypatch.context() as patch:
         patch.setitem(execution.TASKS, "train", interrupted)

@@ -1,4 +1,4 @@
-"""Each experiment end to end through the command line, on a few letters, two methods and one epoch."""
+"""Each experiment end to end through the command line, on a few glyphs, two methods and one epoch."""
 
 import sys
 
@@ -104,7 +104,7 @@ def test_the_command_alone_lists_the_experiments(capsys):
 
 
 def test_a_failure_ends_with_status_1(tmp_path, monkeypatch, capsys):
-    def fail(run, place):
+    def fail(run, context):
         raise RuntimeError("no luck")
 
     monkeypatch.setitem(tasks.TASKS, "train", fail)

@@ -16,14 +16,14 @@ from pfml.training.shutdown import Interrupted
 
 pytest.importorskip("optuna")
 
-LETTERS = "ABCDEFGHKLMN"
+GLYPHS = "ABCDEFGHKLMN"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Twelve letters in a few type faces as class folders: A to F train, G to N test."""
-    root = tmp_path_factory.mktemp("letters")
-    images = draw_glyphs(LETTERS, copies=1)
+    """Twelve glyphs in a few type faces as class folders: A to F train, G to N test."""
+    root = tmp_path_factory.mktemp("glyphs")
+    images = draw_glyphs(GLYPHS, copies=1)
     for k, (pixels, label) in enumerate(zip(images.images, images.labels.tolist(), strict=True)):
         path = root / images.class_names[label] / f"{k}.png"
         path.parent.mkdir(exist_ok=True)

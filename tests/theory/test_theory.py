@@ -79,11 +79,11 @@ def outcomes_in_few_dimensions(name, seed):
 @pytest.mark.parametrize("name", LAWS)
 def test_the_field_and_its_gradient_are_those_of_the_definition(name):
     data, law = random_data(3, trials=2, size=6), LAWS[name](3.0)
-    places = data[:, :4] + torch.tensor([0.5, 2.0, 1.0])
-    potential, gradient = field_and_gradient(places, data, law)
+    positions = data[:, :4] + torch.tensor([0.5, 2.0, 1.0])
+    potential, gradient = field_and_gradient(positions, data, law)
     step = 1e-5
     for trial, k in itertools.product(range(2), range(4)):
-        where, charges = places[trial, k], data[trial].tolist()
+        where, charges = positions[trial, k], data[trial].tolist()
         assert potential[trial, k].item() == pytest.approx(oracle_potential(where.tolist(), charges, name), rel=1e-12)
         for axis in range(3):
             shift = torch.zeros(3, dtype=torch.float64)
@@ -95,7 +95,9 @@ def test_the_field_and_its_gradient_are_those_of_the_definition(name):
 def test_a_descent_only_ever_goes_down():
     data = random_data(2)
     start = data.mean(dim=1, keepdim=True) + 3 * random_directions((3, 5, 2))
-    heights = [field_and_gradient(place, data, PFML)[0] for place in descent(start, data, PFML, longest=1.0, steps=60)]
+    heights = [
+        field_and_gradient(position, data, PFML)[0] for position in descent(start, data, PFML, longest=1.0, steps=60)
+    ]
     assert all((after <= before).all() for before, after in itertools.pairwise(heights))
     assert (heights[-1] < heights[0]).all()
 
@@ -223,9 +225,9 @@ def test_in_128_dimensions_pfml_has_a_minimum_far_from_all_data():
     data = random_data(128, size=64, trials=2)
     end = proxies_at_rest(data.mean(dim=1, keepdim=True), data, PFML)
     assert (torch.cdist(end, data).amin(dim=-1) > 2).all()
-    for place, points in zip(end, data, strict=True):
-        hessian = hessian_of_the_field(place[0], points)
-        (gradient,) = field_and_gradient(place[None], points[None], PFML)[1]
+    for position, points in zip(end, data, strict=True):
+        hessian = hessian_of_the_field(position[0], points)
+        (gradient,) = field_and_gradient(position[None], points[None], PFML)[1]
         curvatures = torch.linalg.eigvalsh(hessian)
         assert curvatures.min() > 0
         assert torch.linalg.solve(hessian, gradient[0]).norm() < 1e-3  # what is left to the minimum, in units of delta
@@ -301,7 +303,7 @@ def test_the_table_has_a_row_for_each_dimension_and_law():
 SMALL = ["theory", "--dims=2", "--points=8", "--proxies=3", "--alpha=2", "--trials=2"]
 
 
-def test_pfml_theory_prints_the_table_and_writes_the_picture(tmp_path, capsys):
+def test_pfml_theory_prints_the_table_and_writes_the_figure(tmp_path, capsys):
     main([*SMALL, f"--out={tmp_path / '[new]'}"])
     printed = capsys.readouterr().out
     assert "8 data, 3 proxies, alpha = 2;" in printed
@@ -323,7 +325,7 @@ def test_the_seed_of_pfml_theory_changes_its_table(tmp_path, capsys, monkeypatch
 
 
 @pytest.mark.slow
-def test_pfml_theory_prints_the_table_and_writes_two_pictures_with_two_panels_each(tmp_path, capsys):
+def test_pfml_theory_prints_the_table_and_writes_two_figures_with_two_panels_each(tmp_path, capsys):
     pyplot_was_there = "matplotlib.pyplot" in sys.modules
     main(["theory", f"--out={tmp_path}", "--dims", "2", "512", "--trials=2"])
     assert ("matplotlib.pyplot" in sys.modules) == pyplot_was_there  # drawing leaves global state alone

@@ -64,7 +64,7 @@ class Metric:
     """A row of `METRICS`.
 
     Args:
-        key: Its name in results, logs and settings; "{k}" holds the place of a number.
+        key: Its name in results, logs and settings; "{k}" is replaced by a number.
         label: Its heading in tables, likewise.
         meaning: A sentence for captions.
         compute: The metric of ranked queries, and of K if the key has one; None if it is measured elsewhere.

@@ -1,4 +1,4 @@
-"""The demo: letters that were never trained on are found by raw pixels, an untrained net, Proxy Anchor and PFML."""
+"""The demo: retrieval of unseen glyphs by raw pixels, an untrained model, Proxy Anchor and PFML."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def run_demo(out: Path, *, console: Console, epochs: int = 6, seed: int = 0, dat
     Args:
         out: Folder for the page and the runs; what an earlier demo left there is replaced, and nothing else.
         console: Where progress and table are printed.
-        epochs: Passes over the training letters, for each method.
+        epochs: Passes over the training glyphs, for each method.
         seed: Of everything that is random; the same seed gives the same numbers, but for times, with as many threads.
-        data: Other letters, as pixels; None for the glyphs.
+        data: Another data set, as pixels; None for the glyphs.
     """
     out = Path(out)
     config = replace(shipped_config("glyphs"), epochs=epochs, seed=seed, log_every=5)

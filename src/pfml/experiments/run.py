@@ -28,7 +28,7 @@ from pfml.experiments.catalog import EXPERIMENTS
 from pfml.experiments.plan import Plan, PlannedRun
 from pfml.experiments.run_key import result_key
 from pfml.experiments.store import FORMAT, ResultsStore
-from pfml.experiments.tasks import TASKS, Workplace, prepared, write_figures
+from pfml.experiments.tasks import TASKS, RunContext, prepared, write_figures
 from pfml.memory import keep_freed_memory
 from pfml.runs.config_files import plain
 from pfml.runs.folder import RunFolder
@@ -306,10 +306,10 @@ def _do(run: PlannedRun, session: Session, console: Console, bars: bool) -> None
         return
     say(console, f"[{number}] {run}: {run.epochs} epochs, in {folder}")
     monitor = _RunMonitor(console, number) if bars else Monitor()
-    place = Workplace(folder, tuple(session.folder(run.experiment, key) for key in run.needs), monitor)
+    context = RunContext(folder, tuple(session.folder(run.experiment, key) for key in run.needs), monitor)
     spent = _Stopwatch(folder)
     try:
-        outcome = TASKS[run.task](run, place)
+        outcome = TASKS[run.task](run, context)
     except Exception as error:
         monitor.stop()
         message = f"{type(error).__name__}: {error}"

@@ -31,15 +31,15 @@ from pfml.training.environment import precision, resolve_device
 from pfml.training.progress import Monitor
 from pfml.training.runner import run as train
 
-__all__ = ["TASKS", "Outcome", "Workplace", "prepared", "write_figures"]
+__all__ = ["TASKS", "Outcome", "RunContext", "prepared", "write_figures"]
 
 QUERIES, FOUND = 6, 4  # the supplement shows 4 nearest images of each query
 MAP_CLASSES, MAP_IMAGES = 20, 24
 
 
 @dataclass(frozen=True)
-class Workplace:
-    """Where a run is done.
+class RunContext:
+    """What a task needs besides the run.
 
     Args:
         folder: Of the run.
@@ -61,9 +61,9 @@ class Outcome:
     dim: int | None = None
 
 
-def train_run(run: PlannedRun, place: Workplace) -> Outcome:
+def train_run(run: PlannedRun, context: RunContext) -> Outcome:
     """Train and evaluate, resuming from a checkpoint if there is one; evaluate only, for a method without training."""
-    folder, steps = RunFolder(place.folder), _Steps(place.monitor)
+    folder, steps = RunFolder(context.folder), _Steps(context.monitor)
     data = prepared(run.config.data)
     results = train(run.config, folder.path, data=data, resume=folder.config.exists(), monitor=steps)
     flat, counts = _flat(results), _image_counts(data.data)
@@ -73,14 +73,14 @@ def train_run(run: PlannedRun, place: Workplace) -> Outcome:
     return Outcome({**flat, **({} if seconds is None else {"seconds_per_epoch": seconds})}, counts)
 
 
-def concatenate_folds(run: PlannedRun, place: Workplace) -> Outcome:
+def concatenate_folds(run: PlannedRun, context: RunContext) -> Outcome:
     """The MLRC protocol's last step: search by the embeddings of all folds' models, side by side.
 
     "validation_selected" has the models that each fold's validation chose, as the protocol says; "last" those of the
     last epoch; "separated" the means of the folds' own metrics, both times over the models of "validation_selected".
     """
     data, _ = prepared(replace(run.config.data, validation="none"))
-    models = [RunFolder(part).chosen_and_last() for part in place.parts]
+    models = [RunFolder(part).chosen_and_last() for part in context.parts]
     chosen, separated = _concatenated([one for one, _ in models], data, run.config)
     last, _ = _concatenated([one for _, one in models], data, run.config)
     results = {
@@ -92,15 +92,15 @@ def concatenate_folds(run: PlannedRun, place: Workplace) -> Outcome:
     return Outcome(results, _image_counts(data))
 
 
-def plot_run(run: PlannedRun, place: Workplace) -> Outcome:
+def plot_run(run: PlannedRun, context: RunContext) -> Outcome:
     """Train, then write figures of the trained model into the folder of the run."""
-    outcome = train_run(run, place)
+    outcome = train_run(run, context)
     data, _ = prepared(run.config.data)
-    write_figures(place.folder, data, place.folder / "figures", seed=run.seed)
+    write_figures(context.folder, data, context.folder / "figures", seed=run.seed)
     return outcome
 
 
-TASKS: dict[str, Callable[[PlannedRun, Workplace], Outcome]] = {
+TASKS: dict[str, Callable[[PlannedRun, RunContext], Outcome]] = {
     "train": train_run,
     "time": train_run,
     "untrained": train_run,

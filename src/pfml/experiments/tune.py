@@ -237,7 +237,7 @@ def tune(
         _write_record(out, config, space, split, study)
         on_trial(_record(trial))
 
-    # a trial that was interrupted says nothing about its values, and another one takes its place
+    # a trial that was interrupted says nothing about its values, and does not count
     done = sum(trial.state.is_finished() and "interrupted" not in trial.user_attrs for trial in study.trials)
     if done < trials:
         study.optimize(objective, n_trials=trials - done, callbacks=[finished], catch=(ValueError, RuntimeError))

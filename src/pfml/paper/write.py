@@ -369,7 +369,7 @@ def _markdown_cell(cell: Text) -> str:
 
 # LaTeX: a document that compiles on its own, its tables long enough to run over pages (booktabs)
 
-# Without lmodern, some installations set the letters as bitmaps. \room starts a new page unless this one has room for
+# Without lmodern, some installations set the font as bitmaps. \room starts a new page unless this one has room for
 # a heading, its text and a few lines of the table.
 PREAMBLE = r"""\documentclass[a4paper]{article}
 \usepackage[T1]{fontenc}

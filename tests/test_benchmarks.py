@@ -1,0 +1,454 @@
+"""The benchmarks themselves, at sizes where they take seconds: what they measure, check, write and admit."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import io
+import json
+import math
+import re
+import sys
+import tomllib
+import types
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+import evaluation
+import field as field_benchmark
+import gpu
+import measure
+import method_cost
+import training
+from charge_sets import CLUSTERS, DELTA, charge_set, share_inside
+from exact_rows import exact_gradient_rows
+from gpu_field import FIELDS, beside, field_bound, force_error
+from gpu_measure import Recorder, Setting, gpu_environment
+from gpu_measure import Row as GpuRow
+from gpu_rates import Bound, Rates
+from methods import METHODS, backend_step
+from report import COLUMNS, results_table, verdict_table
+
+ROOT = Path(__file__).parents[1]
+SMALL = 200
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+needs_pml = pytest.mark.skipif(find_spec("pytorch_metric_learning") is None, reason="needs pytorch_metric_learning")
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    return tmp_path_factory.mktemp("bench")
+
+
+def csv_lines(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def printed(*tables):
+    text = io.StringIO()
+    Console(width=200, file=text).print(*tables)
+    return text.getvalue()
+
+
+# benchmarks/field.py
+
+
+@pytest.fixture(scope="module")
+def field_rows(out):
+    todo = field_benchmark.cases(
+        sizes=[SMALL], states=["trained", "crowded"], methods=list(METHODS), repeats=1, seconds=0.1
+    )
+    return field_benchmark.benchmark(todo, out, run=measure.measure, console=Console(quiet=True))
+
+
+def test_the_csv_of_the_field_has_a_row_per_case_with_all_columns(field_rows, out):
+    lines = csv_lines(out / "bench.csv")
+    required = {"method", "state", "points", "dims", "share_inside_delta", "p20_ms", "p50_ms", "p80_ms"}
+    required |= {"ratio_to_product", "peak_extra_mib", "force_error"}
+    required |= {"torch", "pfml", "python", "cores", "cpu", "date"}
+    assert required <= set(COLUMNS) == set(lines[0])
+    assert [line["method"] for line in lines] == [row.method for row in field_rows]
+    assert set(METHODS) == {line["method"] for line in lines}
+    for line in lines:
+        assert 0 < float(line["p20_ms"]) <= float(line["p50_ms"]) <= float(line["p80_ms"])
+        assert float(line["ratio_to_product"]) > 0
+        assert line["torch"] == torch.__version__
+
+
+def test_every_field_method_is_checked_and_right(field_rows):
+    for row in field_rows:
+        if METHODS[row.method].field is None:
+            assert math.isnan(row.force_error)
+        elif row.method == "naive":  # its distances come from a product, and so do its errors
+            assert row.force_error < 1e-2, row
+        else:
+            assert row.force_error < 1e-4, row
+
+
+def test_the_states_hold_the_share_of_pairs_that_they_promise():
+    shares = {state: share_inside(charge_set(1_600, state), DELTA) for state in CLUSTERS}
+    assert shares == pytest.approx({"random": 0.0, "trained": 0.01, "crowded": 0.2}, rel=0.1)
+
+
+@pytest.mark.parametrize("method", ["tiled", "tiled-log", "tiled-anchor"])
+def test_exact_rows_are_the_dense_gradient_in_float64(method):
+    charges, field = charge_set(SMALL, "crowded"), METHODS[method].field
+    rows = torch.tensor([0, 99, 100, 150, 199])
+    expected = measure._dense_gradient(charges, field)[rows]
+    torch.testing.assert_close(exact_gradient_rows(charges, field, rows), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_force_error_of_a_large_set_of_charges_sees_a_wrong_gradient(monkeypatch):
+    monkeypatch.setattr(measure, "CHECKED_FULLY", 0)
+    charges, method = charge_set(SMALL, "crowded"), METHODS["tiled"]
+    method.step(charges)()
+    assert measure._force_error(charges, method.field) < 1e-4
+    charges.proxies.points.grad.mul_(1.01)
+    assert measure._force_error(charges, method.field) > 1e-3
+
+
+def test_a_case_that_does_not_fit_is_reported_and_not_run(monkeypatch):
+    monkeypatch.setattr(measure, "available_bytes", lambda: 10**6)
+    row = measure.measure(measure.Case("dense", "random", SMALL))
+    assert row.note.startswith("not attempted: needs about")
+    assert math.isnan(row.p50_ms)
+
+
+def test_the_tables_and_the_plot_show_every_method(field_rows, out):
+    text = printed(results_table(field_rows), verdict_table(field_rows))
+    assert all(name in text for name in METHODS)
+    assert "not run" in text  # the targets at 11,100 and at 22,736 points
+    assert (out / "bench.png").stat().st_size > 10_000
+
+
+# benchmarks/evaluation.py
+
+
+@pytest.fixture(scope="module")
+def evaluation_rows(out):
+    return evaluation.benchmark(
+        [evaluation.Case(method, 300, 60, repeats=1) for method in evaluation.METHODS], out, run=evaluation.measure
+    )
+
+
+@needs_pml
+def test_the_metrics_of_all_methods_agree(evaluation_rows):
+    ours, *others = evaluation_rows
+    compared = [row for row in others if row.method != evaluation.DEFAULT_SEARCH]
+    assert len(compared) == 2
+    assert all(row.largest_difference <= 1e-6 for row in compared)
+    assert sum(line.startswith("ok: metrics") for line in evaluation.verdict(evaluation_rows)) == 2
+    assert {f"recall_at_{k}" for k in (1, 10, 100, 1000)} <= set(ours.metrics)
+    assert 0 < ours.metrics["map_at_r"] < 1
+
+
+@needs_pml
+def test_the_csv_of_the_metrics_has_a_row_per_case(evaluation_rows, out):
+    lines = csv_lines(out / "evaluation.csv")
+    assert [line["method"] for line in lines] == list(evaluation.METHODS)
+    assert float(lines[0]["seconds"]) > 0
+    assert json.loads(lines[0]["metrics"]) == evaluation_rows[0].metrics
+    assert {"torch", "cpu", "cores", "date"} <= set(lines[0])
+
+
+@needs_pml
+def test_the_table_of_the_metrics_shows_every_method(evaluation_rows):
+    text = printed(evaluation.results_table(evaluation_rows))
+    assert all(name in text for name in evaluation.METHODS)
+
+
+@needs_pml
+def test_a_wrong_metric_is_seen(evaluation_rows, out):
+    def run(case):
+        row = evaluation.Row(
+            case.method, case.points, case.classes, seconds=1.0, metrics=dict(evaluation_rows[0].metrics)
+        )
+        return replace(row, metrics=row.metrics | {"map_at_r": 0.5}) if case.method != "pfml" else row
+
+    wrong = evaluation.benchmark(
+        [evaluation.Case(method, 300, 60) for method in evaluation.METHODS], out / "wrong", run=run
+    )
+    assert wrong[1].largest_difference == pytest.approx(abs(0.5 - evaluation_rows[0].metrics["map_at_r"]))
+    assert any(line.startswith("NOT OK: metrics") for line in evaluation.verdict(wrong))
+
+
+@needs_pml
+def test_memory_is_measured_in_its_own_run():
+    row = evaluation.measure(evaluation.Case("pfml", 2_000, 400, memory=True))
+    assert 1 < row.peak_extra_mib < 500
+
+
+@needs_pml
+def test_a_failing_case_is_reported(monkeypatch):
+    monkeypatch.setattr(evaluation.sys, "executable", "/bin/false")
+    assert evaluation.measure_in_fresh_processes(evaluation.Case("pfml", 300, 60)).note.startswith("failed")
+
+
+# benchmarks/gpu.py
+
+
+RATES = Rates(low=1e12, tf32=5e11, fp32=1e11, bandwidth=1e10, kernel=1e-5)
+CPU = Setting(torch.device("cpu"), quick=True, repeats=1, seconds=0.0, longest=0.0)
+
+
+@pytest.fixture(scope="module")
+def gpu_lines(out, quick_interpreter):
+    others = [name for name in gpu.SECTIONS if name != "training"]
+    arguments = ["--device", "cpu", "--quick", "--repeats", "1", "--commit", "abc", "--out", str(out)]
+    assert gpu.main([*arguments, "--sections", *others]) == 0
+    return csv_lines(out / "gpu.csv")
+
+
+@pytest.mark.slow
+def test_every_section_of_the_gpu_has_rows_and_every_row_says_where_it_was_measured(gpu_lines):
+    assert {line["section"] for line in gpu_lines} == set(gpu.SECTIONS) - {"training"}
+    for line in gpu_lines:
+        assert line["note"] == ""
+        assert 0 < float(line["p20_ms"]) <= float(line["p50_ms"]) <= float(line["p80_ms"])
+        assert line["torch"] == torch.__version__
+        assert line["commit"] == "abc"
+        assert line["device"]
+        assert line["triton"]
+
+
+@pytest.mark.slow
+def test_all_states_and_normalizations_are_checked_against_float64(gpu_lines):
+    checked = [line for line in gpu_lines if line["section"] == "field" and line["target_error"] != "nan"]
+    assert len(checked) == 9
+    assert all(float(line["error"]) <= 1e-4 for line in checked)
+    assert {line["verdict"] for line in checked} == {"met"}
+
+
+@pytest.mark.slow
+def test_every_measured_row_says_what_bounds_it(gpu_lines):
+    for line in gpu_lines:
+        assert line["bound"]
+        expected = float(line["bound_ms"]) / float(line["p50_ms"])
+        assert float(line["share_of_bound"]) == pytest.approx(expected)
+
+
+@pytest.mark.slow
+def test_the_plot_of_the_gpu_is_written(gpu_lines, out):
+    assert (out / "gpu.png").stat().st_size > 10_000
+
+
+def test_the_force_error_of_a_gpu_sees_a_wrong_gradient():
+    charges = charge_set(200, "crowded")
+    backend_step("tiled", FIELDS["none"])(charges)()
+    assert force_error(charges, FIELDS["none"]) < 1e-4
+    charges.proxies.points.grad.mul_(1.01)
+    assert force_error(charges, FIELDS["none"]) > 1e-3
+
+
+def test_a_row_that_fails_is_reported_and_the_next_one_runs(tmp_path):
+    recorder = Recorder(tmp_path / "gpu.csv", gpu_environment(CPU.device, "abc"))
+
+    def broken():
+        raise RuntimeError("out of memory\nand more")
+
+    recorder.attempt("field", "first", broken, points=3)
+    recorder.attempt("field", "second", lambda: GpuRow("field", "second", p50_ms=1.0, target_ms=2.0))
+    first, second = recorder.rows
+    assert first.verdict == "failed"
+    assert first.note == "failed: RuntimeError: out of memory"
+    assert first.points == 3
+    assert second.verdict == "met"
+    assert [line["verdict"] for line in csv_lines(tmp_path / "gpu.csv")] == ["failed", "met"]
+
+
+def test_a_verdict_names_every_promise_that_was_not_kept():
+    row = GpuRow("field", "what", target_ms=1.0, p50_ms=2.0, target_mib=5.0, mib=4.0, target_error=0.1)
+    assert row.verdict == "missed: time, error"  # an error that was not measured is none that was kept
+    assert GpuRow("field", "what", p50_ms=2.0).verdict == ""
+    assert GpuRow("training", "what", ratio=0.8, target_ratio=0.85).verdict == "missed: ratio"
+
+
+def test_the_bound_is_the_longest_of_products_memory_and_kernels():
+    assert RATES.explain(Bound(1e12, 1e9), 2_000.0)["bound"] == "16-bit products"
+    assert RATES.explain(Bound(1e12, 1e9), 2_000.0)["share_of_bound"] == pytest.approx(0.5)
+    assert RATES.explain(Bound(1e9, 1e9, "fp32"), 200.0)["bound"] == "memory"
+    assert RATES.explain(Bound(1e6, 1e3), 2.0, kernels=50)["bound"] == "50 kernels"
+
+
+def test_the_work_of_a_field_grows_with_the_pairs_within_reach():
+    random, crowded = (field_bound(charge_set(200, state), FIELDS["none"]) for state in ("random", "crowded"))
+    product = 2 * 200**2 * 512
+    assert random.flops == pytest.approx(product / 2)
+    assert crowded.flops == pytest.approx(product * (0.5 + 4.5 * 0.2), rel=0.1)
+    of_samples = 2 * (2 * 100 * 200) * 512  # 100 of the 200 points are samples
+    assert field_bound(charge_set(200, "random"), FIELDS["anchor"]).flops == pytest.approx(6 * of_samples)
+
+
+def test_rows_of_training_are_appended_if_there_are_any(tmp_path, monkeypatch):
+    recorder = Recorder(tmp_path / "gpu.csv", gpu_environment(CPU.device, "abc"))
+    monkeypatch.setitem(sys.modules, "training", None)
+    gpu.training_section(recorder, CPU, RATES)
+    assert recorder.rows[-1].note.startswith("left out")
+    module = types.ModuleType("training")
+
+    def train(arguments):
+        print("a table")
+        rows = ["method,network,classes,batch,step_ms,loss_ms,ratio,note", "pfml,eager,8,16,2.5,nan,0.9,"]
+        rows += ["pfml,loss,8,16,nan,1.5,nan,", "pfml,compiled,8,16,nan,nan,nan,failed: why"]
+        (tmp_path / "training.csv").write_text("\n".join(rows))
+
+    module.main = train
+    monkeypatch.setitem(sys.modules, "training", module)
+    gpu.training_section(recorder, replace(CPU, quick=False), RATES)
+    step, loss, failed = recorder.rows[-3:]
+    assert (step.p50_ms, step.ratio, step.verdict) == (2.5, 0.9, "met")
+    assert (loss.p50_ms, loss.verdict) == (1.5, "")
+    assert failed.failed
+    module.main = lambda arguments: sys.exit(2)
+    gpu.training_section(recorder, CPU, RATES)
+    assert recorder.rows[-1].note == "failed: SystemExit: 2"
+
+
+def test_training_can_be_run():
+    assert callable(training.main)
+    for option in gpu._TRAINING[::2]:
+        assert f'"{option}"' in inspect.getsource(training.main)
+
+
+@pytest.mark.slow
+def test_the_table_of_the_gpu_shows_every_row(gpu_lines, out):
+    rows = [GpuRow("field", "first", p50_ms=1.0, target_ms=2.0), GpuRow("small", "second", note="failed: why")]
+    text = printed(gpu.results_table(rows, gpu_environment(CPU.device, "abc"), RATES))
+    assert all(word in text for word in ("first", "second", "met", "failed: why", "2 ms", "1 ms"))
+
+
+def test_a_method_that_would_not_fit_is_left_out(tmp_path):
+    recorder = Recorder(tmp_path / "gpu.csv", gpu_environment(CPU.device, "abc"))
+    beside(recorder, CPU, RATES, "naive", 100_000, "random", "ieee", "plot")
+    assert recorder.rows[-1].note.startswith("left out: needs about 307 GiB")
+
+
+# benchmarks/training.py
+
+
+@pytest.fixture(scope="module")
+def training_lines(out):
+    assert training.main(["--quick", "--device", "cpu", "--networks", "eager", "--out", str(out)]) == 0
+    return csv_lines(out / "training.csv")
+
+
+def test_loop_and_step_are_measured_for_each_method(training_lines):
+    timed = [line for line in training_lines if line["network"] == "eager"]
+    assert [line["method"] for line in timed] == ["pfml", "proxy-anchor"]
+    for line in timed:
+        step, loop = float(line["step_images_per_second"]), float(line["loop_images_per_second"])
+        assert float(line["ratio"]) == pytest.approx(loop / step)
+        assert float(line["crops_ms"]) > 0
+        assert {"device", "torch", "date"} <= set(line)
+
+
+def test_the_share_of_the_loss_is_measured_at_both_sizes(training_lines):
+    shares = [line for line in training_lines if line["network"] == "loss"]
+    assert [(line["method"], line["classes"]) for line in shares] == [
+        ("pfml", "8"),
+        ("proxy-anchor", "8"),
+        ("pfml", "60"),
+        ("proxy-anchor", "60"),
+    ]
+    assert all(0 < float(line["loss_share"]) < 1 for line in shares)
+
+
+def test_a_case_that_fails_does_not_take_the_others_with_it(tmp_path):
+    good, bad = training.Row("pfml", "eager", 8, 3, 16), training.Row("pfml", "compiled", 8, 3, 16)
+
+    def fail():
+        raise RuntimeError("no compiler\nand more")
+
+    rows = training.benchmark([(bad, fail), (good, lambda: good)], tmp_path, {"device": "x"})
+    assert [row.note for row in rows] == ["failed: RuntimeError: no compiler", ""]
+    assert [line["network"] for line in csv_lines(tmp_path / "training.csv")] == ["compiled", "eager"]
+
+
+def test_synthetic_images_have_many_sizes_and_all_classes():
+    data, source = training.synthetic_data(20, 5, (30, 60), torch.device("cpu"))
+    assert len(source.sizes.unique(dim=0)) > 10
+    assert data.train.labels.unique().tolist() == list(range(5))
+    assert training.TARGET == 0.85
+
+
+# benchmarks/method_cost.py
+
+
+def test_every_method_takes_as_many_timed_steps_as_asked_for():
+    found, per_epoch = method_cost.seconds_of_steps(["proxy-anchor", "pfml-log"], steps=2)
+    assert {method: len(seconds) for method, seconds in found.items()} == {"proxy-anchor": 2, "pfml-log": 2}
+    assert all(second > 0 for seconds in found.values() for second in seconds)
+    assert per_epoch == 67  # whole batches of 100 of the 6,768 images
+
+
+def test_the_table_of_costs_has_proxy_anchor_as_one(monkeypatch, capsys):
+    steps = {"proxy-anchor": [1.0, 1.0, 9.0], "snr": [2.0, 2.0, 2.0]}
+    asked = []
+    monkeypatch.setattr(method_cost, "seconds_of_steps", lambda *given: asked.append(given) or (steps, 10))
+    monkeypatch.setattr(method_cost.torch, "set_num_threads", lambda number: asked.append(number))
+    monkeypatch.setattr(sys, "argv", ["method_cost.py", "--methods", "snr", "--steps", "3"])
+    method_cost.main()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "snr" in line or "proxy-anchor " in line]
+    assert [[row[1], row[3], row[5]] for row in rows[-2:]] == [
+        ["proxy-anchor", "10.00", "1.00"],
+        ["snr", "20.00", "2.00"],
+    ]
+    assert asked == [1, (["proxy-anchor", "snr"], 3)]
+
+
+# benchmarks/reliability.py: the table of docs/RELIABILITY.md is made of outcomes
+
+
+QUICK_PROBES = (1, 2, 4, 5, 6, 7, 8, 9, 10, 15, 16, 18, 19, 21, 22)
+
+
+@pytest.fixture(scope="module")
+def reliability():
+    pytest.importorskip("pytorch_metric_learning")
+    import reliability
+
+    return reliability
+
+
+@pytest.mark.parametrize("number", QUICK_PROBES)
+def test_pfml_passes_the_probe(reliability, number):
+    assert reliability.probed(number, reliability.PFML).startswith("pass: ")
+
+
+@pytest.mark.parametrize("number", [4, 6, 7, 10, 15, 18])
+def test_the_probe_tells_a_loss_that_fails(reliability, number):
+    """What the scorecard says of pytorch-metric-learning."""
+    assert reliability.probed(number, reliability.PML).startswith("**fail**: ")
+
+
+def test_a_probe_is_run_and_not_looked_up(reliability, monkeypatch):
+    from reliability_probes import PROBES
+    from reliability_subjects import Outcome, Subject
+
+    monkeypatch.setitem(PROBES, 4, lambda subject: Outcome(False, f"seen of {subject.name}"))
+    assert "seen of" in reliability.probed(4, reliability.PFML)
+    broken = Subject("broken", lambda classes, dim: reliability.pml.ContrastiveLoss(), "", False)
+    assert "**fail**: broken: " in reliability.probed(7, [broken])
+
+
+def test_every_item_has_two_cells_and_a_line_in_the_document(reliability):
+    assert list(reliability.ITEMS) == list(range(1, 29))
+    assert reliability.rows(1).keys() == reliability.ITEMS.keys()
+    listed = re.findall(r"^\| (\d+) \|", (ROOT / "docs" / "RELIABILITY.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {int(number) for number in listed} >= set(reliability.ITEMS)
+
+
+def test_every_dependency_has_a_line_in_the_list_of_licenses():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {name: needed for name, needed in project["optional-dependencies"].items() if name not in ("all", "dev")}
+    listed = (ROOT / "docs" / "LICENSES.md").read_text(encoding="utf-8")
+    for requirement in [*project["dependencies"], *(one for needed in extras.values() for one in needed)]:
+        name = re.match(r"[A-Za-z0-9._-]+", requirement)[0]
+        assert f"| {name} |" in listed, f"{name}: python tools/licenses.py > docs/LICENSES.md"
