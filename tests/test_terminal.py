@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from pfml.cli import main
-from pfml.cli.console import create_console, print_line
+from pfml.cli.console import create_console
 from pfml.cli.error_reporting import end
 from pfml.models import create_embedder
-from pfml.terminal import plain_console, shell_words, visible
+from pfml.terminal import plain_console, print_line, shell_words, visible
 from pfml.training.progress import ProgressMonitor
 
 #: Clears the screen, renames the window, turns the text, rings; and the same in C1.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["plain_console", "readable", "shell_words", "visible"]
+__all__ = ["plain_console", "print_line", "readable", "shell_words", "visible"]
 
 #: Characters that move the cursor, color, rename or turn what follows, and bytes of a name that are no UTF-8; a line
 #: break and a tab do no harm.
@@ -72,3 +72,9 @@ def plain_console(width: int | None = None, *, stderr: bool = False) -> Console:
                 yield segment if segment.control else segment._replace(text=visible(segment.text))
 
     return PlainConsole(width=width, stderr=stderr)
+
+
+def print_line(console: Console, line: str) -> None:
+    """Print `line` as it is, on one line."""
+    # A path may hold brackets, which rich would read as markup, and may not be broken.
+    console.print(readable(line), markup=False, highlight=False, soft_wrap=True)

@@ -6,8 +6,8 @@ from argparse import BooleanOptionalAction
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pfml.cli.console import create_console, print_line, print_model
-from pfml.terminal import readable, shell_words
+from pfml.cli.console import create_console, print_model
+from pfml.terminal import print_line, readable, shell_words
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from pfml.terminal import readable
+from pfml.terminal import print_line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
 
-__all__ = ["create_console", "print_json", "print_line", "print_model", "print_results", "print_scores"]
+__all__ = ["create_console", "print_json", "print_model", "print_results", "print_scores"]
 
 
 def create_console(*, stderr: bool = False, quiet: bool = False) -> Console:
@@ -34,12 +34,6 @@ def create_console(*, stderr: bool = False, quiet: bool = False) -> Console:
 def print_json(content: Any) -> None:
     """Print `content` as JSON, for programs."""
     print(json.dumps(content, indent=2, default=str))
-
-
-def print_line(console: Console, line: str) -> None:
-    """Print `line` as it is, on one line."""
-    # A path may hold brackets, which rich would read as markup, and may not be broken.
-    console.print(readable(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def print_model(console: Console, run: Path) -> None:

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pfml.cli.console import create_console, print_line
+from pfml.cli.console import create_console
 from pfml.cli.input_images import end_with_unreadable, print_unreadable, refuse_all_unreadable, refuse_images_first
+from pfml.terminal import print_line
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser

@@ -8,13 +8,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pfml.cli.console import create_console, print_line
+from pfml.cli.console import create_console
+from pfml.terminal import print_line
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
 
     from rich.console import Console
 
+    from pfml.experiments.plan import Plan
+    from pfml.experiments.run import Estimate, Summary
     from pfml.theory.check import TheoryConfig
 
 #: Dimensions that `pfml theory` checks.
@@ -41,7 +44,6 @@ def experiment(
     tuned: list[str] | None = None,
 ) -> None:
     """Run an experiment of the paper, all of it that is not done yet; without a name, list them."""
-    from pfml.experiments import command
     from pfml.experiments.catalog import THEORY
     from pfml.experiments.plan import PlanOptions, plan_experiment
     from pfml.experiments.tune import read_study
@@ -50,7 +52,7 @@ def experiment(
 
     console = create_console()
     if name is None:
-        command.list_experiments(console)
+        _list_experiments(console)
         return
     if name == THEORY:
         theory(out / "theory")
@@ -59,24 +61,24 @@ def experiment(
         datasets=None if datasets is None else tuple(datasets),
         methods=None if methods is None else tuple(methods),
         backbones=None if backbones is None else tuple(backbones),
-        seeds=None if seeds is None else command.numbers(seeds, "--seeds"),
+        seeds=None if seeds is None else _numbers(seeds, "--seeds"),
         epochs=epochs,
-        roots=command.named_paths(root, "--root"),
-        weights=command.named_paths(weights, "--weights"),
+        roots=_named_paths(root, "--root"),
+        weights=_named_paths(weights, "--weights"),
         device=device,
         autocast=autocast,
         studies=tuple(read_study(Path(folder)) for folder in tuned or ()),
     )
     plan, cards = plan_experiment(name, options), tuple(gpus or ())
     if dry_run:
-        command.show_plan(plan, out, console, gpus=cards, jobs=jobs)
+        _show_plan(plan, out, console, gpus=cards, jobs=jobs)
         return
     if name == "figures":
         for path in write_figures(out / name):
             print_line(console, f"{path}: written")
     try:
         with interruptible("stopped between two runs"):
-            summary = command.run_plan(
+            summary = _run_plan(
                 plan, out, console, jobs=jobs, gpus=cards, budget=budget, keep_checkpoints=keep_checkpoints
             )
     except Interrupted as interrupt:
@@ -87,8 +89,111 @@ def experiment(
         sys.exit(1)
 
 
+def _list_experiments(console: Console) -> None:
+    """Print the table of experiments."""
+    from rich.table import Table
+
+    from pfml.experiments.catalog import EXPERIMENTS, THEORY
+
+    table = Table("experiment", "what", "paper", "methods", "data sets", "seeds")
+    for name, row in EXPERIMENTS.items():
+        methods = f"{len(row.methods)}" if len(row.methods) > 7 else ", ".join(row.methods)
+        table.add_row(name, row.description, row.answers, methods, ", ".join(row.datasets), f"{len(row.seeds)}")
+    table.add_row(THEORY, "Proposition 1 and Corollary 1 on random points", "Sec. 3.3", "", "", "")
+    console.print(table)
+
+
+def _show_plan(plan: Plan, out: Path, console: Console, *, gpus: Sequence[int] = (), jobs: int = 1) -> None:
+    """Print each run of the plan, what is left of it, and how long that may take."""
+    from rich.table import Column, Table
+
+    from pfml.experiments.run import states
+    from pfml.experiments.store import ResultsStore
+
+    records = ResultsStore(out / "results.jsonl").records()
+    state, estimates = states(plan, records), _estimates(plan, records, gpus)
+    headings = ("data set", "method", "backbone", "dim", "seed", "epochs", "settings", "state", "time")
+    table = Table(Column("key", no_wrap=True), *headings)
+    for run in plan.runs:
+        settings = ", ".join(f"{name} {value}" for name, value in run.settings.items())
+        seconds = estimates[run.key].seconds if state[run.key] == "to do" else 0.0
+        cells = (run.dataset, run.method, run.backbone, run.dim, run.seed, run.epochs, settings)
+        table.add_row(run.key, *map(str, cells), state[run.key], _duration(seconds) if seconds else "")
+    if plan.runs:
+        console.print(table)
+    for remark in plan.remarks:
+        print_line(console, remark)
+    left = [run for run in plan.runs if state[run.key] == "to do"]
+    total = sum(estimates[run.key].seconds for run in left) / max(len(gpus), 1) / jobs
+    rough = any(estimates[run.key].is_rough for run in left)
+    how = "a rough guess from other machines' speeds" if rough else "from runs of the same kind in the store"
+    print_line(
+        console,
+        f"{plan.experiment}: {len(plan.runs)} runs, {len(left)} to do"
+        + (f", about {_duration(total)} ({how})" if left else ""),
+    )
+
+
+def _run_plan(plan: Plan, out: Path, console: Console, **options: Any) -> Summary:
+    """Do what is left of the plan, and print how it ended."""
+    from pfml.experiments.run import execute
+
+    for remark in plan.remarks:
+        print_line(console, remark)
+    summary = execute(plan, out, console=console, **options)
+    print_line(
+        console, f"{plan.experiment}: {summary.done} of {len(plan.runs)} runs are done, in {out / 'results.jsonl'}"
+    )
+    for run, error in summary.failed:
+        print_line(console, f"failed: {run} ({run.key}): {error}")
+    if summary.left:
+        print_line(
+            console,
+            f"not done: {len(summary.left)} runs (over the budget, in another process, or waiting for another run)",
+        )
+    return summary
+
+
+def _duration(seconds: float) -> str:
+    """Seconds, minutes or hours, whichever reads best."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def _numbers(given: Sequence[str], option: str) -> tuple[int, ...]:
+    """Whole numbers, and those of ranges such as 0-4."""
+    found: list[int] = []
+    for one in given:
+        first, dash, last = one.partition("-")
+        try:
+            found += range(int(first), int(last if dash else first) + 1)
+        except ValueError:
+            raise ValueError(f"{option} must be numbers such as 0 1, or ranges such as 0-4, got {one!r}") from None
+    return tuple(found)
+
+
+def _named_paths(given: Sequence[str] | None, option: str) -> dict[str, Path]:
+    """NAME=PATH, as often as given."""
+    paths: dict[str, Path] = {}
+    for one in given or ():
+        name, equals, path = one.partition("=")
+        if not equals or not path:
+            raise ValueError(f"{option} must be NAME=PATH, got {one!r}")
+        paths[name] = Path(path)
+    return paths
+
+
+def _estimates(plan: Plan, records: Sequence[dict[str, Any]], gpus: Sequence[int]) -> dict[str, Estimate]:
+    """Key of a run -> how long it will take."""
+    from pfml.experiments.run import Estimator, device_kind
+
+    estimator = Estimator(records, device_kind(plan, gpus))
+    return {run.key: estimator.estimate(run) for run in plan.runs}
+
+
 def demo(out: Path = Path("out/demo"), epochs: int = 6, seed: int = 0) -> None:
-    """Train on the embedded glyphs by several methods, search among unseen letters, write a report as one HTML page."""
+    """Train on the embedded glyphs by several methods, search among unseen glyphs, write a report as one HTML page."""
     from pfml.experiments.demo import run_demo
     from pfml.training.shutdown import interruptible
 
@@ -172,7 +277,7 @@ def add_demo_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     left = "what an earlier demo left there is replaced"
     add("--out", type=Path, default=Path("out/demo"), help=f"Folder for the report and the runs; {left}.")
-    add("--epochs", type=int, default=6, help="Passes over the training letters, for each method.")
+    add("--epochs", type=int, default=6, help="Passes over the training glyphs, for each method.")
     add("--seed", type=int, default=0, help="Of everything that is random.")
 
 
@@ -180,7 +285,7 @@ def add_theory_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `theory`."""
     add = parser.add_argument
     add("--out", type=Path, default=Path("out"), help="Folder for the figures; made if it does not exist.")
-    add("--seed", type=int, default=0, help="Of all random draws.")
+    add("--seed", type=int, default=0, help="Of all random numbers.")
     add("--dims", type=int, nargs="+", default=DIMS, help="Dimensions to check.")
     add("--points", type=int, default=64, help="Data of the class.")
     add("--proxies", type=int, default=4, help="Proxies of the class.")

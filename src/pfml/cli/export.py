@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pfml.cli.console import create_console, print_line, print_model
+from pfml.cli.console import create_console, print_model
 from pfml.export.vector_databases import VECTOR_DATABASES
-from pfml.terminal import shell_words
+from pfml.terminal import print_line, shell_words
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser

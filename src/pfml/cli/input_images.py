@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pfml.cli.console import print_line
-from pfml.terminal import shell_words
+from pfml.terminal import print_line, shell_words
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pfml.cli.console import create_console, print_line
+from pfml.cli.console import create_console
+from pfml.terminal import print_line
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pfml.cli.console import create_console, print_line, print_model
+from pfml.cli.console import create_console, print_model
 from pfml.cli.input_images import end_with_unreadable, print_unreadable, refuse_all_unreadable, refuse_images_first
-from pfml.terminal import readable, shell_words, visible
+from pfml.terminal import print_line, readable, shell_words, visible
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser

@@ -10,11 +10,11 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pfml.cli.console import create_console, print_json, print_line, print_results, print_scores
+from pfml.cli.console import create_console, print_json, print_results, print_scores
 from pfml.cli.error_reporting import end
 from pfml.cli.parser import add_json_option, add_quiet_option
 from pfml.cli.run_options import add_run_options, described_recipe
-from pfml.terminal import shell_words
+from pfml.terminal import print_line, shell_words
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser

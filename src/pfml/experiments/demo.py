@@ -20,6 +20,7 @@ from pfml.runs.config import RunConfig
 from pfml.runs.config_files import shipped_config
 from pfml.runs.folder import RunFolder
 from pfml.storage.files import write_atomically
+from pfml.terminal import print_line
 from pfml.training.environment import resolve_device, seeded
 from pfml.training.progress import ProgressMonitor
 from pfml.training.runner import train
@@ -49,17 +50,17 @@ def run_demo(out: Path, *, console: Console, epochs: int = 6, seed: int = 0, dat
     _clear(out, losses)
     data = read_glyphs() if data is None else data
     for line in describe(data):
-        _say(console, line)
+        print_line(console, line)
 
     with seeded(seed):
         untrained = Embedder(config.model).to(resolve_device(config.device))
     trained = {}
     for method, (name, loss) in losses.items():
-        _say(console, f"training {name}: {epochs} epochs, in {out / 'runs' / method}")
+        print_line(console, f"training {name}: {epochs} epochs, in {out / 'runs' / method}")
         trained[method] = _trained(name, data, replace(config, loss=loss), out / "runs" / method, console)
     demo = Demo(out, data, config, _pixels(data), _untrained(untrained, data), trained)
     _print_table(console, scores_table(demo))
-    _say(console, "drawing the report")
+    print_line(console, "drawing the report")
     report = out / "report.html"
     write_page(report, demo_page(demo))
     return report
@@ -122,8 +123,4 @@ def _print_table(console: Console, table: Table) -> None:
     for r, row in enumerate(table.rows):
         printed.add_row(*(Text(cell, style="bold" if (r, c) in table.strong else "") for c, cell in enumerate(row)))
     console.print(printed)
-    _say(console, "W2: between proxies and training images. Time: of a training step, relative to Proxy Anchor.")
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    print_line(console, "W2: between proxies and training images. Time: of a training step, relative to Proxy Anchor.")

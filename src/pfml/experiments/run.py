@@ -33,7 +33,7 @@ from pfml.memory import keep_freed_memory
 from pfml.runs.config_files import plain
 from pfml.runs.folder import RunFolder
 from pfml.storage.lock import claim
-from pfml.terminal import plain_console
+from pfml.terminal import plain_console, print_line
 from pfml.training.environment import resolve_device
 from pfml.training.progress import Monitor, ProgressMonitor
 from pfml.training.shutdown import Interrupted, catch_shutdown_requests
@@ -204,7 +204,9 @@ def execute(
     if jobs < 1:
         raise ValueError(f"jobs must be >= 1, got {jobs}")
     if jobs > 1 and EXPERIMENTS[plan.experiment].alone:
-        say(console, f"{plan.experiment} measures time, so that runs do not share a device: 1 job instead of {jobs}")
+        print_line(
+            console, f"{plan.experiment} measures time, so that runs do not share a device: 1 job instead of {jobs}"
+        )
         jobs = 1
     deadline = None if budget is None else time.time() + 60 * budget
     session = Session(plan, Path(out), now(), deadline, keep_checkpoints)
@@ -274,11 +276,6 @@ def device_kind(plan: Plan, gpus: Sequence[int] = ()) -> str:
     return "cuda" if gpus else resolve_device(plan.runs[0].config.device if plan.runs else "auto").type
 
 
-def say(console: Console, text: str) -> None:
-    """Print a line as it is."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
 def _is_open(run: PlannedRun, session: Session, records: Sequence[dict[str, Any]]) -> bool:
     """Whether `run` is still to be done, can be done, and is expected to end in time."""
     done = {record["key"] for record in records if record["status"] == "done"}
@@ -302,9 +299,9 @@ def _do(run: PlannedRun, session: Session, console: Console, bars: bool) -> None
     folder = session.folder(run.experiment, run.key)
     twin = _twin(run, records)
     if twin is not None and _reuse(run, twin, session):
-        say(console, f"[{number}] {run}: the same run as in {twin['experiment']}, {_score(twin['results'])}")
+        print_line(console, f"[{number}] {run}: the same run as in {twin['experiment']}, {_score(twin['results'])}")
         return
-    say(console, f"[{number}] {run}: {run.epochs} epochs, in {folder}")
+    print_line(console, f"[{number}] {run}: {run.epochs} epochs, in {folder}")
     monitor = _RunMonitor(console, number) if bars else Monitor()
     context = RunContext(folder, tuple(session.folder(run.experiment, key) for key in run.needs), monitor)
     spent = _Stopwatch(folder)
@@ -317,7 +314,7 @@ def _do(run: PlannedRun, session: Session, console: Console, bars: bool) -> None
         (folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
         counts = {"train": 0, "test": 0, "missing": 0}
         session.store.append(record_of(run, results={}, images=counts, seconds=spent.seconds(), error=message))
-        say(console, f"[{number}] {run}: failed, {message}")
+        print_line(console, f"[{number}] {run}: failed, {message}")
         return
     except BaseException:
         spent.keep()
@@ -327,7 +324,7 @@ def _do(run: PlannedRun, session: Session, console: Console, bars: bool) -> None
     session.store.append(record_of(run, results=outcome.results, images=outcome.images, seconds=seconds))
     if not session.keep_checkpoints and run.task != "figures":
         shutil.rmtree(RunFolder(folder).checkpoints, ignore_errors=True)
-    say(console, f"[{number}] {run}: {_score(outcome.results)}, {seconds:.0f} s in all")
+    print_line(console, f"[{number}] {run}: {_score(outcome.results)}, {seconds:.0f} s in all")
 
 
 def _twin(run: PlannedRun, records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
