@@ -9,7 +9,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from pfml.data import DATASETS, SeenClassError, load_data
-from pfml.data.readers.published import PUBLISHED
+from pfml.data.datasets import BENCHMARKS
 
 SHARED_CUB = Path(__file__).resolve().parents[3] / "shared" / "data" / "cub200"
 
@@ -131,7 +131,7 @@ def test_cub_without_a_list_says_which_file_of_which_layout_and_whose(tmp_path):
         load_data("cub", tmp_path)
 
 
-@pytest.mark.parametrize("name", sorted(PUBLISHED))
+@pytest.mark.parametrize("name", sorted(BENCHMARKS))
 def test_a_root_that_does_not_exist_is_told(name, tmp_path):
     with pytest.raises(
         FileNotFoundError, match="must be a folder, got .*nowhere, which is none. Get .* from its authors"
@@ -139,7 +139,7 @@ def test_a_root_that_does_not_exist_is_told(name, tmp_path):
         load_data(name, tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("name", sorted(PUBLISHED))
+@pytest.mark.parametrize("name", sorted(BENCHMARKS))
 def test_an_empty_root_is_told_what_it_lacks(name, tmp_path):
     with pytest.raises(FileNotFoundError, match="must have .* is not in .* Get .* from its authors"):
         load_data(name, tmp_path)

@@ -1,4 +1,4 @@
-"""Data sets by name."""
+"""Data sets by name: a new one is a reader in `pfml.data.readers` and a row here."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from pathlib import Path
 
 from pfml.data.glyphs import read_glyphs
 from pfml.data.image_set import RetrievalData
-from pfml.data.readers import read_cars, read_cub, read_folder, read_in_shop, read_sop, read_table
+from pfml.data.readers.benchmark import Benchmark
+from pfml.data.readers.cars import CARS, read_cars
+from pfml.data.readers.cub import CUB, read_cub
+from pfml.data.readers.folder import read_folder
+from pfml.data.readers.in_shop import IN_SHOP, read_in_shop
+from pfml.data.readers.sop import SOP, read_sop
+from pfml.data.readers.table import read_table
 from pfml.typos import did_you_mean
 
-__all__ = ["DATASETS", "load_data"]
+__all__ = ["BENCHMARKS", "DATASETS", "load_data"]
 
+#: name -> reader of a folder or file
 DATASETS: dict[str, Callable[[Path], RetrievalData]] = {
     "glyphs": read_glyphs,
     "cub": read_cub,
@@ -21,6 +28,9 @@ DATASETS: dict[str, Callable[[Path], RetrievalData]] = {
     "folder": read_folder,
     "csv": read_table,
 }
+
+#: The published ones -> their published sizes.
+BENCHMARKS: dict[str, Benchmark] = {"cub": CUB, "cars": CARS, "sop": SOP, "in-shop": IN_SHOP}
 
 NEEDED = (
     f"the data must be a folder with a folder per class in it, a .csv file with the columns path and label, or one of "

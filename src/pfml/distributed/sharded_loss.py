@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Iterable
 from functools import partial
@@ -18,7 +19,6 @@ from pfml.distributed.schedule import shard_sizes, shard_slice
 from pfml.distributed.shard_init import normal_rows, sample_rows
 from pfml.distributed.sharded_field import LocalEnergy, ShardedField
 from pfml.distributed.sharded_filter import sharded_fit
-from pfml.field import DecayLaw
 from pfml.half_precision import watched, widened
 from pfml.losses.checks import check_batch, deferred_checks
 from pfml.losses.potential_field import REDUCTIONS, PotentialFieldLoss, require_same
@@ -26,14 +26,30 @@ from pfml.losses.proxy_init import warn_of_classes_without_samples
 from pfml.losses.sample_filter import check_trust, trusted
 from pfml.sphere import unit
 from pfml.superposition import Charges
+from pfml.typos import did_you_mean
 
 __all__ = ["ShardedPotentialFieldLoss", "extra_state", "extra_state_of"]
 
 #: The types that a field is computed in; ranks exchange the index in this list.
 _TYPES = (torch.float32, torch.float64)
 
+#: The options of a `PotentialFieldLoss` that a sharded one has too, with their defaults.
+OPTIONS = {
+    name: parameter
+    for name, parameter in inspect.signature(PotentialFieldLoss).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY and name != "proxy_sample"
+}
 #: What becomes of the network's gradients -> the factor of the embeddings' gradient, for a world of that size.
 NETWORK_GRADIENTS = {"averaged": lambda world: world, "summed": lambda world: 1}
+
+
+def _all_options(given: dict[str, Any]) -> dict[str, Any]:
+    """The options of a loss, those that are not given with their defaults."""
+    for name in given:
+        if name not in OPTIONS:
+            known = did_you_mean(name, OPTIONS)
+            raise TypeError(f"options of a sharded loss must be among {', '.join(OPTIONS)}, got {name!r}{known}")
+    return {name: given.get(name, parameter.default) for name, parameter in OPTIONS.items()}
 
 
 class ShardedPotentialFieldLoss(nn.Module):
@@ -56,13 +72,12 @@ class ShardedPotentialFieldLoss(nn.Module):
     them as the same error. A rank that dies is noticed by the others when the timeout of the process group ends.
 
     Args:
-        num_classes, ..., normalize_embeddings: As in `PotentialFieldLoss`; equal on all ranks. Its `proxy_sample`
-            is missing: every pair counts.
-        backend: "auto" or "tiled"; the other backends compute no blocks.
-        trust: As in `PotentialFieldLoss`: how well a sample fits its label is measured by all ranks' proxies, and by
-            the median of the global batch.
+        num_classes: C.
+        embedding_dim: D.
         network_gradients: "averaged" or "summed", see above.
         group: The process group; None for the default one.
+        options: Those of `PotentialFieldLoss`, equal on all ranks, but for `proxy_sample`: every pair counts. `backend`
+            is "auto" or "tiled". `trust` filters by all ranks' proxies and by the median of the global batch.
 
     Attributes:
         rows: The rows of the flattened proxies that this rank holds.
@@ -83,50 +98,19 @@ class ShardedPotentialFieldLoss(nn.Module):
         num_classes: int,
         embedding_dim: int,
         *,
-        proxies_per_class: int = 15,
-        delta: float = 0.2,
-        alpha: float = 3.0,
-        delta_rep: float | None = None,
-        potential: str | DecayLaw = "pfml",
-        normalization: str = "none",
-        reduction: str = "sum",
-        proxy_init: str = "normal",
-        proxy_init_norm: float = 3.0,
-        proxy_space: str = "normalized",
-        proxy_attraction: bool | float = True,
-        proxy_repulsion: bool | float = True,
-        sample_sample: bool | float = True,
-        normalize_embeddings: bool = True,
-        backend: str = "auto",
-        trust: float = 0.0,
         network_gradients: str = "averaged",
         group: dist.ProcessGroup | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
         self.communicator = Communicator(group)
         error = None
         try:
-            # without proxies it takes no memory: it checks the options, and knows what follows from them
-            whole = PotentialFieldLoss(
-                num_classes,
-                embedding_dim,
-                proxies_per_class=0,
-                delta=delta,
-                alpha=alpha,
-                delta_rep=delta_rep,
-                potential=potential,
-                normalization=normalization,
-                reduction=reduction,
-                proxy_init=proxy_init,
-                proxy_init_norm=proxy_init_norm,
-                proxy_space=proxy_space,
-                proxy_attraction=proxy_attraction,
-                proxy_repulsion=proxy_repulsion,
-                sample_sample=sample_sample,
-                normalize_embeddings=normalize_embeddings,
-                backend=backend,
-            )
-            _check_options(proxies_per_class, backend, network_gradients, NETWORK_GRADIENTS)
+            options = _all_options(options)
+            proxies_per_class, trust = options["proxies_per_class"], options["trust"]
+            # without proxies it takes no memory: it checks the options, and derives what follows from them
+            whole = PotentialFieldLoss(num_classes, embedding_dim, **{**options, "proxies_per_class": 0, "trust": 0.0})
+            _check_options(proxies_per_class, options["backend"], network_gradients, NETWORK_GRADIENTS)
             check_trust(trust, proxies_per_class, whole.field.law)
         except Exception as caught:  # whatever it is, the other ranks must not wait for this one
             error = caught
@@ -380,3 +364,16 @@ def _check_shard(loss: Any, state_dict: dict[str, Any], prefix: str, *_: Any) ->
             f"the stored shard of the loss must be of rank {here['rank']} of {here['world']}, "
             f"got {stored.get('shard')}: cut it from a whole state with pfml.distributed.shard_state"
         )
+
+
+def _signature() -> inspect.Signature:
+    """Sizes, the options of a whole loss, and the sharded loss's own: what `help` and `inspect` show."""
+    own = inspect.signature(ShardedPotentialFieldLoss.__init__).parameters
+    sizes, sharded = (
+        [own[n] for n in ("num_classes", "embedding_dim")],
+        [own[n] for n in ("network_gradients", "group")],
+    )
+    return inspect.Signature([*sizes, *OPTIONS.values(), *sharded])
+
+
+ShardedPotentialFieldLoss.__signature__ = _signature()  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pfml.data.readers.published import PUBLISHED
+from pfml.data.datasets import BENCHMARKS
 from pfml.evaluation.metrics import summary
 from pfml.experiments.catalog import EXPERIMENTS
 from pfml.experiments.plan import Plan, PlannedRun
@@ -492,8 +492,8 @@ class Estimator:
     def estimate(self, run: PlannedRun) -> Estimate:
         """How long `run` will take if it starts from its beginning."""
         train, test = GLYPHS
-        if run.dataset in PUBLISHED:
-            train, test = PUBLISHED[run.dataset].train[0], PUBLISHED[run.dataset].test[0]
+        if run.dataset in BENCHMARKS:
+            train, test = BENCHMARKS[run.dataset].train[0], BENCHMARKS[run.dataset].test[0]
         if run.task in ("concatenate", "untrained"):
             work = max(len(run.needs), 1) * test * EMBEDDING
         else:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from pfml.data import RetrievalData
+from pfml.data.datasets import BENCHMARKS
 from pfml.data.image_set import refuse_seen_classes
-from pfml.data.readers.published import PUBLISHED
 from pfml.evaluation import embed, query_scores, retrieval_metrics
 from pfml.evaluation.nearest_neighbors import directions
 from pfml.experiments.plan import PlannedRun
@@ -182,7 +182,7 @@ def _concatenated(
 def _image_counts(data: RetrievalData) -> dict[str, int]:
     """Images that train and test, and how many of the published ones are not there."""
     whole = len(data.train) + (0 if data.validation is None else len(data.validation))
-    published, missing = PUBLISHED.get(data.name), 0
+    published, missing = BENCHMARKS.get(data.name), 0
     if published is not None:
         missing = max(published.train[0] - whole, 0) + max(published.test[0] - len(data.test), 0)
     return {"train": len(data.train), "test": len(data.test), "missing": missing}

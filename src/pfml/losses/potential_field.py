@@ -41,46 +41,54 @@ class PotentialFieldLoss(nn.Module):
     """Total potential energy (Eq. 6) of a batch and of `proxies_per_class` learned proxies per class.
 
     Every embedding and every proxy attracts its own class and repels the others, with a force that decays with
-    distance. The defaults are the paper's; of delta and alpha its text gives ranges, and 0.2 and 3 are those of its
-    figures. Constants that exert no force are left out of the value (they are in `literal_energy`). The loss computes
-    in float32 (float64 if given float64), also under autocast. Where forces of close pairs overflow
-    float16, a `GradientOverflowWarning` says what to do.
+    distance. The defaults are the paper's. For delta and alpha its text gives ranges; 0.2 and 3 are those of its
+    figures. The value leaves out constants that exert no force (they are in `literal_energy`). The loss computes in
+    float32 (float64 if given float64), also under autocast. A `GradientOverflowWarning` says what to do where forces
+    of close pairs overflow float16.
+
+    Example:
+        >>> loss = PotentialFieldLoss(num_classes=100, embedding_dim=64)
+        >>> value = loss(torch.randn(8, 64, requires_grad=True), torch.arange(8))
+        >>> value.backward()
+        >>> optimizer = torch.optim.AdamW(loss.param_groups(lr=1e-2))
 
     Args:
         num_classes: C; labels are 0 to C - 1 (`pfml.LabelMap` makes such labels of any values).
         embedding_dim: D.
         proxies_per_class: M; 0 for a field of samples alone.
         delta: Radius inside which attraction stops, and outside which repulsion stops.
-        alpha: Rate of decay of the field; 0 stands for its logarithmic limit.
-        delta_rep: Another radius for repulsion.
-        potential: "pfml" (Eqs. 1, 2), "cpml" (the paper's contrast, whose force grows with distance), or a `DecayLaw`
-            of your own, which then has its own parameters in place of delta, alpha and delta_rep.
+        alpha: Rate of decay of the field; 0 selects its logarithmic limit.
         normalization: "none" (Eq. 6), or forces relative to the field at each anchor: "log", "anchor"
             (see `pfml.superposition`).
-        reduction: "sum" (Eq. 6), "pairs" (mean over ordered pairs) or "points" (per point).
-        proxy_init: "normal", or "samples" / "kmeans", which wait for `initialize_proxies`.
+        trust: Sample filtering for noisy labels; 0 uses every sample (Eq. 6). In training mode a sample takes no part
+            in the field if its own class is less than `trust` times as strong there as another class
+            (see `pfml.losses.sample_filter`). `trusted` returns which samples stay.
+
+    More of the field:
+        delta_rep: Another radius for repulsion.
+        potential: "pfml" (Eqs. 1, 2), "cpml" (the paper's contrast, whose force grows with distance), or a `DecayLaw`
+            of your own, which has its own parameters in place of delta, alpha and delta_rep.
+        reduction: "sum" (Eq. 6), "pairs" (mean over ordered pairs) or "points" (mean over points).
+        normalize_embeddings: Whether to project embeddings onto the unit sphere first (harmless if they are on it).
+
+    Proxies:
+        proxy_init: "normal", or "samples" / "kmeans", which need `initialize_proxies` before the first batch.
         proxy_init_norm: Length of a new proxy parameter in the space "normalized". With Adam, lr / length is the
             angle that a step turns a proxy by, so it should not depend on the number of proxies.
-        proxy_space: "normalized" (free parameters, normalized in forward), "projected" (normalized in forward, and
-            the parameters themselves put back on the sphere by each training forward) or "free" (used as they are).
-        proxy_attraction: Whether proxies of one class attract each other, as Eq. 6 says; or how much these pairs
-            count beside those of a sample and a proxy.
-        proxy_repulsion: The same, of proxies of different classes.
-        sample_sample: The same, of two samples.
-        normalize_embeddings: Whether to put embeddings on the unit sphere first (it does no harm to do so twice).
-        backend: "auto" or a key of `pfml.backends.BACKENDS`; `backend_for` tells the choice of "auto".
-        proxy_sample: None, or for very many proxies: how many of them, drawn at each forward in training mode with
-            torch's generator of their device, stand for all where proxies act on proxies. Energy and gradients are
-            right on average. All proxies of the batch's classes are always there, and in Eq. 6 whatever samples have
-            to do with is exact; in "log" the energies of samples are. In evaluation mode everything is exact again.
-        trust: 0 (Eq. 6: every label is right), or for labels that may be wrong: in training mode a sample at which its
-            own class is less than `trust` times as strong as another class neither acts nor is acted upon
-            (see `pfml.losses.sample_filter`); `trusted` tells which ones.
+        proxy_space: "normalized" (free parameters, normalized in forward), "projected" (normalized in forward; each
+            training forward also projects the parameters back onto the sphere) or "free" (used as they are).
 
-    Example:
-        >>> loss = PotentialFieldLoss(num_classes=100, embedding_dim=512)
-        >>> optimizer = torch.optim.AdamW([{"params": model.parameters(), "lr": 1e-4}, *loss.param_groups(lr=1e-2)])
-        >>> loss(model(images), labels).backward()
+    Weights of pairs (True and False are 1 and 0):
+        sample_sample: Of two samples.
+        proxy_attraction: Of two proxies of one class; 1 in Eq. 6.
+        proxy_repulsion: Of two proxies of different classes.
+
+    Computation:
+        backend: "auto" or a key of `pfml.backends.BACKENDS`; `backend_for` returns the choice of "auto".
+        proxy_sample: None, or for very many proxies the size of a random subsample of them, drawn in each training
+            forward with torch's generator of their device. It estimates the pairs of proxies without bias, in value
+            and gradients. All proxies of the batch's classes are always there; in Eq. 6 every pair with a sample is
+            exact, in "log" the energies of samples are. Evaluation mode is exact.
     """
 
     proxies: nn.Parameter  # (C, M, D)
@@ -94,20 +102,20 @@ class PotentialFieldLoss(nn.Module):
         proxies_per_class: int = 15,
         delta: float = 0.2,
         alpha: float = 3.0,
+        normalization: str = "none",
+        trust: float = 0.0,
         delta_rep: float | None = None,
         potential: str | DecayLaw = "pfml",
-        normalization: str = "none",
         reduction: str = "sum",
+        normalize_embeddings: bool = True,
         proxy_init: str = "normal",
         proxy_init_norm: float = 3.0,
         proxy_space: str = "normalized",
+        sample_sample: bool | float = True,
         proxy_attraction: bool | float = True,
         proxy_repulsion: bool | float = True,
-        sample_sample: bool | float = True,
-        normalize_embeddings: bool = True,
         backend: str = "auto",
         proxy_sample: int | None = None,
-        trust: float = 0.0,
     ) -> None:
         super().__init__()
         for name, value, least in (
@@ -174,13 +182,13 @@ class PotentialFieldLoss(nn.Module):
         ref_emb: None = None,
         ref_labels: None = None,
     ) -> Tensor:
-        """The energy of the batch and the proxies, a scalar; in training mode an estimate if `proxy_sample` is set.
+        """The energy of the batch and the proxies, a scalar; in training mode an unbiased estimate with `proxy_sample`.
 
         Args:
             embeddings: (batch, D), any floating-point type.
             labels: (batch,), integers in [0, C).
-            indices_tuple, ref_emb, ref_labels: Only there so that this loss fits where one of
-                pytorch-metric-learning's is called; must be None, since a field needs no chosen pairs.
+            indices_tuple, ref_emb, ref_labels: Must be None: a field takes all pairs. They are here so that the loss
+                can replace one of pytorch-metric-learning.
         """
         if indices_tuple is not None or ref_emb is not None or ref_labels is not None:
             raise ValueError("indices_tuple, ref_emb and ref_labels must be None: the field is made of all pairs")
@@ -191,8 +199,8 @@ class PotentialFieldLoss(nn.Module):
             keep = trusted(fit(samples, proxies, self.num_classes, self.field.law), self.trust)
             samples = some_of(samples, keep)
         if self.training and self.proxy_sample is not None and self.proxy_sample < len(proxies.points):
-            drawn = subsample_anchors(samples.labels, self.num_classes, self.proxies_per_class, self.proxy_sample)
-            proxies = proxies._replace(anchors=drawn)
+            subsample = subsample_anchors(samples.labels, self.num_classes, self.proxies_per_class, self.proxy_sample)
+            proxies = proxies._replace(anchors=subsample)
         with torch.autocast(samples.points.device.type, enabled=False):
             num_points = len(samples.points) + len(proxies.points)
             backend = resolve_backend(self.backend, num_points, samples.points, self.field)
@@ -201,7 +209,7 @@ class PotentialFieldLoss(nn.Module):
 
     @torch.no_grad()
     def trusted(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Which samples of a batch fit their labels well enough to be trained with, (batch,) of bool."""
+        """Which samples of a batch the filter of `trust` keeps, (batch,) of bool."""
         if not self.trust:
             return torch.ones(len(embeddings), dtype=torch.bool, device=embeddings.device)
         samples, proxies = self._charges(embeddings, labels)
@@ -231,9 +239,9 @@ class PotentialFieldLoss(nn.Module):
     def initialize_proxies(
         self, embeddings: Tensor, labels: Tensor, *, generator: torch.Generator | None = None
     ) -> None:
-        """Put the proxies where proxy_init says, given embeddings of the training set.
+        """Place the proxies as `proxy_init` says, given embeddings of the training set.
 
-        Proxies of a class that has none there start anywhere, with a warning.
+        Proxies of a class without embeddings start at random, with a warning.
         """
         labels = check_batch(embeddings, labels, self.proxies)
         if self.proxy_init == "normal":
@@ -263,10 +271,10 @@ class PotentialFieldLoss(nn.Module):
     def literal_energy(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Eq. 6 to the letter, in float64: every constant and self term included, whatever the loss's options.
 
-        Eq. 2 is followed down to r = 0, where the loss itself ends at the law's core: the energy is as large as Eq. 6
-        says where classes come close, and infinite where points of two classes coincide.
+        Follows Eq. 2 down to r = 0, where the loss itself stops at the law's core: infinite if points of two classes
+        coincide.
 
-        It looks at all pairs, of the proxies too: O((B + C * M)^2), whatever `proxy_sample` says.
+        Takes all pairs, those of proxies included: O((B + C * M)^2), whatever `proxy_sample` is.
         """
         samples, _ = self._charges(embeddings, labels)
         points = torch.cat([samples.positions(), self.proxy_points().flatten(0, 1).to(samples.points.dtype)])
@@ -277,7 +285,7 @@ class PotentialFieldLoss(nn.Module):
     def diagnostics(self, embeddings: Tensor | None = None, labels: Tensor | None = None) -> FieldDiagnostics:
         """What the field does to a batch and the proxies, or to the proxies alone; warns of a collapse.
 
-        It looks at all pairs, of the proxies too: O((B + C * M)^2), whatever `proxy_sample` says.
+        Takes all pairs, those of proxies included: O((B + C * M)^2), whatever `proxy_sample` is.
         """
         if (embeddings is None) != (labels is None):
             raise ValueError("diagnostics needs embeddings and labels, or neither of them")
@@ -292,11 +300,11 @@ class PotentialFieldLoss(nn.Module):
         return torch.frombuffer(bytearray(json.dumps(state, sort_keys=True).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take over what `get_extra_state` of an equal loss gave (the hyper-parameters were compared before)."""
+        """Restore the state that `get_extra_state` of an equal loss returned (hyper-parameters are compared before)."""
         self.proxies_ready = _extra_state(state)["proxies_ready"]
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Everything that a stored loss must have in common with the one that loads it, and `MAY_DIFFER`."""
+        """Everything that a stored loss must share with the one that loads it, and `MAY_DIFFER`."""
         law = self.field.law
         return {
             "num_classes": self.num_classes,
@@ -314,6 +322,7 @@ class PotentialFieldLoss(nn.Module):
         }
 
     def extra_repr(self) -> str:
+        """The hyper-parameters, for `repr`."""
         return ", ".join(f"{name}={value}" for name, value in self.hyperparameters().items())
 
     def _charges(self, embeddings: Tensor, labels: Tensor) -> tuple[Charges, Charges]:

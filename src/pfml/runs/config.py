@@ -259,7 +259,7 @@ class DataConfig:
     """Which images.
 
     Args:
-        name: glyphs, cub, cars, sop, in-shop, folder or csv; or the path of a folder of class folders or of a CSV.
+        name: A published set (glyphs, cub, cars, sop, ...), or the path of a folder of class folders or of a CSV.
         root: The data set's folder (or CSV file); glyphs needs none.
         validation: Classes taken out of the training classes: none, half (as ProxyNCA++), fold-0 to fold-3 (MLRC).
         noise: Training labels to change on purpose.

@@ -8,12 +8,16 @@ from typing import Any
 import torch
 
 from pfml.data.image_set import ImageSet, RetrievalData
-from pfml.data.readers.layout import locate
-from pfml.data.readers.published import with_count_remarks
+from pfml.data.readers.benchmark import Benchmark, locate, with_count_remarks
 from pfml.data.splits import zero_shot
 from pfml.storage.files import named_errors
 
-__all__ = ["read_cars"]
+__all__ = ["CARS", "read_cars"]
+
+CARS = Benchmark(
+    "Cars-196", "Krause, Stark, Deng and Fei-Fei, Stanford University",
+    train=(8_054, 98), test=(8_131, 98),
+)  # fmt: skip
 
 ONE_LIST = ("cars_annos.mat",)
 TWO_LISTS = (
@@ -31,9 +35,9 @@ def read_cars(root: Path) -> RetrievalData:
             the test images, cars_test_annos_withlabels.mat, lie in it or in devkit/), or the folder around
             stanford_cars.
     """
-    folder = locate("cars", root, ONE_LIST, TWO_LISTS, inside="stanford_cars")
+    folder = locate(CARS, root, ONE_LIST, TWO_LISTS, inside="stanford_cars")
     images = _from_one_list(folder) if (folder / ONE_LIST[0]).is_file() else _from_two_lists(folder)
-    return with_count_remarks(zero_shot(images, "cars"))
+    return with_count_remarks(zero_shot(images, "cars"), CARS)
 
 
 def _from_one_list(folder: Path) -> ImageSet:

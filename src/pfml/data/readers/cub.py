@@ -7,11 +7,15 @@ from pathlib import Path
 import torch
 
 from pfml.data.image_set import ImageSet, RetrievalData
-from pfml.data.readers.layout import locate, rows
-from pfml.data.readers.published import with_count_remarks
+from pfml.data.readers.benchmark import Benchmark, locate, rows, with_count_remarks
 from pfml.data.splits import zero_shot
 
-__all__ = ["read_cub"]
+__all__ = ["CUB", "read_cub"]
+
+CUB = Benchmark(
+    "CUB-200-2011", "Wah, Branson, Welinder, Perona and Belongie, California Institute of Technology",
+    train=(5_864, 100), test=(5_924, 100),
+)  # fmt: skip
 
 
 def read_cub(root: Path) -> RetrievalData:
@@ -22,7 +26,7 @@ def read_cub(root: Path) -> RetrievalData:
             CUB_200_2011.
     """
     lists = ("images.txt", "image_class_labels.txt", "classes.txt")
-    folder = locate("cub", root, lists, inside="CUB_200_2011")
+    folder = locate(CUB, root, lists, inside="CUB_200_2011")
     names = dict(rows(folder / "classes.txt", ("class id", "path")))
     position = {number: k for k, number in enumerate(sorted(names, key=int))}
     class_of = dict(rows(folder / "image_class_labels.txt", ("image id", "class id")))
@@ -38,4 +42,4 @@ def read_cub(root: Path) -> RetrievalData:
     images = ImageSet(
         tuple(paths), torch.tensor(labels, dtype=torch.int64), tuple(names[number] for number in position)
     )
-    return with_count_remarks(zero_shot(images, "cub"))
+    return with_count_remarks(zero_shot(images, "cub"), CUB)

@@ -7,10 +7,14 @@ from pathlib import Path
 import torch
 
 from pfml.data.image_set import ImageSet, RetrievalData
-from pfml.data.readers.layout import locate, rows
-from pfml.data.readers.published import PUBLISHED, with_count_remarks
+from pfml.data.readers.benchmark import Benchmark, locate, rows, with_count_remarks
 
-__all__ = ["read_sop"]
+__all__ = ["SOP", "read_sop"]
+
+SOP = Benchmark(
+    "Stanford Online Products", "Song, Xiang, Jegelka and Savarese, Stanford University",
+    train=(59_551, 11_318), test=(60_502, 11_316), recall_at=(1, 10, 100, 1000),
+)  # fmt: skip
 
 COLUMNS = ("image_id", "class_id", "super_class_id", "path")
 
@@ -22,9 +26,9 @@ def read_sop(root: Path) -> RetrievalData:
         root: The folder of Ebay_train.txt, Ebay_test.txt and the folders of images, or the folder around
             Stanford_Online_Products.
     """
-    folder = locate("sop", root, ("Ebay_train.txt", "Ebay_test.txt"), inside="Stanford_Online_Products")
+    folder = locate(SOP, root, ("Ebay_train.txt", "Ebay_test.txt"), inside="Stanford_Online_Products")
     train, test = (_image_set(folder, folder / file) for file in ("Ebay_train.txt", "Ebay_test.txt"))
-    return with_count_remarks(RetrievalData("sop", train, test, recall_at=PUBLISHED["sop"].recall_at))
+    return with_count_remarks(RetrievalData("sop", train, test, recall_at=SOP.recall_at), SOP)
 
 
 def _image_set(folder: Path, file: Path) -> ImageSet:

@@ -1,21 +1,68 @@
-"""Where the files of a data set lie, and the lists among them."""
+"""Published data sets: where their files lie, the lists among them, and a remark where a copy has another size."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pfml.data.readers.published import PUBLISHED
+from pfml.data.image_set import ImageSet, RetrievalData
 from pfml.storage.files import named_errors
 
-__all__ = ["locate", "rows"]
+__all__ = ["Benchmark", "locate", "rows", "with_count_remarks"]
 
 
-def locate(name: str, root: Path, *layouts: Sequence[str], inside: str = "") -> Path:
+@dataclass(frozen=True)
+class Benchmark:
+    """A published data set: its name, its authors, and the sizes that papers report.
+
+    Args:
+        title: As papers call it.
+        authors: Who to get it from.
+        train, test, gallery: Images and classes of each part.
+        recall_at: The K of Recall@K that papers report.
+    """
+
+    title: str
+    authors: str
+    train: tuple[int, int]
+    test: tuple[int, int]
+    gallery: tuple[int, int] | None = None
+    recall_at: tuple[int, ...] = (1, 2, 4, 8)
+
+
+def with_count_remarks(data: RetrievalData, published: Benchmark) -> RetrievalData:
+    """`data`, with a remark for each count that differs from the published one."""
+    remarks = list(data.remarks)
+    parts: list[tuple[str, ImageSet | None, tuple[int, int] | None]] = [
+        ("training", data.train, published.train),
+        ("test" if published.gallery is None else "query", data.test, published.test),
+        ("gallery", data.gallery, published.gallery),
+    ]
+    for part, images, counts in parts:
+        if images is not None and counts is not None:
+            found = (len(images), images.num_classes)
+            for kind, expected, number in zip(("images", "classes"), counts, found, strict=True):
+                if number != expected:
+                    remarks.append(_sentence(published.title, f"{part} {kind}", expected, number))
+    return replace(data, remarks=tuple(remarks))
+
+
+def _sentence(title: str, what: str, expected: int, found: int) -> str:
+    difference = abs(expected - found)
+    verb = "is" if difference == 1 else "are"
+    trouble = "missing" if found < expected else "too many"
+    return (
+        f"{title} has {expected:,} {what}, found {found:,}: {difference:,} {verb} {trouble}; "
+        "numbers will not be comparable"
+    )
+
+
+def locate(published: Benchmark, root: Path, *layouts: Sequence[str], inside: str = "") -> Path:
     """The folder, `root` or `root / inside`, that holds all files of one of `layouts`.
 
     Args:
-        name: As in `PUBLISHED`.
+        published: The data set.
         root: What the user gave.
         layouts: Each a list of files, relative to the folder; an entry "a|b" is there if either is.
         inside: The folder's name in the published archive, for a user who gives the folder around it.
@@ -24,7 +71,6 @@ def locate(name: str, root: Path, *layouts: Sequence[str], inside: str = "") -> 
         FileNotFoundError: Saying which file was expected where, and whose data set it is.
     """
     root = Path(root)
-    published = PUBLISHED[name]
     origin = f"Get {published.title} from its authors ({published.authors}), or give another root."
     if not root.is_dir():
         raise FileNotFoundError(f"the root of {published.title} must be a folder, got {root}, which is none. {origin}")
