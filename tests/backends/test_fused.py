@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from test_backends import check_backend
 
 from pfml.backends import BACKENDS, choose_backend, fused
-from pfml.backends import split_precision as halves
+from pfml.backends import split_precision
 from pfml.backends.fused import unavailable
 from pfml.energy import potential_energy
 from pfml.field import PowerLaw
@@ -19,7 +19,9 @@ SHIPPED = [name for name in FIELDS if "user" not in name]
 
 pytestmark = [
     pytest.mark.skipif(not fused.INSTALLED, reason="needs the package triton"),
-    pytest.mark.skipif(DEVICE == "cpu" and not halves.INTERPRETED, reason="needs a CUDA device or TRITON_INTERPRET=1"),
+    pytest.mark.skipif(
+        DEVICE == "cpu" and not split_precision.INTERPRETED, reason="needs a CUDA device or TRITON_INTERPRET=1"
+    ),
     pytest.mark.filterwarnings("ignore:.*:RuntimeWarning"),  # the interpreter's NumPy, in branches not taken
     pytest.mark.usefixtures("quick_interpreter"),
 ]
@@ -86,7 +88,7 @@ def test_collapsed_and_coincident_points_are_finite(field):
 @pytest.mark.parametrize("field", ["pfml", "wide repulsion", "log", "anchor"] if DEVICE == "cuda" else ["pfml", "log"])
 def test_sorting_by_pivots_changes_nothing(monkeypatch, field):
     monkeypatch.setattr(fused, "SORTED_FROM", 0)
-    monkeypatch.setattr(halves, "PIVOTS", 3)
+    monkeypatch.setattr(split_precision, "PIVOTS", 3)
     state = State(num_samples=12, num_classes=4, per_class=3, dim=10, spread=0.3)
     check_backend("triton", state, FIELDS[field], PairWeights(), device=DEVICE)
 
@@ -99,16 +101,16 @@ def test_high_parts_are_as_close_as_the_screen_takes_them_to_be():
 
     generator = torch.Generator().manual_seed(0)
     for dims in (2, 3, 4, 64, 512, 2048):
-        half_of_slack = halves.screen_slack(dims) / 2
+        half_of_slack = split_precision.screen_slack(dims) / 2
         for spread in (1.0, 0.01):  # of points in all directions, and of one that stands out
             points = torch.randn(200, dims, generator=generator, dtype=torch.float64) * spread
             points[:, 0] += 1 - spread
-            assert moved(halves.LONGEST * points / points.norm(dim=1, keepdim=True)) < half_of_slack
+            assert moved(split_precision.LONGEST * points / points.norm(dim=1, keepdim=True)) < half_of_slack
         # the worst case: every component rounded by half of a unit, and those of 64 and more by one and a half
         large = min(3, dims)
         worst = torch.full((dims,), 2**-6 - 2**-20, dtype=torch.float64)
         worst[:large] = 64 + 3 / 64 - 2**-20
-        assert worst.norm() < halves.LONGEST
+        assert worst.norm() < split_precision.LONGEST
         assert 0.9 * half_of_slack * (dims >= 64) < moved(worst) < half_of_slack
 
 

@@ -13,15 +13,15 @@ with the positions. Points are first sorted by the nearest of a few pivots, whic
 Pairs of one class are few, and come from differences, class by class. Where only a few charges have partners (samples,
 if pairs of proxies do not count; or `Anchors`), the tiles are those of the few against all.
 
-Memory: positions in two halves and the gradient, twice (n, D) floats; the pulls of TILES tiles, 128 MiB. Larger fields
-take several rounds. Equal inputs give equal bits.
+Memory: positions in split precision and the gradient, twice (n, D) floats; the pulls of TILES tiles, 128 MiB. Larger
+fields take several rounds. Equal inputs give equal bits.
 """
 
 from __future__ import annotations
 
 import math
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,13 +34,16 @@ from pfml.backends.split_precision import (
     LONGEST,
     WIDTH,
     ChargeSet,
-    Rows,
+    SplitPoints,
     by_pivot,
     power_of_two,
     screen_slack,
 )
-from pfml.field import ContrastiveLaw, DecayLaw, Interaction, LogarithmicLaw, PowerLaw
+from pfml.field import DecayLaw, Interaction
 from pfml.superposition import Anchors, Charges, Field, PairWeights, SourceWeights, source_weights
+
+if TYPE_CHECKING:
+    from pfml.backends.kernels.laws import PairNumbers
 
 __all__ = ["fused_energy", "knows_law", "unavailable"]
 
@@ -70,16 +73,18 @@ def unavailable(device: torch.device, dtype: torch.dtype, dims: int, field: Fiel
         return f"the triton backend computes in float32, got {dtype}: use backend='tiled'"
     if dims > LARGEST_DIMS:
         return f"the triton backend takes up to {LARGEST_DIMS} dimensions, got {dims}: use backend='tiled'"
-    if not knows_law(field.law):
-        return f"the triton backend knows the laws that ship, not {type(field.law).__name__}: use backend='tiled'"
     if not INSTALLED:
         return "the triton backend needs the package triton: pip install triton, or use backend='tiled'"
+    if not knows_law(field.law):
+        return f"the triton backend knows the laws that ship, not {type(field.law).__name__}: use backend='tiled'"
     return None
 
 
 def knows_law(law: DecayLaw) -> bool:
-    """Whether the kernels have this law; a subclass may be anything."""
-    return type(law) in (PowerLaw, LogarithmicLaw, ContrastiveLaw)
+    """Whether the kernels have this law; needs the package triton."""
+    from pfml.backends.kernels.laws import GPU_LAWS
+
+    return type(law) in GPU_LAWS
 
 
 def fused_energy(samples: Charges, proxies: Charges, field: Field, weights: PairWeights) -> Tensor:
@@ -113,7 +118,7 @@ def _superpose_here(
     if slopes is None and with_gradient:
         slopes = points.new_ones(2, n)
     charges = ChargeSet(samples, proxies, slopes)
-    rows, found = charges.rows(), None
+    rows, found = charges.split(), None
     if any(other):
         between = _Between(charges, field, other, with_gradient)
         if proxies.anchors is not None:
@@ -122,13 +127,13 @@ def _superpose_here(
             found = between.from_samples(rows)
         else:
             if n >= SORTED_FROM:
-                rows = charges.rows(by_pivot(rows, field.other_pair.stop), into=rows)
+                rows = charges.split(by_pivot(rows, charges.num, field.other_pair.stop), into=rows)
             found = between.interact(rows, rows)[0]
     _finish(charges, rows, found, field.own_pair, field.law, own, sums, gradients, with_gradient)
     return sums, gradients[0], gradients[1]
 
 
-_operator = FieldOperator("triton", _superpose, quicker=CudaGraphed)
+_operator = FieldOperator("triton", _superpose, accelerate=CudaGraphed)
 
 
 def _pulls_are_alike(pair: Interaction) -> bool:
@@ -145,18 +150,18 @@ class _Between:
 
     def __init__(self, charges: ChargeSet, field: Field, weights: SourceWeights, with_gradient: bool) -> None:
         self.charges, self.weights, self.with_gradient = charges, weights, with_gradient
-        self.pair, self.numbers = field.other_pair, _numbers(field.other_pair, field.law)
-        law, role = _law(field.law), _role(field.other_pair, field.law)
-        self.settings = {"LAW": law, "ROLE": role, "GRADIENT": with_gradient}
+        self.pair = field.other_pair
+        self.numbers, self.settings = _pair_arguments(field.other_pair, field.law)
+        self.settings["GRADIENT"] = with_gradient
         self.twice = not field.rule.linear or not _pulls_are_alike(field.other_pair)
         self.tiles_at_once = 8 * TILES if not with_gradient else TILES // 2 if self.twice else TILES
 
-    def interact(self, rows: Rows, columns: Rows, *, of_columns: bool = True) -> tuple[_Found, _Found]:
+    def interact(self, rows: SplitPoints, columns: SplitPoints, *, of_columns: bool = True) -> tuple[_Found, _Found]:
         """What the columns do to the rows, and the rows to the columns (the same thing if they are the same).
 
         The energy is that of the rows, and that of the columns unless of_columns is False.
         """
-        from pfml.backends import kernels
+        from pfml.backends.kernels import tiles as kernels
 
         symmetric = rows is columns
         tiles = rows.blocks * (rows.blocks + 1) // 2 if symmetric else rows.blocks * columns.blocks
@@ -165,35 +170,33 @@ class _Between:
         if tiles == 0:
             return found, found_back
         at_once = min(self.tiles_at_once, tiles)
-        held = _Held.of(rows, at_once, self.with_gradient, self.twice)
-        slots, listed, count = self._list_tiles(rows, columns, tiles)
-        column_slopes = columns.slopes[1]
+        pulls = TilePulls.of(rows, at_once, self.with_gradient, self.twice)
+        listed = self._list_tiles(rows, columns, tiles)
+        left, right = (points._replace(slopes=points.slopes[1]) for points in (rows, columns))
         if not of_columns:
-            column_slopes = torch.zeros_like(column_slopes)
+            right = right._replace(slopes=torch.zeros_like(right.slopes))
         rounds = -(-tiles // at_once)
         if rounds > ROUNDS and not (rows.high.is_cuda and torch.cuda.is_current_stream_capturing()):
-            rounds = -(-int(count) // at_once)
+            rounds = -(-int(listed.count) // at_once)
         warps, stages = INTERACT
         for first in range(0, rounds * at_once, at_once):
             kernels.interact[(at_once,)](
-                rows.high, rows.low, rows.squares, rows.rests, rows.labels, rows.kinds, rows.slopes[1],
-                columns.high, columns.low, columns.squares, columns.rests, columns.labels, columns.kinds, column_slopes,
-                listed, count, slots, *held, rows.scale, first, columns.blocks, rows.high.shape[1],
-                *self.weights, *self.numbers, self.pair.flat_below * (1 - 1e-4), math.sqrt(NEAR) * LONGEST,
+                left, right, listed, pulls, first, columns.blocks, rows.high.shape[1],
+                self.weights, self.numbers, self.pair.flat_below * (1 - 1e-4), math.sqrt(NEAR) * LONGEST,
                 **self.settings, ALIKE=set(self.weights) == {1.0}, SYMMETRIC=symmetric, TWICE=self.twice,
                 BLOCK=BLOCK, CHUNK=CHUNK, num_warps=warps, num_stages=stages,
             )  # fmt: skip
-            self._gather(rows, columns, slots, held, found, first, at_once, symmetric, mirrored=False)
+            self._gather(rows, columns, listed.slots, pulls, found, first, at_once, symmetric, mirrored=False)
             if not symmetric:
-                self._gather(columns, rows, slots.T, held, found_back, first, at_once, symmetric, mirrored=True)
-        self._closely(rows, columns, slots, found, rows.slopes[1], column_slopes)
+                self._gather(columns, rows, listed.slots.T, pulls, found_back, first, at_once, symmetric, mirrored=True)
+        self._closely(left, right, listed.slots, found)
         if not symmetric:
-            self._closely(columns, rows, slots.T, found_back, column_slopes, rows.slopes[1])
+            self._closely(right, left, listed.slots.T, found_back)
         return found, found_back
 
-    def _list_tiles(self, rows: Rows, columns: Rows, tiles: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The tiles that may hold an acting pair: number or -1 of each tile, all tiles by number, how many they are."""
-        from pfml.backends import kernels
+    def _list_tiles(self, rows: SplitPoints, columns: SplitPoints, tiles: int) -> TileList:
+        """The tiles that may hold an acting pair."""
+        from pfml.backends.kernels import tiles as kernels
 
         def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=rows.high.device)
@@ -203,64 +206,57 @@ class _Between:
         everywhere = self.pair.stop == math.inf
         warps, stages = SCREEN
         kernels.screen[(columns.blocks, rows.blocks)](
-            rows.high, rows.squares, rows.labels, rows.kinds,
-            columns.high, columns.squares, columns.labels, columns.kinds,
-            flags, rows.scale, columns.blocks, rows.high.shape[1], 0.0 if everywhere else self.pair.stop,
-            screen_slack(self.charges.dims), *self.weights,
+            rows, columns, flags, columns.blocks, rows.high.shape[1], 0.0 if everywhere else self.pair.stop,
+            screen_slack(self.charges.dims), self.weights,
             SYMMETRIC=rows is columns, EVERYWHERE=everywhere, BLOCK=BLOCK, CHUNK=64, num_warps=warps, num_stages=stages,
         )  # fmt: skip
         kernels.index[(1,)](
             flags, slots, listed, count, flags.numel(), columns.blocks, SYMMETRIC=rows is columns,
             AT_ONCE=64 if INTERPRETED else 4096, num_warps=8,
         )  # fmt: skip
-        return slots, listed, count
+        return TileList(slots, listed, count)
 
     def _gather(
-        self, rows: Rows, columns: Rows, slots: Tensor, held: _Held, found: _Found, first: int, num_tiles: int,
-        symmetric: bool, mirrored: bool,
+        self, rows: SplitPoints, columns: SplitPoints, slots: Tensor, pulls: TilePulls, found: _Found, first: int,
+        num_tiles: int, symmetric: bool, mirrored: bool,
     ) -> None:  # fmt: skip
-        from pfml.backends import kernels
+        from pfml.backends.kernels import tiles as kernels
 
         padded = rows.high.shape[1]
         width = min(WIDTH, padded)
         warps, stages = GATHER
         kernels.gather[(rows.blocks, -(-padded // width) if self.with_gradient else 1)](
-            rows.high, rows.low, columns.high, columns.low, slots, *slots.stride(), *held, found.sums, found.gradient,
-            first, num_tiles, columns.blocks, padded,
+            rows, columns, slots, *slots.stride(), pulls, found.sums, found.gradient, first, num_tiles, columns.blocks,
+            padded,
             GRADIENT=self.with_gradient, SYMMETRIC=symmetric, MIRRORED=mirrored, BLOCK=BLOCK, WIDTH=width,
             CHUNK=min(CHUNK, BLOCK), AT_ONCE=32, num_warps=warps, num_stages=stages,
         )  # fmt: skip
 
-    def _closely(
-        self, rows: Rows, columns: Rows, slots: Tensor, found: _Found, row_slopes: Tensor, column_slopes: Tensor
-    ) -> None:
-        from pfml.backends import kernels
+    def _closely(self, rows: SplitPoints, columns: SplitPoints, slots: Tensor, found: _Found) -> None:
+        from pfml.backends.kernels import differences
 
-        kernels.interact_closely[(len(rows.high) // CLOSE,)](
-            self.charges.samples.points, self.charges.proxies.points,
-            rows.charges, rows.inverses, rows.labels, rows.kinds, row_slopes,
-            columns.charges, columns.inverses, columns.labels, columns.kinds, column_slopes,
-            slots, *slots.stride(), found.sums, found.gradient, rows.scale, self.charges.num_samples, columns.blocks,
-            rows.high.shape[1], self.charges.dims, *self.weights, *self.numbers,
+        differences.interact_closely[(len(rows.high) // CLOSE,)](
+            self.charges.given, rows, columns, slots, *slots.stride(), found.sums, found.gradient, columns.blocks,
+            rows.high.shape[1], self.weights, self.numbers,
             **self.settings, AT_ONCE=128, ROWS=CLOSE, COLUMNS=CLOSE, BLOCK=BLOCK, CHUNK=32,
         )  # fmt: skip
 
-    def from_samples(self, everything: Rows) -> _Found:
+    def from_samples(self, everything: SplitPoints) -> _Found:
         """`interact` of all charges, where pairs of proxies do not count."""
         num = self.charges.num_samples
-        samples = self.charges.rows(torch.arange(num, device=everything.high.device))
+        samples = self.charges.split(torch.arange(num, device=everything.high.device))
         of_samples, found = self.interact(samples, everything)
         found.sums[:num] = of_samples.sums[:num]
         if self.with_gradient:
             found.gradient[:num] = of_samples.gradient[:num]
         return found
 
-    def from_anchors(self, everything: Rows, drawn: Anchors) -> _Found:
+    def from_anchors(self, everything: SplitPoints, drawn: Anchors) -> _Found:
         """`interact` of all charges, where only samples and the drawn proxies are anchors."""
         num_samples = self.charges.num_samples
         samples = torch.arange(num_samples, device=drawn.rows.device)
         order = torch.cat([samples, torch.where(drawn.weights > 0, drawn.rows + num_samples, -1)])
-        of_anchors, found = self.interact(self.charges.rows(order), everything, of_columns=False)
+        of_anchors, found = self.interact(self.charges.split(order), everything, of_columns=False)
         place = order.clamp_min(0)  # what was not drawn adds zeros
         found.sums.zero_().index_add_(0, place, of_anchors.sums[: len(order)])
         if self.with_gradient:
@@ -275,16 +271,24 @@ class _Found(NamedTuple):
     gradient: Tensor  # (N, P) float32, at positions; empty unless asked for
 
     @classmethod
-    def of(cls, rows: Rows, with_gradient: bool) -> _Found:
+    def of(cls, rows: SplitPoints, with_gradient: bool) -> _Found:
         gradient = rows.squares.new_zeros(rows.high.shape if with_gradient else 0)
         return cls(rows.squares.new_zeros(len(rows.high), dtype=torch.float64), gradient)
 
 
-class _Held(NamedTuple):
-    """The pulls of T tiles, in two halves and in units of their sizes; sums of their energies and pulls."""
+class TileList(NamedTuple):
+    """The tiles that may hold an acting pair, by number."""
 
-    pulls_high: Tensor  # (T, BLOCK, BLOCK) float16
-    pulls_low: Tensor
+    slots: Tensor  # (row blocks, column blocks) int32: the number of each tile, or -1; -2 for "from differences"
+    listed: Tensor  # (tiles,) int32: tile by number
+    count: Tensor  # () int32: how many numbers there are
+
+
+class TilePulls(NamedTuple):
+    """The pulls of T tiles, in split precision and in units of their sizes; sums of their energies and pulls."""
+
+    high: Tensor  # (T, BLOCK, BLOCK) float16
+    low: Tensor
     back_high: Tensor  # the same, or in other units
     back_low: Tensor
     row_sizes: Tensor  # (T, BLOCK) float32
@@ -295,48 +299,37 @@ class _Held(NamedTuple):
     column_pulls: Tensor
 
     @classmethod
-    def of(cls, rows: Rows, tiles: int, with_gradient: bool, twice: bool) -> _Held:
+    def of(cls, rows: SplitPoints, tiles: int, with_gradient: bool, twice: bool) -> TilePulls:
         """Room for the pulls of some tiles, once or twice."""
         pulls = rows.high.new_empty(4 if twice else 2, tiles if with_gradient else 0, BLOCK, BLOCK)
         return cls(*pulls[:2], *pulls[-2:], *rows.squares.new_empty(6, tiles, BLOCK))
 
 
 def _finish(
-    charges: ChargeSet, rows: Rows, found: _Found | None, pair: Interaction, law: DecayLaw,
+    charges: ChargeSet, rows: SplitPoints, found: _Found | None, pair: Interaction, law: DecayLaw,
     weights: SourceWeights, sums: Tensor, gradients: list[Tensor], with_gradient: bool,
 ) -> None:  # fmt: skip
     """Add the pairs of one class, and write all sums and gradients in the order and for the points as given."""
-    from pfml.backends import kernels
+    from pfml.backends.kernels import differences
 
     attracts = any(weights)
-    classes, by_class = rows.labels[: rows.num].sort(stable=True) if attracts else (rows.labels, rows.labels)
+    classes, by_class = rows.labels[: charges.num].sort(stable=True) if attracts else (rows.labels, rows.labels)
     found = _Found.of(rows, with_gradient) if found is None else found
-    kernels.finish[(rows.num,)](
-        charges.samples.points, charges.proxies.points, rows.charges, rows.inverses, rows.kinds, rows.slopes[0],
-        classes, by_class, found.sums, found.gradient, sums, gradients[0], gradients[1],
-        charges.num_samples, charges.num, rows.high.shape[1], charges.dims,
-        *weights, *_numbers(pair, law),
-        LAW=_law(law), ROLE=_role(pair, law), GRADIENT=with_gradient, ATTRACTS=attracts,
+    numbers, settings = _pair_arguments(pair, law)
+    differences.finish[(charges.num,)](
+        charges.given, rows._replace(slopes=rows.slopes[0]), classes, by_class, found.sums, found.gradient, sums,
+        *gradients, charges.num, rows.high.shape[1], weights, numbers,
+        **settings, GRADIENT=with_gradient, ANY_PAIRS=attracts,
         SAMPLES_ON_SPHERE=charges.samples.on_sphere, PROXIES_ON_SPHERE=charges.proxies.on_sphere,
         WIDTH=power_of_two(charges.dims),
     )  # fmt: skip
 
 
-def _numbers(pair: Interaction, law: DecayLaw) -> tuple[float, ...]:
-    """alpha, edge, core, offset, start and stop of an interaction; a very large number for infinity."""
-    largest = 1e18
-    alpha = law.alpha if isinstance(law, PowerLaw) else 0.0
-    return tuple(min(float(v), largest) for v in (alpha, pair.kink, pair.core, pair.offset, pair.start, pair.stop))
+def _pair_arguments(pair: Interaction, law: DecayLaw) -> tuple[PairNumbers, dict[str, Any]]:
+    """What the kernels are told of an interaction: its numbers, and the law's function as constants."""
+    from pfml.backends.kernels.laws import gpu_law, pair_numbers
 
-
-def _law(law: DecayLaw) -> int:
-    from pfml.backends.kernels import LAWS
-
-    mirrored = isinstance(law, ContrastiveLaw) and not law.bounded
-    return LAWS[type(law).__name__ + (", mirrored" if mirrored else "")]
-
-
-def _role(pair: Interaction, law: DecayLaw) -> int:
-    from pfml.backends.kernels import ATTRACTION, REPULSION
-
-    return ATTRACTION if pair.pair_potential == law.attraction else REPULSION
+    attracts = pair.pair_potential == law.attraction
+    functions = gpu_law(law)
+    constants = {"LAW": functions.attraction if attracts else functions.repulsion, "ATTRACTS": attracts}
+    return pair_numbers(pair, law), constants

@@ -46,16 +46,19 @@ class FieldOperator:
     Args:
         name: The backend's name.
         superpose: How pairs are superposed.
-        quicker: What makes a function of charges quicker to call while nothing traces the program; nothing by default.
+        accelerate: Makes a function of charges faster to call, for calls that are not traced; None for none.
     """
 
-    def __init__(self, name: str, superpose: Superpose, quicker: Callable[[Compute], Compute] | None = None) -> None:
+    def __init__(self, name: str, superpose: Superpose, accelerate: Callable[[Compute], Compute] | None = None) -> None:
         self.name = name
         self.superpose = superpose
         self.compute_energy: Compute = partial(_energy, superpose)
         self.compute_gradient: Compute = partial(_gradient, superpose)
-        if quicker is not None:
-            self.compute_energy, self.compute_gradient = quicker(self.compute_energy), quicker(self.compute_gradient)
+        if accelerate is not None:
+            self.compute_energy, self.compute_gradient = (
+                accelerate(self.compute_energy),
+                accelerate(self.compute_gradient),
+            )
         self._define()
 
     def energy(self, samples: Charges, proxies: Charges, field: Field, weights: PairWeights) -> Tensor:
@@ -70,11 +73,11 @@ class FieldOperator:
             return self._energy_op(*_arguments(*problem), with_gradient)[0]
         if wants_gradient:
             return _Eager.apply(self, problem, with_gradient, samples.points, proxies.points)  # type: ignore[no-any-return, no-untyped-call]
-        return self.compute_energy(*_still(*problem), with_gradient=False)[0]
+        return self.compute_energy(*_detached(*problem), with_gradient=False)[0]
 
     def sums(self, samples: Charges, proxies: Charges, field: Field, weights: PairWeights) -> Tensor:
         """What each charge sums over its own class and over the others, (2, n) in float64, samples first."""
-        return _energy(self.superpose, *_still(samples, proxies, field, weights), with_gradient=False)[1]
+        return _energy(self.superpose, *_detached(samples, proxies, field, weights), with_gradient=False)[1]
 
     def _define(self) -> None:
         superpose = self.superpose
@@ -99,7 +102,7 @@ class FieldOperator:
                 Charges(samples, sample_labels, on_sphere[0], shares=shares if shares.dim() == 2 else None),
                 Charges(proxies, proxy_labels, on_sphere[1], anchors),
             )
-            return _energy(superpose, *_still(*charges, field_of(field), PairWeights(*weights)), with_gradient)
+            return _energy(superpose, *_detached(*charges, field_of(field), PairWeights(*weights)), with_gradient)
 
         @torch.library.custom_op(f"pfml::{self.name}_gradient", mutates_args=())
         def gradient_op(
@@ -122,7 +125,7 @@ class FieldOperator:
                 Charges(samples, sample_labels, on_sphere[0], shares=shares if shares.dim() == 2 else None),
                 Charges(proxies, proxy_labels, on_sphere[1], anchors),
             )
-            return _gradient(superpose, *_still(*charges, field_of(field), PairWeights(*weights)), sums, scale)
+            return _gradient(superpose, *_detached(*charges, field_of(field), PairWeights(*weights)), sums, scale)
 
         energy_op.register_fake(_fake_energy)
         gradient_op.register_fake(_fake_gradient)
@@ -195,7 +198,7 @@ class _Eager(torch.autograd.Function):
         samples: Tensor,
         proxies: Tensor,
     ) -> Tensor:
-        still = _still(*problem)
+        still = _detached(*problem)
         energy, sums, *gradients = operator.compute_energy(*still, with_gradient=with_gradient)
         ctx.operator, ctx.with_gradient = operator, with_gradient
         ctx.problem = None if with_gradient else still
@@ -252,7 +255,7 @@ def _arguments(samples: Charges, proxies: Charges, field: Field, weights: PairWe
     )
 
 
-def _still(
+def _detached(
     samples: Charges, proxies: Charges, field: Field, weights: PairWeights
 ) -> tuple[Charges, Charges, Field, PairWeights]:
     """The same without gradients, in plain memory layout."""

@@ -1,17 +1,31 @@
-"""Charges as the kernels of `pfml.backends.fused` want them: positions in two float16 halves, padded to whole tiles."""
+"""Split-precision points: the charges as the kernels of `pfml.backends.fused` take them.
+
+A position is the sum of two float16 numbers per component, high and low; rows are padded to whole tiles.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pfml.superposition import Charges
 
-__all__ = ["BLOCK", "INTERPRETED", "LONGEST", "WIDTH", "ChargeSet", "Rows", "by_pivot", "power_of_two", "screen_slack"]
+__all__ = [
+    "BLOCK",
+    "INTERPRETED",
+    "LONGEST",
+    "WIDTH",
+    "ChargeSet",
+    "GivenPoints",
+    "SplitPoints",
+    "by_pivot",
+    "power_of_two",
+    "screen_slack",
+]
 
 #: Length to which the longest position is scaled; its high part, a multiple of 2^-5, stays below 2^7.
 LONGEST = 126.0
@@ -25,11 +39,18 @@ WIDTH = 128
 PIVOTS = 512
 
 
-@dataclass(eq=False)
-class Rows:
-    """Some or all charges in some order, as the kernels want them; padded to whole tiles."""
+class GivenPoints(NamedTuple):
+    """Samples and proxies as given, for kernels that take differences."""
 
-    num: int
+    samples: Tensor  # (n, D) float32
+    proxies: Tensor  # (m, D) float32
+    num_samples: int
+    dims: int
+
+
+class SplitPoints(NamedTuple):
+    """Some or all charges in some order, padded to whole tiles; kernels take all of it as one argument."""
+
     high: Tensor  # (N, P) float16
     low: Tensor  # (N, P) float16
     squares: Tensor  # (N,) float32: |high|^2
@@ -38,16 +59,17 @@ class Rows:
     labels: Tensor  # (N,) int64
     kinds: Tensor  # (N,) int32: 1 for a sample, 0 for a proxy, -1 for padding
     charges: Tensor  # (N,) int32: which charge it is, samples first
-    slopes: Tensor  # (2, N) float32: d energy / d sums, where gradients are wanted
+    slopes: Tensor  # (2, N) float32: d energy / d sums, where gradients are wanted; a kernel gets one row of it
     scale: Tensor  # () float32: what positions are multiplied by
 
     @property
     def blocks(self) -> int:
+        """How many tiles they are high."""
         return len(self.high) // BLOCK
 
 
 class ChargeSet:
-    """Samples and proxies as given."""
+    """Samples and proxies as given, and split-precision points of them."""
 
     def __init__(self, samples: Charges, proxies: Charges, slopes: Tensor | None) -> None:
         self.samples, self.proxies, self.slopes = samples, proxies, slopes
@@ -55,32 +77,31 @@ class ChargeSet:
         self.dims = samples.points.shape[1]
         self.padded = _multiple(self.dims, 64 if self.dims <= 64 else WIDTH)
         self.scale = _scale(samples, proxies)
+        self.given = GivenPoints(samples.points, proxies.points, self.num_samples, self.dims)
 
-    def rows(self, order: Tensor | None = None, *, into: Rows | None = None) -> Rows:
-        """All charges, or those of `order` (-1 for none), in a new place or in place of others that are done with."""
-        from pfml.backends import kernels
+    def split(self, order: Tensor | None = None, *, into: SplitPoints | None = None) -> SplitPoints:
+        """All charges, or those of `order` (-1 for none), in new memory or in that of others that are done with."""
+        from pfml.backends.kernels.points import prepare
 
         num = self.num if order is None else len(order)
         rows = self._empty(num) if into is None else into
-        kernels.prepare[(len(rows.high),)](
-            self.samples.points, self.proxies.points, self.samples.labels, self.proxies.labels,
-            rows.slopes if self.slopes is None else self.slopes, rows.labels if order is None else order, rows.scale,
-            rows.high, rows.low, rows.squares, rows.rests, rows.inverses, rows.labels, rows.kinds, rows.charges,
-            rows.slopes, self.num_samples, self.num, num, self.padded, self.dims,
+        prepare[(len(rows.high),)](
+            self.given, self.samples.labels, self.proxies.labels,
+            rows.slopes if self.slopes is None else self.slopes, rows.labels if order is None else order, rows,
+            self.num, num, self.padded,
             ORDERED=order is not None, SLOPES=self.slopes is not None, SAMPLES_ON_SPHERE=self.samples.on_sphere,
             PROXIES_ON_SPHERE=self.proxies.on_sphere, WIDTH=power_of_two(self.padded),
         )  # fmt: skip
         return rows
 
-    def _empty(self, num: int) -> Rows:
+    def _empty(self, num: int) -> SplitPoints:
         points = self.samples.points
         padded_rows = _multiple(num, BLOCK)
 
         def empty(*shape: int, dtype: torch.dtype) -> Tensor:
             return points.new_empty(shape, dtype=dtype)
 
-        return Rows(
-            num=num,
+        return SplitPoints(
             high=empty(padded_rows, self.padded, dtype=torch.float16),
             low=empty(padded_rows, self.padded, dtype=torch.float16),
             squares=empty(padded_rows, dtype=torch.float32),
@@ -106,10 +127,13 @@ def _scale(samples: Charges, proxies: Charges) -> Tensor:
     return (LONGEST / longest).to(samples.points.dtype)
 
 
-def by_pivot(rows: Rows, reach: float) -> Tensor:
-    """An order in which charges with the same nearest pivot, and pivots within reach of each other, are neighbors."""
-    positions = rows.high[: rows.num]
-    pivots = positions[:: max(rows.num // PIVOTS, 1)][:PIVOTS]
+def by_pivot(rows: SplitPoints, num: int, reach: float) -> Tensor:
+    """An order of the first `num` rows in which charges with the same nearest pivot are neighbors.
+
+    Pivots within reach of each other are neighbors too.
+    """
+    positions = rows.high[:num]
+    pivots = positions[:: max(num // PIVOTS, 1)][:PIVOTS]
     nearest = (positions @ pivots.T).argmax(dim=1)
     wide = pivots.float()
     squares = wide.square().sum(dim=1)

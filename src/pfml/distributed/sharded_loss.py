@@ -84,10 +84,11 @@ class ShardedPotentialFieldLoss(nn.Module):
         last_step: What the last forward pass computed, sent, received and held; None before the first.
 
     Example:
-        >>> loss = ShardedPotentialFieldLoss(num_classes=500_000, embedding_dim=512, proxies_per_class=2)
-        >>> network = DistributedDataParallel(network)
-        >>> optimizer = torch.optim.AdamW([{"params": network.parameters(), "lr": 1e-4}, *loss.param_groups(lr=1e-2)])
-        >>> loss(network(images), labels).backward()
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # torchrun's part
+        >>> loss = ShardedPotentialFieldLoss(num_classes=500, embedding_dim=16, proxies_per_class=2)
+        >>> optimizer = torch.optim.AdamW(loss.param_groups(lr=1e-2))
+        >>> loss(torch.randn(8, 16, requires_grad=True), torch.arange(8)).backward()
+        >>> dist.destroy_process_group()
     """
 
     proxies: nn.Parameter  # (n, D), this rank's

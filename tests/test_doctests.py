@@ -1,0 +1,45 @@
+"""Every `>>>` example of the package and of the front pages runs and prints what it says."""
+
+import doctest
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import pfml
+
+ROOT = Path(__file__).parents[1]
+#: Pages whose `>>>` examples are run too.
+PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if ">>>" in path.read_text()]
+#: Names that examples may use without an import, as a reader would.
+NAMES = {"torch": torch}
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def modules_with_examples() -> list[str]:
+    """Modules whose source has an example: the others need not be imported."""
+    names = []
+    for module in pkgutil.walk_packages(pfml.__path__, "pfml."):
+        path = Path(module.module_finder.path) / (module.name.rpartition(".")[2] + (".py" if not module.ispkg else ""))
+        source = path / "__init__.py" if module.ispkg else path
+        if ">>>" in source.read_text(encoding="utf-8"):
+            names.append(module.name)
+    return names
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_examples_of_a_module(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    result = doctest.testmod(importlib.import_module(name), extraglobs=NAMES, optionflags=FLAGS)
+    assert result.attempted, f"{name} has an example that doctest does not find: is it in a docstring?"
+    assert result.failed == 0, f"{result.failed} of {result.attempted} examples in {name} print something else"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_of_a_page(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = doctest.testfile(str(page), module_relative=False, globs=dict(NAMES), optionflags=FLAGS)
+    assert result.failed == 0
