@@ -32,7 +32,7 @@ def inherited(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> set[str]:
         while isinstance(base, ast.Subscript):
             base = base.value
         parent = classes.get(base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", ""))
-        if parent is not None:
+        if parent is not None and parent is not node:  # not a class of another package with the same name
             own = {each.name for each in parent.body if isinstance(each, Definition) and ast.get_docstring(each)}
             names |= own | inherited(parent, classes)
     return names

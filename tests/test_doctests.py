@@ -33,7 +33,9 @@ def modules_with_examples() -> list[str]:
 def test_examples_of_a_module(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    result = doctest.testmod(importlib.import_module(name), extraglobs=NAMES, optionflags=FLAGS)
+    module = importlib.import_module(name)
+    lazy = {public: getattr(module, public) for public in getattr(module, "__all__", ())}
+    result = doctest.testmod(module, extraglobs={**NAMES, **lazy}, optionflags=FLAGS)
     assert result.attempted, f"{name} has an example that doctest does not find: is it in a docstring?"
     assert result.failed == 0, f"{result.failed} of {result.attempted} examples in {name} print something else"
 

@@ -23,8 +23,9 @@ NEEDED = {
     "pfml.energy",
     "pfml.half_precision",
 }
+LOSSES = ("potential_field", "checks", "diagnostics", "proxy_init", "sample_filter", "subsampling")
 NEEDED |= {"pfml.precision", "pfml.tracing", "pfml.losses"}
-NEEDED |= {f"pfml.losses.{name}" for name in ("potential_field", "checks", "diagnostics", "draw", "proxies", "trust")}
+NEEDED |= {f"pfml.losses.{name}" for name in LOSSES}
 HEAVY = {"torchvision", "timm", "matplotlib", "scipy", "sklearn", "PIL", "rich", "safetensors", "jsonargparse", "yaml"}
 
 

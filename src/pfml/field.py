@@ -136,6 +136,7 @@ class PowerLaw(_TwoRadii):
 
     @property
     def core(self) -> float:  # type: ignore[override]
+        """Radius below which both potentials continue as straight lines; larger for steep laws."""
         return min(self.contact, self.reach) / min(CORE_FRACTION, LARGEST_GROWTH ** (1 / (self.alpha + 2)))
 
     def attraction(self, r: Tensor) -> Tensor:

@@ -6,8 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_backends import check_backend
 
-from pfml.backends import BACKENDS, choose_backend, fused
-from pfml.backends import split_precision
+from pfml.backends import BACKENDS, choose_backend, fused, split_precision
 from pfml.backends.fused import unavailable
 from pfml.energy import potential_energy
 from pfml.field import PowerLaw

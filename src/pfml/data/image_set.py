@@ -74,6 +74,7 @@ class ImageSet:
 
     @property
     def num_classes(self) -> int:
+        """How many classes there are names for."""
         return len(self.class_names)
 
     def name_of(self, index: int) -> str:

@@ -52,6 +52,7 @@ class PixelCache:
         self._found: dict[str, Any] | None = None  # the manifest that `mismatch` found to be right
 
     def exists(self) -> bool:
+        """Whether there is a cache in the folder."""
         return self.folder.exists()
 
     def mismatch(self) -> str | None:

@@ -57,6 +57,7 @@ class PixelBuffer:
         return self.data[offset : offset + 3 * height * width].view(3, height, width)
 
     def to(self, device: torch.device | str) -> PixelBuffer:
+        """The same pixels on `device`."""
         return replace(self, data=self.data.to(device))
 
 

@@ -35,13 +35,17 @@ REASON = "reason"
 class Store(Protocol):
     """What is needed of torch's stores; they raise RuntimeErrors where nobody answers."""
 
-    def set(self, key: str, value: str) -> None: ...
+    def set(self, key: str, value: str) -> None:
+        """Store a value under a key."""
 
-    def get(self, key: str) -> bytes: ...
+    def get(self, key: str) -> bytes:
+        """The value of a key; waits until it is set."""
 
-    def check(self, keys: list[str]) -> bool: ...
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are set."""
 
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Store `desired` if the value is `expected`; returns the value that is stored then."""
 
 
 class Heartbeat:

@@ -235,5 +235,6 @@ class LocalEnergy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[None, None, Tensor, Tensor]:
+        """The kept gradients, scaled; only once."""
         of_samples, of_proxies = ctx.saved_tensors
         return None, None, (scale * ctx.factor) * of_samples, scale * of_proxies

@@ -155,9 +155,11 @@ class Session:
 
     @property
     def store(self) -> ResultsStore:
+        """Where results are stored."""
         return ResultsStore(self.out / "results.jsonl")
 
     def folder(self, experiment: str, key: str) -> Path:
+        """Where a run keeps its files."""
         return self.out / experiment / key
 
 

@@ -125,6 +125,7 @@ class Embedder(nn.Module):
 
     @property
     def embedding_dim(self) -> int:
+        """D of the embedding."""
         return self.head.embedding_dim
 
     def forward(self, images: Tensor) -> Tensor:

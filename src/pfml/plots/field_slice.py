@@ -186,9 +186,11 @@ class ColorScale:
     faint: float = 0.1
 
     def height(self, potential: Tensor) -> Tensor:
+        """Where a potential lies on the scale: linear near zero, logarithmic above."""
         return potential.sign() * (1 + potential.abs() / (self.faint * self.peak)).log10()
 
     def levels(self) -> list[float]:
+        """The 42 levels between which colors change."""
         top = self.height(torch.tensor(self.peak)).item() * 1.001
         return torch.linspace(-top, top, 42, dtype=torch.float64).tolist()
 

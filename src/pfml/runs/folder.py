@@ -160,6 +160,7 @@ class RunFolder:
         return results
 
     def close(self) -> None:
+        """Close the files that are open."""
         if self._tensorboard:
             self._tensorboard.close()
             self._tensorboard = None

@@ -60,6 +60,7 @@ class ExactSearcher:
         self.parts = parts
 
     def nearest(self, queries: Tensor, k: int, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Searcher.nearest`."""
         found = [self._nearest(some, k, allowed) for some in queries.split(QUERIES_AT_ONCE)]
         return torch.cat([values for values, _ in found]), torch.cat([rows for _, rows in found])
 
@@ -87,6 +88,7 @@ class FaissSearcher:
                 self.flat.add(vectors.numpy())
 
     def nearest(self, queries: Tensor, k: int, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Searcher.nearest`."""
         import numpy
 
         options = None

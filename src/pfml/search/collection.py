@@ -48,6 +48,7 @@ class Share:
 
     @property
     def is_whole(self) -> bool:
+        """Whether it is the only one."""
         return self.count == 1
 
     def holds(self, path: str) -> bool:

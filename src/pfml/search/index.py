@@ -127,6 +127,7 @@ class ImageIndex:
 
     @property
     def path(self) -> Path:
+        """The folder of the index."""
         return self._folder.path
 
     @property
@@ -136,6 +137,7 @@ class ImageIndex:
 
     @property
     def dimension(self) -> int:
+        """D of the vectors."""
         return self._state.snapshot.dimension
 
     @property
@@ -145,6 +147,7 @@ class ImageIndex:
 
     @property
     def num_segments(self) -> int:
+        """How many shards the vectors are stored in."""
         return len(self._state.snapshot.segments)
 
     @property

@@ -61,6 +61,7 @@ class Rate:
 
     @property
     def value(self) -> float:
+        """The share, count / total."""
         return self.count / self.total
 
     def __str__(self) -> str:

@@ -125,6 +125,7 @@ class BoundedConnection(asyncio.Protocol):
         self._next_look: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start the clocks of a new connection."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self._began = self._heard_at = self._read_at = self.loop.time()
@@ -136,6 +137,7 @@ class BoundedConnection(asyncio.Protocol):
         self.inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clocks and tell the inner protocol."""
         if self._next_look is not None:
             self._next_look.cancel()
         if self._client is not None and self.connections.by_client.get(self._client) is self:
@@ -144,6 +146,7 @@ class BoundedConnection(asyncio.Protocol):
         self._lost.set()
 
     def data_received(self, data: bytes) -> None:
+        """Note when data came, then pass it on."""
         self._heard_at = self.loop.time()
         # while a request is being answered, this is the next one, which waits for us
         if self._began is None and not self._is_answering:
@@ -156,12 +159,15 @@ class BoundedConnection(asyncio.Protocol):
             self.transport.close()
 
     def eof_received(self) -> bool | None:
+        """Pass on the end of the client's data."""
         return self.inner.eof_received()
 
     def pause_writing(self) -> None:
+        """Pass on that the client reads slowly."""
         self.inner.pause_writing()
 
     def resume_writing(self) -> None:
+        """Pass on that the client reads again."""
         self.inner.resume_writing()
 
     def is_quiet(self, now: float) -> bool:

@@ -71,6 +71,7 @@ class Uploads:
         self._vectors: OrderedDict[str, Tensor] = OrderedDict()
 
     def add(self, vector: Tensor) -> str:
+        """Keep an embedding; returns its name."""
         name = secrets.token_urlsafe(12)
         with self._lock:
             self._vectors[name] = vector
@@ -79,6 +80,7 @@ class Uploads:
         return name
 
     def get(self, name: str) -> Tensor:
+        """The embedding of this name."""
         with self._lock:
             if name not in self._vectors:
                 raise UnknownNameError("this upload is no longer held: send the image again")

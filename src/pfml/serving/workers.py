@@ -46,12 +46,14 @@ class Turnstile:
             self.leave()
 
     def enter(self) -> None:
+        """Count one in; BusyError if it is full."""
         with self._lock:
             if self._inside >= self.most:
                 raise BusyError(f"the server is busy with {self._inside} requests: try again in a moment")
             self._inside += 1
 
     def leave(self) -> None:
+        """Count one out."""
         with self._lock:
             self._inside -= 1
 
