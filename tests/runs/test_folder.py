@@ -51,8 +51,8 @@ def test_what_a_resumed_run_will_write_again_is_forgotten(folder):
 def test_results_are_json(folder):
     folder.write_results({"last": {"epoch": 3}})
     content = json.loads(folder.results.read_text())
-    assert len(content.pop("sha256")) == 64
-    assert content == {"last": {"epoch": 3}}
+    assert len(content.pop("manifest_sha256")) == 64
+    assert content == {"kind": "results of a run", "format_version": 1, "last": {"epoch": 3}}
 
 
 def test_curves_reach_tensorboard_if_it_is_installed(folder):

@@ -59,15 +59,15 @@ def test_the_field_has_the_proxies_on_the_sphere_and_the_classes_in_order(run):
 
 
 def test_a_run_without_a_saved_loss_takes_its_checkpoint(run):
-    old = _without(run, "loss")
-    torch.testing.assert_close(load_field(old).proxies, load_field(run).proxies)
+    interrupted = _without(run, "loss")
+    torch.testing.assert_close(load_field(interrupted).proxies, load_field(run).proxies)
 
 
-def test_an_old_run_without_checkpoint_says_how_to_get_one(run):
+def test_a_run_that_was_not_trained_says_how_to_get_a_loss(run):
     for part in ("loss", "checkpoints"):
         shutil.rmtree(run / part)
     (run / "config.yaml").touch()
-    with pytest.raises(FileNotFoundError, match=r"neither: it is an old run.*pfml train --config .*config\.yaml"):
+    with pytest.raises(FileNotFoundError, match=r"neither: it was not trained.*pfml train --config .*config\.yaml"):
         load_loss(run)
 
 

@@ -11,8 +11,9 @@ from pfml.models import EmbedderConfig, load_embedder
 from pfml.runs.config import DataConfig, RunConfig
 from pfml.runs.config_files import read_config
 from pfml.storage.files import DamagedFileError
+from pfml.storage.manifest import write_manifest
 from pfml.training import BatchConfig, LossConfig, OptimizerConfig, ScheduleConfig
-from pfml.training.ensemble import Ensemble, is_ensemble, read_ensemble, run_ensemble, student_config
+from pfml.training.ensemble import ENSEMBLE, Ensemble, is_ensemble, read_ensemble, run_ensemble, student_config
 from pfml.training.shutdown import Interrupted
 from small_data import InterruptAt, letters
 
@@ -79,8 +80,14 @@ def test_an_ensemble_is_not_begun_twice_in_one_folder(config, tmp_path):
 
 
 def test_a_damaged_ensemble_is_named(config, tmp_path):
-    (tmp_path / "ensemble.json").write_text('{"teacher": 3}')
+    (tmp_path / "ensemble.json").write_text('{"teachers": 3}')
+    with pytest.raises(DamagedFileError, match=r"ensemble.json must be the manifest of an ensemble"):
+        read_ensemble(tmp_path)
+    write_manifest(tmp_path / "ensemble.json", {"teacher": 3}, ENSEMBLE)
     with pytest.raises(DamagedFileError, match=r"ensemble.json must say what an ensemble consists of"):
+        read_ensemble(tmp_path)
+    write_manifest(tmp_path / "ensemble.json", {"teachers": 3}, replace(ENSEMBLE, version=2))
+    with pytest.raises(DamagedFileError, match=r"ensemble.json .* format version 1, got version 2"):
         read_ensemble(tmp_path)
 
 

@@ -1,11 +1,11 @@
 """What a run's files and images may come to while it trains, or before it is read again."""
 
-import json
 import os
 import random
 import shutil
 import warnings
 from contextlib import redirect_stdout
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -16,8 +16,9 @@ from pfml.cli import main
 from pfml.data import read_folder
 from pfml.models import EmbedderConfig
 from pfml.runs.config_files import plain, read_config
-from pfml.runs.folder import RunFolder
+from pfml.runs.folder import RESULTS, RunFolder
 from pfml.storage.files import DamagedFileError
+from pfml.storage.manifest import FormatVersionError, write_manifest
 from pfml.training import BatchConfig, DataConfig, LossConfig, Monitor, RunConfig, StorageConfig, run
 from pfml.training.shutdown import Interrupted
 from small_data import InterruptAt, small_config
@@ -127,11 +128,18 @@ def test_every_flipped_bit_of_the_log_is_found_or_harmless(ended, tmp_path):
         assert [{name: one[name] for name in entry} for one in got] == [entry] or (not got and heard)
 
 
-def test_results_of_an_earlier_version_are_read(ended, tmp_path):
+def test_a_run_of_another_format_version_is_refused_and_the_version_named(ended, tmp_path):
     folder = RunFolder(shutil.copytree(ended, tmp_path / "run"))
-    content = json.loads(folder.results.read_text())
-    folder.results.write_text(json.dumps({name: value for name, value in content.items() if name != "sha256"}))
-    assert folder.read_results()["last"]["epoch"] == 1
+    text = folder.config.read_text()
+    folder.config.write_text(text.replace("format version 1,", "format version 7,", 1))
+    with pytest.raises(
+        FormatVersionError, match=r"config\.yaml must belong to a run of format version 1, got version 7"
+    ):
+        read_config(folder.config)
+    later = {**folder.read_results(), "more": 1}
+    write_manifest(folder.results, later, replace(RESULTS, version=8))
+    with pytest.raises(FormatVersionError, match=r"results\.json .* format version 1, got version 8"):
+        folder.read_results()
 
 
 def interrupted(config, out):
@@ -190,7 +198,7 @@ def test_an_image_that_vanishes_while_a_run_trains_is_named_in_one_sentence(phot
 def test_a_run_whose_folder_is_deleted_ends_with_an_error(photos, tmp_path, step):
     out = tmp_path / "run"
     config = config_of(photos, log_every=100)  # so that the log is not what notices
-    with pytest.raises(OSError, match="was removed while the run was under way"):
+    with pytest.raises(OSError, match="was removed during the run"):
         run(config, out, monitor=At(step, lambda: shutil.rmtree(out)))
 
 

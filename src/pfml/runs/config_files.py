@@ -1,10 +1,15 @@
-"""Configurations as YAML: those that come with the package, and those of runs."""
+"""Configurations as YAML: those that come with the package, and those of runs.
+
+The config.yaml of a run is sealed: its first line, a comment, has the format version of the run folder and a checksum
+of the rest. A configuration that was written by hand has no such line.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from functools import cache
 from importlib import resources
@@ -12,7 +17,9 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from pfml.runs.config import RunConfig, TrainConfig
+from pfml.runs.folder import RUN
 from pfml.storage.files import DamagedFileError, write_atomically
+from pfml.storage.manifest import FormatVersionError
 from pfml.typos import did_you_mean
 
 __all__ = [
@@ -31,9 +38,10 @@ __all__ = [
     "write_config",
 ]
 
-#: what the first line of a sealed configuration begins with
-SEAL = b"# sha256 of what follows: "
-#: levels of names within names that a configuration may have; it needs five
+#: How the first line of a sealed configuration starts, and all of it.
+SEAL = b"# pfml run, "
+SEAL_LINE = re.compile(SEAL + rb"format version (\d{1,9}), sha256 of the next lines: ([0-9a-f]{64})\n")
+#: Levels of nesting that a configuration may have; it needs five.
 DEEPEST = 32
 
 
@@ -43,26 +51,32 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def write_config(path: Path, config: TrainConfig, *, sealed: bool = False) -> None:
-    """Write the whole configuration as YAML; `sealed` by a checksum in its first line, as that of a run is."""
+    """Write the whole configuration as YAML; `sealed` by version and checksum in its first line, as that of a run."""
     import yaml
 
     content = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True).encode()
-    seal = SEAL + hashlib.sha256(content).hexdigest().encode() + b"\n" if sealed else b""
-    write_atomically(path, seal + content)
+    checksum = hashlib.sha256(content).hexdigest()
+    seal = SEAL + f"format version {RUN.version}, sha256 of the next lines: {checksum}\n".encode()
+    write_atomically(path, (seal if sealed else b"") + content)
 
 
 def read_sealed_text(path: Path) -> str:
-    """The text of a configuration, after comparing the checksum in its first line, if it has one.
+    """The text of a configuration; of a sealed one, after checking its version and checksum.
 
     Raises:
+        FormatVersionError: If it belongs to a run of another format version.
         DamagedFileError: If the rest of the file is not what was written.
         UnicodeDecodeError: If it is no text.
     """
     content = path.read_bytes()
     if content.startswith(SEAL):
-        digits = len(SEAL) + 64
-        body = content[digits + 1 :]
-        if content[len(SEAL) : digits + 1] != hashlib.sha256(body).hexdigest().encode() + b"\n":
+        found = SEAL_LINE.match(content)
+        if found and int(found[1]) != RUN.version:
+            raise FormatVersionError(
+                f"{path} must belong to a run of format version {RUN.version}, got version {int(found[1])}: "
+                f"use the pfml that wrote it, or {RUN.remedy}"
+            )
+        if not found or found[2] != hashlib.sha256(content[found.end() :]).hexdigest().encode():
             raise DamagedFileError(
                 f"{path} does not match its own checksum: it was damaged or changed after it was written; "
                 f"if you have changed a copy on purpose, remove its first line"

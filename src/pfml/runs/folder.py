@@ -1,10 +1,10 @@
-"""The folder of a run: what was asked for, what happened, what came out.
+"""The folder of a run: its configuration, its log, its model and its results.
 
-config.yaml    the resolved configuration; `pfml train --config` takes it
+config.yaml    the resolved configuration, with the version of this layout; `pfml train --config` takes it
 log.jsonl      one JSON object per line: steps, evaluations, remarks
-noise.csv      which training labels were changed, if any were
-corrections.csv  which were put right, if any were: a copy of the list, which others may change
-checkpoints/   where training can go on
+noise.csv      the label noise that was added, if any was
+corrections.csv  the corrected labels, if there are any: a copy of the given list
+checkpoints/   what training resumes from
 model/         the embedder: of the epoch that validation chose, or of the last epoch without validation
 model-last/    the embedder of the last epoch, where validation chose another one
 loss/          the loss of the same epoch as model/: proxies, hyper-parameters, class names
@@ -24,7 +24,7 @@ from typing import Any
 from pfml.storage.files import DamagedFileError, remove_partials, write_atomically, writing
 from pfml.storage.manifest import Format, digest_of, read_manifest, write_manifest
 
-__all__ = ["CurveWriter", "ReadOnlyRunFolder", "RunFolder"]
+__all__ = ["RUN", "CurveWriter", "ReadOnlyRunFolder", "RunFolder"]
 
 
 class CurveWriter:
@@ -59,6 +59,8 @@ class CurveWriter:
         self.records.write(event.SerializeToString())
 
 
+#: The layout of the folder and the lines of its log; config.yaml has the version.
+RUN = Format("run", 1, "start a new run")
 #: The format of results.json.
 RESULTS = Format("results of a run", 1, "train it again")
 #: Name of the checksum in a line of the log, which has so many digits of it.
@@ -83,12 +85,7 @@ class RunFolder:
         self._tensorboard: Any = None
 
     def chosen_and_last(self) -> tuple[Path, Path]:
-        """Where the models of the epoch that validation chose and of the last epoch lie; they may be one."""
-        older = (
-            self.path / "model-validation"
-        )  # where runs of version 0.1 kept the chosen one, beside the last in model/
-        if (older / "model.json").is_file():
-            return older, self.model
+        """The folders of the models of the chosen epoch and of the last epoch; they may be the same."""
         is_apart = (self.last_model / "model.json").is_file()
         return self.model, self.last_model if is_apart else self.model
 
@@ -103,11 +100,9 @@ class RunFolder:
             raise FileExistsError(f"{self.path} already holds a run: resume it, or choose another folder")
 
     def require_there(self) -> None:
-        """Raise FileNotFoundError if the folder of a run under way was removed: what it writes would be half a run."""
+        """Raise FileNotFoundError if the folder was removed during the run: what it writes now would be half a run."""
         if not self.config.is_file():
-            raise FileNotFoundError(
-                f"{self.path} was removed while the run was under way, with its checkpoints: start a new run"
-            )
+            raise FileNotFoundError(f"{self.path} was removed during the run, with its checkpoints: start a new run")
 
     def append(self, kind: str, step: int, **values: Any) -> None:
         """Add a line to the log, and its numbers to TensorBoard if there is one."""
@@ -176,7 +171,7 @@ class RunFolder:
 
 
 class ReadOnlyRunFolder(RunFolder):
-    """The folder as all ranks but the first have it, who leave the writing to that one."""
+    """The folder as all ranks but the first have it: only the first rank writes."""
 
     def require_there(self) -> None: ...
 
@@ -197,14 +192,14 @@ def _sealed(entry: dict[str, Any]) -> str:
 def _parsed(line: bytes) -> dict[str, Any] | None:
     """A line of the log without its checksum; None for what is none, or is not what was written.
 
-    A kill may leave half a line. Lines of version 0.1 have no checksum.
+    A kill may leave half a line.
     """
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
         return None
     is_entry = isinstance(entry, dict) and isinstance(entry.get("kind"), str) and isinstance(entry.get("step"), int)
-    if not is_entry or (SEAL in entry and entry.pop(SEAL) != digest_of(entry)[:DIGITS]):
+    if not is_entry or entry.pop(SEAL, None) != digest_of(entry)[:DIGITS]:
         return None
     return entry
 

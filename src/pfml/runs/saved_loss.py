@@ -81,8 +81,7 @@ def save_loss(folder: Path, loss: nn.Module, config: LossConfig, class_names: tu
 def load_loss(run_folder: str | Path) -> nn.Module:
     """The loss of a run, with the proxies that it has learned; on the CPU, in evaluation mode.
 
-    It is the one that the run ended with; of a run that has not ended, or is older than RUN/loss, that of its last
-    checkpoint.
+    It is the loss of the run's model; of a run that has not ended, the loss of its last checkpoint.
     """
     return _rebuilt(*_stored(RunFolder(Path(run_folder))))
 
@@ -101,7 +100,7 @@ def load_field(run_folder: str | Path) -> TrainedField:
         raise DamagedFileError(
             f"the proxies of {run_folder} must be ({len(names)}, M, {dim}), got shape {tuple(proxies.shape)}"
         )
-    # a copy, since what is loaded is mapped: a server that keeps the field would follow the file
+    # a copy: what is loaded is mapped, and a server that keeps the field would follow changes of the file
     return TrainedField(proxies.float().clone(), law or PowerLaw(), names, method, has_own_law=law is not None)
 
 
@@ -132,7 +131,7 @@ def _stored(folder: RunFolder) -> tuple[_Description, dict[str, Tensor]]:
         return _described(folder.checkpoints, {**state, **state["config"], "class_names": state["classes"]}), named
     advice = "give the folder of a run, as pfml train writes it"
     if folder.config.is_file():
-        advice = f"it is an old run, or was not trained; train it again with pfml train --config {folder.config}"
+        advice = f"it was not trained; train it with pfml train --config {folder.config}"
     raise FileNotFoundError(
         f"{folder.path} must hold the loss that it trained, in {folder.loss} or in a checkpoint, "
         f"but there is neither: {advice}"

@@ -1,13 +1,16 @@
-"""The mean of a network's weights over the steps of its training.
+"""Weight averaging: the exponential moving average of a model's weights over the steps of its training.
 
     mean <- share * mean + (1 - share) * weights    after each step
 
-Steps on batches leave the weights scattered around where they are heading; their mean lies closer to it, and is what a
-run evaluates and saves. Training itself goes on with the weights. The mean starts at the first weights and counts them
-in full, so that it must not reach over more than half of a run, which `largest_share` sees to.
+The weights scatter around the optimum from batch to batch. Their mean is closer to it, and is what a run evaluates and
+saves; training continues with the weights. The mean starts at the first weights with their full weight, so it must not
+reach over more than half of a run (`largest_share`).
 
-The parameters of a loss, proxies say, are not averaged: they may be spread over ranks, and a schedule that ends at zero
-brings weights and mean together.
+Parameters of a loss, such as proxies, are not averaged: they may be sharded over ranks, and a schedule that ends at
+zero brings weights and mean together.
+
+By hand, on torch's own update: `torch.optim.swa_utils.AveragedModel` compares its step count, a tensor on the device,
+in every update, which synchronizes a GPU; it averages BatchNorm's integer counts; and it holds a second module.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ class WeightAverage:
         self._mix = get_ema_multi_avg_fn(share)
 
     def update(self) -> None:
-        """Take the weights, after a step, into the mean; the device is not waited for."""
+        """Add the weights to the mean, after a step, without a device synchronization."""
         if not self.share:
             return
         if not self._means:
@@ -77,7 +80,7 @@ class WeightAverage:
         return dict(self._means)
 
     def load_state_dict(self, means: dict[str, Tensor]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         if means and means.keys() != self._weights.keys():
             differing = ", ".join(sorted(means.keys() ^ self._weights.keys()))
             raise ValueError(f"the stored mean must be one of this network's weights, but they differ in {differing}")

@@ -1,12 +1,12 @@
-"""Several teachers and the student that takes their place, as one piece of work in one folder.
+"""An ensemble: several teachers and the student that replaces them, in one folder.
 
 teachers/1, 2, ...   runs of one configuration on labels, each with a seed of its own
 .                    the run of the student, which is what the folder's model is
-ensemble.json        what was asked for
+ensemble.json        what the ensemble consists of
 teachers.yaml        how teachers are trained
 comparison.json      at the end: each teacher, all of them side by side, and the student
 
-Whatever stops it, it resumes where it stopped: runs that are finished stay, one that has begun goes on.
+An interrupted ensemble resumes: finished runs are kept, a started one resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from pfml.runs.config_files import read_config, write_config
 from pfml.runs.data import prepare_data
 from pfml.runs.folder import RunFolder
 from pfml.storage.files import DamagedFileError, write_atomically
+from pfml.storage.manifest import Format, read_manifest, write_manifest
 from pfml.training.environment import precision, resolve_device
 from pfml.training.progress import Monitor
 from pfml.training.runner import run
@@ -39,6 +40,8 @@ __all__ = ["Ensemble", "is_ensemble", "read_ensemble", "run_ensemble", "student_
 #: A student trains so many times as long as a teacher, at so many times its learning rate: chosen on validation
 #: classes of CUB (docs/STUDENTS.md).
 LONGER, FASTER = 4, 2.0
+#: The format of ensemble.json.
+ENSEMBLE = Format("ensemble", 1, "train it again")
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,9 @@ def read_ensemble(folder: Path) -> tuple[RunConfig, Ensemble]:
     """How the teachers of the ensemble in `folder` are trained, and what it consists of."""
     file = folder / "ensemble.json"
     try:
-        ensemble = Ensemble(**json.loads(file.read_bytes()))
+        ensemble = Ensemble(**read_manifest(file, ENSEMBLE))
+    except DamagedFileError:
+        raise
     except (ValueError, TypeError) as error:
         raise DamagedFileError(f"{file} must say what an ensemble consists of: {error}") from None
     return read_config(folder / "teachers.yaml"), ensemble
@@ -106,14 +111,14 @@ def run_ensemble(
         config: How teachers are trained, on labels.
         out: The folder, which must not hold a run yet.
         ensemble: What it consists of; four teachers if None.
-        resume: Go on with what is in `out`; `config` and `ensemble` must be those of `read_ensemble`.
+        resume: Resume what is in `out`; `config` and `ensemble` must be those of `read_ensemble`.
         monitor: What to show.
         world: The ranks that train together.
     """
     ensemble, world, out = ensemble or Ensemble(), world or World(), Path(out).absolute()
     monitor = (monitor or Monitor()) if world.is_first else Monitor()
     if not resume:
-        world.by_first(lambda: _begin(config, out, ensemble))
+        world.by_first(lambda: _start(config, out, ensemble))
     folders = [out / "teachers" / str(number) for number in range(1, ensemble.teachers + 1)]
     for number, folder in enumerate(folders):
         monitor.remark(f"teacher {number + 1} of {ensemble.teachers}: {config.loss.name}, seed {config.seed + number}")
@@ -125,21 +130,21 @@ def run_ensemble(
     return found
 
 
-def _begin(config: RunConfig, out: Path, ensemble: Ensemble) -> None:
+def _start(config: RunConfig, out: Path, ensemble: Ensemble) -> None:
     folder = RunFolder(out)
     if is_ensemble(out):
         raise FileExistsError(f"{out} already holds an ensemble: resume it, or choose another folder")
     folder.start()
-    write_config(out / "teachers.yaml", config)
-    write_atomically(out / "ensemble.json", json.dumps(asdict(ensemble), indent=1).encode())
+    write_config(out / "teachers.yaml", config, sealed=True)
+    write_manifest(out / "ensemble.json", asdict(ensemble), ENSEMBLE)
 
 
 def _finished(config: RunConfig, folder: Path, monitor: Monitor, world: World) -> None:
     """Train until there are results; a run that has some is left alone."""
     files = RunFolder(folder)
-    is_done, is_begun = world.by_first(lambda: [files.results.is_file(), files.config.is_file()])
+    is_done, is_started = world.by_first(lambda: [files.results.is_file(), files.config.is_file()])
     if not is_done:
-        run(config, folder, resume=is_begun, monitor=monitor, world=world)
+        run(config, folder, resume=is_started, monitor=monitor, world=world)
 
 
 def _compared(student: RunConfig, folders: Sequence[Path], out: Path) -> dict[str, Any]:

@@ -64,10 +64,10 @@ def compiled(embedder: Embedder, device: torch.device) -> Callable[[Tensor], Ten
 
 
 def reading_lag(config: TrainConfig, device: torch.device) -> int:
-    """How many steps later the loss of a step is read: on a GPU one, so that it need not wait for being read.
+    """How many steps later the loss of a step is read back: one on a GPU, which avoids a synchronization.
 
     A scaler (float16) decides about each step by itself, and an optimizer without a fused kernel cannot be held back by
-    the device: their steps are read at once, before the update.
+    the device: their steps are read back at once, before the update.
     """
     can_hold = config.autocast != "float16" and OPTIMIZERS[config.optimizer.name].is_fused
     return int(device.type == "cuda" and can_hold)

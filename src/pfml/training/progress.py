@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on."""
+"""Progress of a run, as a person sees it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Monitor:
         return items
 
     def start(self, epochs: int, steps_per_epoch: int, steps_done: int) -> None:
-        """Training begins, or goes on."""
+        """Training starts or resumes."""
 
     def step(self, epoch: int, loss: float, images_per_second: float) -> None:
         """A step is done."""
