@@ -1,8 +1,8 @@
-"""Collections larger than memory: what `pfml embed --out FOLDER` and an index take, and what kills and shares change.
+"""Collections larger than memory: what `pfml embed` and an index take, and what kills and processes change.
 
 python benchmarks/collection.py memory    peak memory of embedding 1 x and 8 x as many images, folder and archive
 python benchmarks/collection.py kills     20 kills (SIGKILL) at random moments, then the rest: are the files the same?
-python benchmarks/collection.py shares    4 shares at once against one process: are the vectors the same?
+python benchmarks/collection.py shards    4 processes at once against one process: are the vectors the same?
 python benchmarks/collection.py search    memory of writing, opening, searching an index of 1 x and 8 x as many vectors
 
 Images are noise of 40 x 40 pixels, the model is an untrained convnet of 64 dimensions. Every command runs in a process
@@ -32,7 +32,7 @@ from pfml.search import ImageIndex, ModelIdentity
 from pfml.storage.embeddings import open_embeddings
 
 TIMES = 8
-PART = 256
+SHARD = 256
 MODEL = ModelIdentity("0" * 64, "random vectors")
 MIB = 2**20
 #: What the system counts for a child begins with the memory of its parent, so the child asks for its own.
@@ -71,7 +71,7 @@ def peak_of(process: subprocess.Popen[bytes]) -> float:
 def measure_memory(root: Path, images: int) -> None:
     """Print the peak memory of embedding 1 x and 8 x as many images."""
     folders = {times: write_images(root / f"{times}", times * images) for times in (1, TIMES)}
-    for kind, out, options in (("folder", "out", [f"--part-images={PART}"]), ("archive", "out.npz", [])):
+    for kind, out, options in (("folder", "out", [f"--shard-images={SHARD}"]), ("archive", "out.npz", [])):
         peaks = {times: peak_of(started(root, each, f"{times}-{out}", *options)) for times, each in folders.items()}
         ratio = peaks[TIMES] / peaks[1]
         sizes = f"{images:,} images {peaks[1]:.0f} MiB, {TIMES * images:,} images {peaks[TIMES]:.0f} MiB"
@@ -84,36 +84,36 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def measure_kills(root: Path, images: int) -> None:
-    """Print how often going on after a kill gave the files of a run that was let be."""
+    """Print how often resuming after a kill gave the files of an uninterrupted run."""
     folder, moments, same, done = write_images(root / "images", images), random.Random(0), 0, []
-    options = (f"--part-images={images // 16}",)
+    options = (f"--shard-images={images // 16}",)
     peak_of(started(root, folder, "whole", *options))
     expected = files_of(root / "whole")
     for trial in range(20):
         killed, until = root / f"killed-{trial}", moments.randrange(16)
         writer = started(root, folder, killed.name, *options)
-        while writer.poll() is None and (not killed.exists() or len(list(killed.glob("part-*.json"))) < until):
+        while writer.poll() is None and (not killed.exists() or len(list(killed.glob("shard-*"))) < until):
             time.sleep(0.002)
         time.sleep(moments.uniform(0, 0.2))
         writer.kill()
         writer.communicate()
-        done.append(len(list(killed.glob("part-*.json"))))
+        done.append(len(list(killed.glob("shard-*"))))
         peak_of(started(root, folder, killed.name, *options))
         same += files_of(killed) == expected
     print(f"{same} of 20 trials: all {len(expected)} files are, byte by byte, those of an uninterrupted run")
-    print(f"finished parts at the kill, of {len(expected) // 2}: {sorted(done)}")
+    print(f"finished shards at the kill, of {len(expected) - 1}: {sorted(done)}")
 
 
-def measure_shares(root: Path, images: int) -> None:
-    """Print how far the vectors of four shares are from those of one process."""
+def measure_shards(root: Path, images: int) -> None:
+    """Print how far the vectors of four processes are from those of one process."""
     folder = write_images(root / "images", images)
-    peak_of(started(root, folder, "whole", f"--part-images={PART}"))
-    for process in [started(root, folder, "shares", f"--shard={k}/4", f"--part-images={PART}") for k in range(1, 5)]:
+    peak_of(started(root, folder, "whole", f"--shard-images={SHARD}"))
+    for process in [started(root, folder, "shards", f"--shard={k}/4", f"--shard-images={SHARD}") for k in range(1, 5)]:
         peak_of(process)
-    whole, shares = open_embeddings(root / "whole"), open_embeddings(root / "shares")
-    same = whole.paths == shares.paths
-    difference = float((whole.vectors(whole.paths) - shares.vectors(whole.paths)).abs().max())
-    sizes = f"{len(shares):,} images in 4 shares, {len(whole):,} in one"
+    whole, shards = open_embeddings(root / "whole"), open_embeddings(root / "shards")
+    same = whole.paths == shards.paths
+    difference = float((whole.vectors(whole.paths) - shards.vectors(whole.paths)).abs().max())
+    sizes = f"{len(shards):,} images by 4 processes, {len(whole):,} in one"
     print(f"{sizes}: same paths {same}, largest difference {difference:g}")
 
 
@@ -178,7 +178,7 @@ def measure_index(root: Path, entries: int, dimension: int) -> None:
 def main() -> None:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["memory", "kills", "shares", "search", "write-once", "search-once"])
+    parser.add_argument("what", choices=["memory", "kills", "shards", "search", "write-once", "search-once"])
     parser.add_argument("--images", type=int, default=2048)
     parser.add_argument("--entries", type=int, default=50_000)
     parser.add_argument("--dimension", type=int, default=512)
@@ -195,7 +195,7 @@ def main() -> None:
         if asked.what == "search":
             measure_index(root, asked.entries, asked.dimension)
         else:
-            measures = {"memory": measure_memory, "kills": measure_kills, "shares": measure_shares}
+            measures = {"memory": measure_memory, "kills": measure_kills, "shards": measure_shards}
             measures[asked.what](root, asked.images)
 
 

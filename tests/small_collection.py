@@ -8,8 +8,8 @@ from pfml.storage.embeddings import open_embeddings
 from small_index import write_images
 
 NAMES = tuple(f"{'abc'[k % 3]}/{k:02d}.png" for k in range(23))
-#: Small parts and batches, so that there are many of both.
-SMALL = {"part_images": 4, "batch_size": 3, "workers": 1}
+#: Small shards and batches, so that there are many of both.
+SMALL = {"shard_images": 4, "batch_size": 3, "workers": 1}
 
 
 def write_collection(folder):
@@ -23,7 +23,7 @@ def vectors_by_path(folder):
 
 def files_of(folder):
     """Name -> content of all files but the lock, which holds the number of a process."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "lock"}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != "lock"}
 
 
 def embed_in_process(folder, model, images, started):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pfml.data.readers.folder import image_files, image_paths
-from pfml.search.collection import WHOLE, CollectionUpdate, _Comparison
-from pfml.storage.shard import PartSettings
+from pfml.search.collection import ALL_IMAGES, CollectionUpdate, _Comparison
+from pfml.storage.embeddings import CollectionSettings
 
 NAMES = (
     "a/1.png",
@@ -61,12 +61,12 @@ def test_what_links_lead_to_is_listed_once_and_circles_end(folder):
 def test_a_million_images_are_listed_for_embedding_in_less_than_300_mb(tmp_path, monkeypatch):
     names = [f"photo-{k:07d}-of-a-large-collection.jpg" for k in range(IMAGES)]
     monkeypatch.setattr("os.walk", lambda place, **_: iter([(str(place), [], names)]))
-    settings, places = PartSettings("a model", "ab" * 32, 8, "float32", 4096), [Path("/a/folder/with/photos")]
+    settings, places = CollectionSettings("a model", "ab" * 32, 8, "float32", 4096), [Path("/a/folder/with/photos")]
     monkeypatch.setattr(Path, "exists", lambda _: True)
     monkeypatch.setattr(Path, "is_dir", lambda _: True)
     tracemalloc.start()
     try:
-        comparison = _Comparison(tmp_path, settings, places, WHOLE, CollectionUpdate())
+        comparison = _Comparison(tmp_path, settings, places, ALL_IMAGES, CollectionUpdate())
         pending = list(comparison.pending())
         peak = tracemalloc.get_traced_memory()[1]
     finally:

@@ -121,8 +121,8 @@ def test_a_file_cut_short_or_missing_or_added_is_refused_by_name(copied):
     with pytest.raises(DamagedFileError, match="threshold.json is listed .* no such file"):
         load_bundle(copied)
     (copied / "threshold.json").write_bytes(original)
-    (copied / "index" / "segment-00.safetensors").write_bytes(b"")
-    with pytest.raises(DamagedFileError, match=r"segment-00.safetensors is not listed"):
+    (copied / "index" / "shard-00.safetensors").write_bytes(b"")
+    with pytest.raises(DamagedFileError, match=r"shard-00.safetensors is not listed"):
         load_bundle(copied)
 
 
@@ -194,7 +194,7 @@ def test_what_is_no_bundle_or_no_run_is_refused(tmp_path, run):
 
 def test_an_index_that_changes_while_it_is_packed_is_an_error_and_not_half_an_index(run, tmp_path):
     broken = shutil.copytree(run, tmp_path / "run")
-    next((broken / "index").glob("segment-*.safetensors")).unlink()
+    next((broken / "index").glob("shard-*.safetensors")).unlink()
     with pytest.raises(FileNotFoundError, match="must be there to be copied.*try again"):
         export_bundle(broken, tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()

@@ -39,10 +39,10 @@ from pfml.runs.config_files import read_config, write_config
 from pfml.runs.folder import RunFolder
 from pfml.runs.saved_loss import save_loss
 from pfml.search import ImageIndex, ModelIdentity, Rate, Threshold
-from pfml.storage.embeddings import read_embeddings, write_embeddings, write_settings
-from pfml.storage.file_state import FileState
+from pfml.storage.embeddings import CollectionSettings, add_shard, read_embeddings, write_embeddings, write_settings
+from pfml.storage.file_state import FileState, packed
 from pfml.storage.files import save_tensors
-from pfml.storage.shard import Part, PartSettings, write_part
+from pfml.storage.shard import VectorShard
 from pfml.training import LossConfig, RunConfig, load_field
 from records import record
 from small_index import MODEL, small_index
@@ -345,11 +345,13 @@ def make_embeddings(folder: Path) -> Path:
 
 
 def make_collection(folder: Path) -> Path:
-    settings = PartSettings("a model", "ab" * 32, 8, "float32", 4)
+    settings = CollectionSettings("a model", "ab" * 32, 8, "float32", 4)
     write_settings(folder, settings)
     files = tuple(FileState(10 + k, 20 + k, "cd" * 32) for k in range(2))
-    part = Part(0, ("/images/a.png", "/images/b.png"), files, (("/images/c.png", "truncated"),))
-    write_part(folder, settings, part, torch.arange(16.0).reshape(2, 8))
+    paths, unreadable = ("/images/a.png", "/images/b.png"), (("/images/c.png", "truncated"),)
+    vectors = torch.arange(16.0).reshape(2, 8)
+    shard = VectorShard(vectors, torch.arange(2), paths, ("", ""), ("", ""), *packed(files), unreadable)
+    add_shard(folder, settings, shard, 0)
     return folder / "embeddings.json"
 
 
@@ -406,7 +408,7 @@ FILE_KINDS = [
     FileKind("loss tensors", beside(make_loss, "*.safetensors"), of_field, sealed=True),
     FileKind("index manifest", make_index, of_parent(index_content), sealed=True),
     FileKind("removed entries", beside(make_index, "index-*.safetensors"), of_parent(index_content), sealed=True),
-    FileKind("index segment", beside(make_index, "segment-*.safetensors"), of_parent(index_content), sealed=True),
+    FileKind("index shard", beside(make_index, "shard-*.safetensors"), of_parent(index_content), sealed=True),
     FileKind("threshold", make_threshold, of_parent(threshold_content), sealed=True),
     FileKind("threshold distances", beside(make_threshold, "*.safetensors"), of_parent(threshold_content), sealed=True),
     FileKind("model bundle manifest", make_bundle_folder, of_parent(bundle_content), sealed=True),
@@ -430,8 +432,7 @@ FILE_KINDS = [
     FileKind("JPEG image", lambda folder: make_image(folder, "image.jpg"), read_rgb),
     FileKind("embeddings archive", make_embeddings, read_embeddings),
     FileKind("embedded collection", make_collection, of_parent(read_embeddings), sealed=True),
-    FileKind("embedded part", beside(make_collection, "part-*.json"), of_parent(read_embeddings), sealed=True),
-    FileKind("vectors of a part", beside(make_collection, "part-*.npy"), of_parent(read_embeddings), sealed=True),
+    FileKind("embedded shard", beside(make_collection, "shard-*"), of_parent(read_embeddings), sealed=True),
     FileKind("weight file, safetensors", make_safetensors, read_weight_file),
     FileKind("weight file, PyTorch", make_pth, read_weight_file),
 ]

@@ -39,7 +39,7 @@ class Saver:
         save: Make save `number` in a folder that exists; save 0 is the first.
         read: The number of the save that is in the folder; raises unless all of it is of that save.
         orphans: Files in the folder that belong to no save.
-        most_orphans: That a kill may leave until the next save. Of an index it may leave all segments that were just
+        most_orphans: That a kill may leave until the next save. Of an index it may leave all shards that were just
             compacted into one.
     """
 

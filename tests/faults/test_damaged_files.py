@@ -198,14 +198,14 @@ def parsed(line):
 def test_the_table_has_every_kind_that_the_project_promises():
     promised = (
         "checkpoint manifest, checkpoint tensors, model manifest, model weights, model bundle archive, index manifest, "
-        "index segment, configuration, data table, noise list, corrections list, decisions list, threshold, "
+        "index shard, configuration, data table, noise list, corrections list, decisions list, threshold, "
         "results store, pixel cache manifest, pixel cache pixels, PNG image"
     )
     assert set(promised.split(", ")) <= set(KINDS)
 
 
-#: a run may have no threshold, so that a missing one is none; images of a missing part count as not yet embedded
-MAY_BE_MISSING = ("threshold", "embedded part")
+#: a run may have no threshold, so that a missing one is none; images of a missing shard count as not yet embedded
+MAY_BE_MISSING = ("threshold", "embedded shard")
 NEEDED = [kind for kind in FILE_KINDS if kind.sealed and kind.name not in MAY_BE_MISSING]
 
 

@@ -12,7 +12,7 @@ from pfml.search import ImageIndex, Rate, Threshold
 from pfml.storage.files import DamagedFileError
 from small_index import MODEL, unit_vectors
 
-#: Enough vectors that a segment stays in its file.
+#: Enough vectors that a shard stays in its file.
 ROWS, DIMENSION = 9000, 32
 
 
@@ -24,17 +24,17 @@ def folder(tmp_path):
     return tmp_path / "index"
 
 
-def segment_of(folder):
-    [path] = folder.glob("segment-*.safetensors")
+def shard_of(folder):
+    [path] = folder.glob("shard-*.safetensors")
     return path
 
 
-def overwrite(path, content=b"\xff", share=0.9):
+def overwrite(path, content=b"\xff", portion=0.9):
     """Overwrite the middle of a file in place: four bytes of 255 are a NaN."""
     size = path.stat().st_size
     with open(path, "r+b") as file:
         file.seek(size // 20)
-        file.write(content * int(share * size / len(content)))
+        file.write(content * int(portion * size / len(content)))
 
 
 def test_a_file_that_is_cut_short_in_use_is_an_error_and_no_signal(folder):
@@ -48,27 +48,27 @@ def test_a_file_that_is_cut_short_in_use_is_an_error_and_no_signal(folder):
         "except ValueError as error:\n"
         "    print(error)\n"
     )
-    command = [sys.executable, "-c", program, str(folder), str(segment_of(folder))]
+    command = [sys.executable, "-c", program, str(folder), str(shard_of(folder))]
     ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 0, ended
     assert "cut short" in ended.stdout
-    assert segment_of(folder).name in ended.stdout
+    assert shard_of(folder).name in ended.stdout
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"\x00\x00\x80\x3f"], ids=["NaN", "ones"])
 def test_a_file_that_is_overwritten_in_use_is_an_error_and_no_other_hits(folder, content):
     index, query = ImageIndex.open(folder), unit_vectors(1, DIMENSION)
     assert index.search(query, 1, model=MODEL)[0][0].path == "0.jpg"
-    overwrite(segment_of(folder), content)
+    overwrite(shard_of(folder), content)
     for _ in range(2):
-        with pytest.raises(DamagedFileError, match="segment-"):
+        with pytest.raises(DamagedFileError, match="shard-"):
             index.search(query, 1, model=MODEL)
-        with pytest.raises(DamagedFileError, match="segment-"):
+        with pytest.raises(DamagedFileError, match="shard-"):
             index.vectors([1, 5000])
 
 
 def test_a_file_that_is_put_right_again_is_searched_again(folder):
-    index, query, path = ImageIndex.open(folder), unit_vectors(1, DIMENSION), segment_of(folder)
+    index, query, path = ImageIndex.open(folder), unit_vectors(1, DIMENSION), shard_of(folder)
     before = path.read_bytes()
     overwrite(path)
     with pytest.raises(DamagedFileError):
@@ -79,7 +79,7 @@ def test_a_file_that_is_put_right_again_is_searched_again(folder):
 
 
 def test_other_rights_or_another_link_are_no_damage(folder, tmp_path):
-    index, path = ImageIndex.open(folder), segment_of(folder)
+    index, path = ImageIndex.open(folder), shard_of(folder)
     path.chmod(0o600)
     os.link(path, tmp_path / "copy")
     os.utime(path)
@@ -88,26 +88,26 @@ def test_other_rights_or_another_link_are_no_damage(folder, tmp_path):
 
 def test_a_held_index_outlives_its_files(folder):
     index = ImageIndex.open(folder, hold_bytes=2**28)
-    overwrite(segment_of(folder))
-    os.truncate(segment_of(folder), 100)
+    overwrite(shard_of(folder))
+    os.truncate(shard_of(folder), 100)
     hits = index.search(unit_vectors(ROWS, DIMENSION)[4000:4001], 1, model=MODEL)[0]
     assert hits[0].path == "4000.jpg"
-    assert index.damaged_files() == [segment_of(folder).name]
+    assert index.damaged_files() == [shard_of(folder).name]
 
 
 def test_a_whole_index_has_no_damaged_files(folder, tmp_path):
     for options in ({}, {"hold_bytes": 2**28}):
         index = ImageIndex.open(folder, **options)
-        segment_of(folder).chmod(0o600)
+        shard_of(folder).chmod(0o600)
         assert index.damaged_files() == []
-    name = segment_of(folder).name
-    segment_of(folder).unlink()
+    name = shard_of(folder).name
+    shard_of(folder).unlink()
     assert index.damaged_files() == [name]
 
 
 def test_vectors_that_are_not_finite_are_refused_where_they_are_found(folder, monkeypatch):
     index = ImageIndex.open(folder, hold_bytes=2**28)
-    index._state.snapshot.segments[0].vectors[7] = float("nan")  # as a fault of the memory would
+    index._state.snapshot.shards[0].vectors[7] = float("nan")  # as a fault of the memory would
     with pytest.raises(DamagedFileError, match="finite"):
         index.search(unit_vectors(1, DIMENSION), 3, model=MODEL)
 
@@ -120,7 +120,7 @@ def test_an_open_index_maps_none_of_its_files(folder):
     assert mapped == []
 
 
-def test_more_segments_than_a_process_may_open_are_opened(tmp_path):
+def test_more_shards_than_a_process_may_open_are_opened(tmp_path):
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 100

@@ -53,8 +53,8 @@ def test_a_kill_at_any_moment_leaves_a_whole_index_that_can_be_written_again(fol
     assert sizes[-1] > 0
     index.compact(grace_seconds=0)
     index.add(unit_vectors(1), ["last"], model=MODEL)
-    named = {described["file"] for described in json.loads((folder / "index.json").read_text())["segments"]}
-    assert {path.name for path in folder.glob("segment-*")} == named
+    named = {described["file"] for described in json.loads((folder / "index.json").read_text())["shards"]}
+    assert {path.name for path in folder.glob("shard-*")} == named
     assert not list(folder.glob(".*.partial"))
 
 
@@ -126,7 +126,7 @@ def test_a_full_disk_leaves_the_index_as_it_was(folder, limit):
     answers = CONTEXT.Queue()
     writer = CONTEXT.Process(target=helpers.error_of_adding, args=(folder, limit, answers))
     writer.start()
-    assert "segment-" in answers.get(timeout=60)
+    assert "shard-" in answers.get(timeout=60)
     writer.join()
     require_whole(ImageIndex.open(folder))
     assert sorted(path.name for path in folder.iterdir()) == before
@@ -145,7 +145,7 @@ def test_a_full_disk_at_the_manifest_leaves_the_index_as_it_was(folder, monkeypa
     assert len(index) == len(ImageIndex.open(folder)) == 0
     index.add(unit_vectors(10), [f"0/{k}.jpg" for k in range(10)], ["change 0"] * 10, model=MODEL)
     require_whole(ImageIndex.open(folder))
-    assert len(list(folder.glob("segment-*"))) == 1
+    assert len(list(folder.glob("shard-*"))) == 1
 
 
 def flip(path, where):
@@ -159,7 +159,7 @@ def truncate(path, where):
 
 
 @pytest.mark.parametrize("damage", [flip, truncate])
-@pytest.mark.parametrize("pattern", ["index.json", "index-*.safetensors", "segment-*.safetensors"])
+@pytest.mark.parametrize("pattern", ["index.json", "index-*.safetensors", "shard-*.safetensors"])
 def test_a_damaged_file_is_refused_by_its_name(folder, tmp_path, pattern, damage):
     index = ImageIndex.open(folder)
     index.add(unit_vectors(10), [f"{k}.jpg" for k in range(10)], model=MODEL)
@@ -173,7 +173,7 @@ def test_a_damaged_file_is_refused_by_its_name(folder, tmp_path, pattern, damage
             ImageIndex.open(copy)
 
 
-@pytest.mark.parametrize("pattern", ["index-*.safetensors", "segment-*.safetensors"])
+@pytest.mark.parametrize("pattern", ["index-*.safetensors", "shard-*.safetensors"])
 def test_a_missing_file_is_named(folder, pattern):
     ImageIndex.open(folder).add(unit_vectors(1), ["x"], model=MODEL)
     [path] = folder.glob(pattern)

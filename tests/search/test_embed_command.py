@@ -7,10 +7,11 @@ import sys
 import numpy
 import pytest
 import torch
+from safetensors.numpy import load_file
 
 from pfml.cli import main
 from pfml.cli.input_images import UNREADABLE_STATUS
-from pfml.search import ImageIndex, Share
+from pfml.search import ImageIndex, ImageShard
 from pfml.storage.embeddings import open_embeddings, read_embeddings
 from small_collection import NAMES, files_of, write_collection
 from small_data import small_embedder
@@ -59,23 +60,23 @@ def test_a_folder_and_an_archive_hold_the_same(place, capsys):
     torch.testing.assert_close(vectors, expected, atol=1e-6, rtol=0)
 
 
-def test_parts_type_and_ending_are_as_asked(place, capsys):
-    said(capsys, "embed", "run", "images", "--out=birds.v2/", "--part-images=10", "--dtype=float16", "--workers=1")
-    arrays = [numpy.load(file) for file in (place / "birds.v2").glob("part-*.npy")]
+def test_shards_type_and_ending_are_as_asked(place, capsys):
+    said(capsys, "embed", "run", "images", "--out=birds.v2/", "--shard-images=10", "--dtype=float16", "--workers=1")
+    arrays = [load_file(file)["vectors"] for file in (place / "birds.v2").glob("shard-*.safetensors")]
     assert sorted(map(len, arrays)) == [3, 10, 10]
     assert {array.dtype for array in arrays} == {numpy.dtype("float16")}
     assert "23 unchanged" in said(capsys, "embed", "run", "images", "--out=birds.v2")  # it is a folder by now
     assert "must stay float16" in failure("embed", "run", "images", "--out=birds.v2", "--dtype=float32")
 
 
-def test_shares_are_written_beside_each_other_and_completed(place, capsys, monkeypatch):
+def test_shards_are_written_beside_each_other_and_completed(place, capsys, monkeypatch):
     first = said(capsys, "embed", "run", "images", "--out=vectors", "--shard=1/3")
-    assert "share 1/3, " in first
+    assert "shard 1/3, " in first
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
-    assert "share 2/3, " in said(capsys, "embed", "run", "images", "--out=vectors")
+    assert "shard 2/3, " in said(capsys, "embed", "run", "images", "--out=vectors")
     found = open_embeddings("vectors").paths
-    assert found == [path for path in map(str, sorted(place.glob("images/*/*"))) if not Share(3, 3).holds(path)]
+    assert found == [path for path in map(str, sorted(place.glob("images/*/*"))) if not ImageShard(3, 3).holds(path)]
     assert f"{23 - len(found)} added, {len(found)} unchanged, " in said(
         capsys, "embed", "run", "images", "--out=vectors", "--shard=all"
     )
@@ -118,7 +119,7 @@ def test_under_torchrun_a_file_that_is_left_out_does_not_end_the_other_ranks(pla
     assert len(open_embeddings("vectors").paths) == 23
 
 
-@pytest.mark.parametrize("option", ["--shard=1/2", "--dtype=float16", "--part-images=3"])
+@pytest.mark.parametrize("option", ["--shard=1/2", "--dtype=float16", "--shard-images=3"])
 def test_an_archive_has_no_shares_parts_or_types(option):
     assert "need a folder, not one archive" in failure("embed", "run", "images", "--out=vectors.npz", option)
 
@@ -134,7 +135,7 @@ def test_another_model_and_a_wrong_share_are_refused(place, capsys):
     torch.manual_seed(9)
     small_embedder().save(place / "other")
     assert "the embeddings vectors belongs to convnet" in failure("embed", "other", "images", "--out=vectors")
-    assert "a share must be from 1/2 to 2/2" in failure("embed", "run", "images", "--out=vectors", "--shard=3/2")
+    assert "a shard must be from 1/2 to 2/2" in failure("embed", "run", "images", "--out=vectors", "--shard=3/2")
 
 
 def test_an_index_is_made_from_embeddings_and_answers_the_same(place, capsys):
@@ -157,7 +158,7 @@ def test_an_index_is_made_from_embeddings_and_answers_the_same(place, capsys):
 @pytest.mark.slow
 def test_torchrun_gives_each_process_its_share(place, capsys):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "-m", "pfml.cli"]
-    subprocess.run([*command, "embed", "run", "images", "--out=vectors", "--part-images=4"], check=True)
+    subprocess.run([*command, "embed", "run", "images", "--out=vectors", "--shard-images=4"], check=True)
     before = files_of(place / "vectors")
     assert "0 added, 23 unchanged" in said(capsys, "embed", "run", "images", "--out=vectors")
     assert files_of(place / "vectors") == before

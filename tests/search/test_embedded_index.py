@@ -5,7 +5,15 @@ import shutil
 import pytest
 import torch
 
-from pfml.search import ImageIndex, ModelIdentity, OtherModelError, Share, embed_collection, list_images, update_index
+from pfml.search import (
+    ImageIndex,
+    ImageShard,
+    ModelIdentity,
+    OtherModelError,
+    embed_collection,
+    list_images,
+    update_index,
+)
 from pfml.storage.embeddings import open_embeddings
 from small_collection import NAMES, SMALL, write_collection
 from small_data import small_embedder
@@ -26,13 +34,13 @@ def embedder():
 
 def test_an_index_from_embeddings_equals_one_made_directly(tmp_path, embedder, images, embedded):
     for number in (1, 2, 3):
-        embed_collection(tmp_path / "out", embedder, [images], share=Share(number, 3), **SMALL)
+        embed_collection(tmp_path / "out", embedder, [images], shard=ImageShard(number, 3), **SMALL)
     model, listing = ModelIdentity.of(embedder), list_images(images)
     direct = ImageIndex.create(tmp_path / "direct", model, 8)
-    update_index(direct, embedder, listing, segment_images=5)
+    update_index(direct, embedder, listing, shard_images=5)
     embedded.clear()
     index = ImageIndex.create(tmp_path / "index", model, 8)
-    update = update_index(index, embedder, listing, embeddings=open_embeddings(tmp_path / "out"), segment_images=5)
+    update = update_index(index, embedder, listing, embeddings=open_embeddings(tmp_path / "out"), shard_images=5)
     assert (update.added, update.taken, sum(embedded)) == (23, 23, 0)
     assert list(index.entries()) == list(direct.entries())
     queries = torch.nn.functional.normalize(torch.randn(9, 8))

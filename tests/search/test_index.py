@@ -56,7 +56,7 @@ def test_a_filter_searches_these_classes_only_and_never_what_was_removed(tmp_pat
     assert {hit.class_name for hit in hits} <= set(classes)
 
 
-def test_results_depend_neither_on_segments_nor_on_tiles(tmp_path, monkeypatch):
+def test_results_depend_neither_on_shards_nor_on_tiles(tmp_path, monkeypatch):
     one = small_index(tmp_path / "one", entries=90)
     many = ImageIndex.create(tmp_path / "many", MODEL, 8)
     for part in torch.arange(90).split(11):
@@ -66,7 +66,7 @@ def test_results_depend_neither_on_segments_nor_on_tiles(tmp_path, monkeypatch):
     monkeypatch.setattr("pfml.search.backends.MEMORY", 300)
     monkeypatch.setattr("pfml.search.backends.QUERIES_AT_ONCE", 7)
     assert [[hit.id for hit in hits] for hits in many.search(queries, 20, model=MODEL)] == expected
-    assert many.num_segments == 9
+    assert many.num_shards == 9
 
 
 def test_the_distance_of_an_image_to_its_copy_is_zero_and_copies_are_listed_by_id(tmp_path):
@@ -98,12 +98,12 @@ def test_adding_a_path_again_replaces_its_entry_under_a_new_id(tmp_path):
     assert index.search(unit_vectors(2, seed=8), 1, model=MODEL)[0][0].id == 20
 
 
-def test_adding_writes_a_new_segment_and_leaves_the_old_ones_alone(tmp_path):
+def test_adding_writes_a_new_shard_and_leaves_the_old_ones_alone(tmp_path):
     index = small_index(tmp_path / "index")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "index").glob("segment-*")}
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "index").glob("shard-*")}
     index.add(unit_vectors(1, seed=4), ["new.jpg"], model=MODEL)
     index.remove(paths=["0.jpg"])
-    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "index").glob("segment-*")}
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "index").glob("shard-*")}
     assert before.items() <= after.items()
     assert len(after) == 2
 
@@ -115,20 +115,20 @@ def test_compacting_keeps_entries_and_ids_and_clears_what_was_removed(tmp_path, 
     index.remove(class_names=["class 1"])
     before, hits = list(index.entries()), index.search(unit_vectors(2, seed=5), 8, model=MODEL)
     index.compact()
-    assert (index.num_segments, index.num_removed) == (3, 0)
+    assert (index.num_shards, index.num_removed) == (3, 0)
     assert list(index.entries()) == before == list(ImageIndex.open(tmp_path / "index").entries())
     assert index.search(unit_vectors(2, seed=5), 8, model=MODEL) == hits
     assert index.add(unit_vectors(1), ["last.jpg"], model=MODEL) == (22,)
 
 
-def test_compacted_segments_stay_for_the_grace_period_and_no_longer(tmp_path):
+def test_compacted_shards_stay_for_the_grace_period_and_no_longer(tmp_path):
     folder = tmp_path / "index"
     index = small_index(folder)
-    old = set(folder.glob("segment-*"))
+    old = set(folder.glob("shard-*"))
     index.compact()
-    assert old < set(folder.glob("segment-*"))
+    assert old < set(folder.glob("shard-*"))
     index.compact(grace_seconds=0)
-    assert len(set(folder.glob("segment-*"))) == 1
+    assert len(set(folder.glob("shard-*"))) == 1
 
 
 def test_an_emptied_index_is_searched_without_a_result(tmp_path):
@@ -261,17 +261,18 @@ def test_auto_leaves_vectors_in_their_files_unless_a_copy_fits_comfortably(tmp_p
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_a_segment_with_a_number_that_is_none_is_refused_by_its_name(tmp_path, bad):
+def test_a_shard_with_a_number_that_is_none_is_refused_by_its_name(tmp_path, bad):
     from pfml.storage.file_state import UNKNOWN_FILE, packed
     from pfml.storage.files import DamagedFileError
-    from pfml.storage.segment import Segment, read_segment, write_segment
+    from pfml.storage.shard import VectorShard, read_shard, write_shard
 
     vectors = unit_vectors(5)
     vectors[3, 2] = bad
     columns = (("",) * 5,) * 3
-    described = write_segment(tmp_path, Segment(vectors, torch.arange(5), *columns, *packed([UNKNOWN_FILE] * 5)))
-    with pytest.raises(DamagedFileError, match=rf"1 NaN or Inf of 40 numbers in 'vectors' of .*{described.file}"):
-        read_segment(tmp_path, described, 8)
+    shard = VectorShard(vectors, torch.arange(5), *columns, *packed([UNKNOWN_FILE] * 5))
+    entry = write_shard(tmp_path / "shard-1.safetensors", shard, model_digest=MODEL.digest)
+    with pytest.raises(DamagedFileError, match=r"1 NaN or Inf of 40 numbers in 'vectors' of .*shard-1\.safetensors"):
+        read_shard(tmp_path / entry.file, dimension=8, entry=entry)
 
 
 def test_a_look_at_the_state_before_finds_nothing_of_the_state_after(tmp_path):

@@ -70,13 +70,13 @@ def test_index_says_what_it_did_each_time(place, capsys):
     assert "0 added, 4 unchanged, 1 removed, 1 unreadable" in printed
     assert "left out: " in printed
     assert "bad.png: is not an image" in printed
-    assert "4 images of 2 classes in 1 segments, 1 removed that --compact" in printed
-    assert "4 images of 2 classes in 1 segments\n" in said(capsys, "index", "run", "--compact")
+    assert "4 images of 2 classes in 1 shards, 1 removed that --compact" in printed
+    assert "4 images of 2 classes in 1 shards\n" in said(capsys, "index", "run", "--compact")
 
 
 def test_search_prints_a_row_for_each_image_found(place, capsys, model):
-    said(capsys, "index", "run", "images", "--segment-images=2", "--batch_size=1", "--workers=1")
-    assert ImageIndex.open("run/index").num_segments == 3
+    said(capsys, "index", "run", "images", "--shard-images=2", "--batch_size=1", "--workers=1")
+    assert ImageIndex.open("run/index").num_shards == 3
     printed = said(capsys, "search", "run", "images/b/3.png", "--k=3")
     rows = [line for line in printed.splitlines() if "images/" in line and "│" in line]
     assert len(rows) == 3

@@ -130,7 +130,7 @@ def test_images_of_other_folders_stay(index, embedder, images, tmp_path):
     assert index.find(other / "z.png").class_name == ""
 
 
-def test_segments_are_written_as_they_come_and_an_interrupted_update_goes_on(index, embedder, images, monkeypatch):
+def test_shards_are_written_as_they_come_and_an_interrupted_update_goes_on(index, embedder, images, monkeypatch):
     calls = []
 
     def interrupted(*arguments, **options):
@@ -142,10 +142,10 @@ def test_segments_are_written_as_they_come_and_an_interrupted_update_goes_on(ind
     with monkeypatch.context() as patch:
         patch.setattr("pfml.search.embedding.embed", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            update_index(index, embedder, list_images(images), segment_images=2)
+            update_index(index, embedder, list_images(images), shard_images=2)
     assert len(ImageIndex.open(index.path)) == 4
-    update = update_index(index, embedder, list_images(images), segment_images=2)
-    assert (update.added, update.unchanged, index.num_segments) == (1, 4, 3)
+    update = update_index(index, embedder, list_images(images), shard_images=2)
+    assert (update.added, update.unchanged, index.num_shards) == (1, 4, 3)
 
 
 def test_progress_is_shown_over_all_images(index, embedder, images):
@@ -155,7 +155,7 @@ def test_progress_is_shown_over_all_images(index, embedder, images):
         shown.append((description, total))
         return items
 
-    update_index(index, embedder, list_images(images), segment_images=3, batch_size=2, track=track)
+    update_index(index, embedder, list_images(images), shard_images=3, batch_size=2, track=track)
     assert shown == [
         ("comparing files", 5),
         ("embedding 1 to 3 of 5", 2),
@@ -183,8 +183,8 @@ def test_a_folder_divided_into_train_and_test_has_its_classes_below(tmp_path):
 def test_what_is_no_folder_and_no_table_is_refused(tmp_path, index, embedder, images):
     with pytest.raises(FileNotFoundError, match="must be a folder or a .csv file"):
         list_images(tmp_path / "nothing")
-    with pytest.raises(ValueError, match="segment_images must be at least 1"):
-        update_index(index, embedder, list_images(images), segment_images=0)
+    with pytest.raises(ValueError, match="shard_images must be at least 1"):
+        update_index(index, embedder, list_images(images), shard_images=0)
 
 
 def test_the_identity_of_a_model_survives_saving_and_changes_with_a_weight(tmp_path, index, embedder, images):

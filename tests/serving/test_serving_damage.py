@@ -27,11 +27,11 @@ def looks_at_once(monkeypatch):
 def from_files(monkeypatch):
     """An index that is too large to be held in memory."""
     monkeypatch.setattr("pfml.serving.gallery.HOLD_BYTES", 0)
-    monkeypatch.setattr("pfml.storage.segment.SMALL_BYTES", 0)
+    monkeypatch.setattr("pfml.storage.shard.SMALL_BYTES", 0)
 
 
-def segment_of(run):
-    [path] = (run / "index").glob("segment-*.safetensors")
+def shard_of(run):
+    [path] = (run / "index").glob("shard-*.safetensors")
     return path
 
 
@@ -99,17 +99,17 @@ def test_the_next_good_state_is_taken_up_after_a_damaged_one(small_run):
     assert got(app, "/api/status")["images"] == 49
 
 
-def test_segments_that_are_damaged_on_disk_are_served_from_memory_and_it_is_said(small_run, caplog):
+def test_shards_that_are_damaged_on_disk_are_served_from_memory_and_it_is_said(small_run, caplog):
     app = application(small_run)
     before = hits_of(app)
-    overwrite(segment_of(small_run))
-    os.truncate(segment_of(small_run), 1000)
+    overwrite(shard_of(small_run))
+    os.truncate(shard_of(small_run), 1000)
     assert hits_of(app) == before
     answer = got(app, "/ready")
     assert answer["ready"] is True
-    assert segment_of(small_run).name in answer["problem"]
+    assert shard_of(small_run).name in answer["problem"]
     assert got(app, "/api/status")["problem"] == answer["problem"]
-    assert any(segment_of(small_run).name in line for line in caplog.messages)
+    assert any(shard_of(small_run).name in line for line in caplog.messages)
 
 
 def cut_short(path):
@@ -120,8 +120,8 @@ def cut_short(path):
 @pytest.mark.usefixtures("from_files")
 def test_a_large_index_that_is_damaged_is_a_503_in_words_and_not_ready(small_run, damage):
     app = application(small_run)
-    before, whole = hits_of(app), segment_of(small_run).read_bytes()
-    damage(segment_of(small_run))
+    before, whole = hits_of(app), shard_of(small_run).read_bytes()
+    damage(shard_of(small_run))
     for path in ("/api/search?id=3", "/api/why?id=3"):
         answer = ask(app, "GET", path)
         assert answer.status_code == 503, answer.text
@@ -130,8 +130,8 @@ def test_a_large_index_that_is_damaged_is_a_503_in_words_and_not_ready(small_run
     answer = ask(app, "GET", "/ready")
     assert answer.status_code == 503
     assert answer.json()["ready"] is False
-    assert segment_of(small_run).name in answer.json()["problem"]
-    with open(segment_of(small_run), "r+b") as file:
+    assert shard_of(small_run).name in answer.json()["problem"]
+    with open(shard_of(small_run), "r+b") as file:
         file.write(whole)
     assert hits_of(app) == before
     assert got(app, "/ready")["ready"] is True
@@ -163,7 +163,7 @@ def test_a_probe_needs_no_token_and_learns_no_path(small_run):
 
 
 def test_the_server_holds_a_small_index_in_memory(made_run, monkeypatch):
-    monkeypatch.setattr("pfml.storage.segment.SMALL_BYTES", 0)
+    monkeypatch.setattr("pfml.storage.shard.SMALL_BYTES", 0)
     assert Gallery.open(made_run, device="cpu").index.is_held
 
 

@@ -1,4 +1,4 @@
-"""`pfml embed`: images as vectors, in one archive or, however many they are, in a folder of parts."""
+"""`pfml embed`: images as vectors, in one .npz file or, however many they are, in a folder of shards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from pfml.search import Share
+    from pfml.search import ImageShard
 
 
 def embed(
@@ -24,24 +24,24 @@ def embed(
     out: str = "embeddings.npz",
     shard: str | None = None,
     dtype: str | None = None,
-    part_images: int | None = None,
+    shard_images: int | None = None,
     batch_size: int = 128,
     workers: int = 2,
 ) -> None:
-    """Embed images: write their paths and unit vectors to a NumPy archive, or in parts to a folder of any size."""
-    from pfml.search import Share
+    """Embed images: write their paths and unit vectors to a NumPy file (.npz), or in shards to a folder of any size."""
+    from pfml.search import ImageShard
 
     refuse_images_first("embed", run, images)
-    share = Share.of_process() if shard is None else Share.parsed(shard)
+    own = ImageShard.of_process() if shard is None else ImageShard.parsed(shard)
     if _is_folder(out):
-        _embed_to_folder(run, images, Path(out), share, dtype, part_images, batch_size, workers)
+        _embed_to_folder(run, images, Path(out), own, dtype, shard_images, batch_size, workers)
         return
-    if not share.is_whole or dtype is not None or part_images is not None:
+    if not own.is_all or dtype is not None or shard_images is not None:
         raise ValueError(
-            f"--shard, --dtype, --part-images and torchrun need a folder, not one archive, got --out {out}: "
+            f"--shard, --dtype, --shard-images and torchrun need a folder, not one file, got --out {out}: "
             f"leave the ending out"
         )
-    _embed_to_archive(run, images, Path(out), batch_size, workers)
+    _embed_to_file(run, images, Path(out), batch_size, workers)
 
 
 def add_embed_arguments(parser: ArgumentParser) -> None:
@@ -52,17 +52,17 @@ def add_embed_arguments(parser: ArgumentParser) -> None:
     add(
         "--out",
         default="embeddings.npz",
-        help="An archive, with the arrays `paths` and `embeddings`, of what fits into memory; or, without .npz, a "
-        "folder that is written in parts: again to go on after an interruption, or to bring it up to date.",
+        help="A NumPy file with the arrays `paths` and `embeddings`, of what fits into memory; or, without .npz, a "
+        "folder of shards: run again to resume after an interruption, or to bring it up to date.",
     )
     add(
         "--shard",
-        help="With a folder: embed one of several shares, such as 2/8, beside others; `all` for the whole. By default "
-        "the whole, and under torchrun the share of this process.",
+        help="With a folder: embed one of several shards of the images, such as 2/8, beside other processes; `all` for "
+        "all images. By default all, and under torchrun the shard of this process.",
     )
     add("--dtype", help="With a folder: float32 or float16; by default what the folder has, float32 if it is new.")
     add(
-        "--part-images",
+        "--shard-images",
         type=int,
         help="With a folder: images that are written together; by default what the folder has, 4096 if it is new.",
     )
@@ -74,7 +74,7 @@ def _is_folder(out: str) -> bool:
     return out.endswith(("/", os.sep)) or Path(out).is_dir() or not Path(out).suffix
 
 
-def _embed_to_archive(run: Path, images: list[Path], out: Path, batch_size: int, workers: int) -> None:
+def _embed_to_file(run: Path, images: list[Path], out: Path, batch_size: int, workers: int) -> None:
     from pfml.data.readers.folder import image_paths
     from pfml.models import load_embedder
     from pfml.search.embedding import embed_files
@@ -100,9 +100,9 @@ def _embed_to_folder(
     run: Path,
     images: list[Path],
     out: Path,
-    share: Share,
+    shard: ImageShard,
     dtype: str | None,
-    part_images: int | None,
+    shard_images: int | None,
     batch_size: int,
     workers: int,
 ) -> None:
@@ -117,8 +117,8 @@ def _embed_to_folder(
         embedder,
         images,
         dtype=dtype,
-        part_images=part_images,
-        share=share,
+        shard_images=shard_images,
+        shard=shard,
         batch_size=batch_size,
         workers=workers,
         track=ProgressMonitor(console).track,
@@ -126,7 +126,7 @@ def _embed_to_folder(
     for damage in update.damaged:
         print_line(console, f"embedded again: {damage}")
     print_unreadable(console, update.failures)
-    which = "" if share.is_whole else f"share {share}, "
+    which = "" if shard.is_all else f"shard {shard}, "
     print_line(console, f"{out}: {which}{update}, {embedder.embedding_dim} dimensions")
     end_with_unreadable(update.failures)
 

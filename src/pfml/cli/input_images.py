@@ -45,9 +45,9 @@ def end_with_unreadable(failures: Sequence[ImageError]) -> None:
 
     Not under torchrun, which would end all ranks.
     """
-    from pfml.search import Share
+    from pfml.search import ImageShard
 
-    if failures and Share.of_process().is_whole:
+    if failures and ImageShard.of_process().is_all:
         sys.exit(UNREADABLE_STATUS)
 
 

@@ -37,7 +37,7 @@ def index(
     remove: list[Path] | None = None,
     remove_class: list[str] | None = None,
     compact: bool = False,
-    segment_images: int = 4096,
+    shard_images: int = 4096,
     batch_size: int = 64,
     workers: int = 2,
 ) -> None:
@@ -71,7 +71,7 @@ def index(
             embedder,
             listing,
             embeddings=stored,
-            segment_images=segment_images,
+            shard_images=shard_images,
             batch_size=batch_size,
             workers=workers,
             track=ProgressMonitor(console).track,
@@ -105,7 +105,7 @@ def add_index_arguments(parser: ArgumentParser) -> None:
     add("--remove", type=Path, nargs="+", help="Images to remove, or folders whose images are all removed.")
     add("--remove-class", nargs="+", help="Classes to remove.")
     add("--compact", action="store_true", help="Write the index anew, without what was removed, in few files.")
-    add("--segment-images", type=int, default=4096, help="Images that are written together.")
+    add("--shard-images", type=int, default=4096, help="Images that are written together.")
     add("--batch-size", type=int, default=64, help="Images in the network at a time.")
     add("--workers", type=int, default=2, help="Threads that read files.")
 
@@ -227,7 +227,7 @@ def _print_index(console: Console, index: ImageIndex) -> None:
     classes = index.class_counts()
     named = sum(1 for name in classes if name)
     waste = f", {index.num_removed:,} removed that --compact would clear away" if index.num_removed else ""
-    size = f"{len(index):,} images of {named:,} classes in {index.num_segments:,} segments{waste}"
+    size = f"{len(index):,} images of {named:,} classes in {index.num_shards:,} shards{waste}"
     print_line(console, f"{index.path}: {size}")
 
 

@@ -16,7 +16,7 @@ finds the threshold. `embed_collection` embeds images that are too many for memo
 `pfml index`, `pfml search`, `pfml calibrate` and `pfml embed`; docs/SEARCH.md tells the rest.
 """
 
-from pfml.search.collection import CollectionUpdate, Share, embed_collection
+from pfml.search.collection import CollectionUpdate, ImageShard, embed_collection
 from pfml.search.identity import ModelIdentity, OtherModelError
 from pfml.search.index import Entry, Hit, ImageIndex, Points
 from pfml.search.opened import OpenedRun, open_run
@@ -29,6 +29,7 @@ __all__ = [
     "Entry",
     "Hit",
     "ImageIndex",
+    "ImageShard",
     "Listing",
     "LockedError",
     "ModelIdentity",
@@ -36,7 +37,6 @@ __all__ = [
     "OtherModelError",
     "Points",
     "Rate",
-    "Share",
     "Threshold",
     "Update",
     "calibrate",

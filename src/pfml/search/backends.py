@@ -12,7 +12,7 @@ from torch import Tensor
 from pfml.memory import available_memory
 from pfml.packages import require_packages
 from pfml.precision import full_precision
-from pfml.storage.segment import StoredVectors
+from pfml.storage.shard import StoredVectors
 
 __all__ = [
     "BACKENDS",
@@ -36,7 +36,7 @@ ROWS_AT_ONCE = 8192
 FAISS_FROM = 1_000_000
 COMFORTABLE_SHARE = 0.25
 
-#: Of a segment: in memory, or read from its file part by part.
+#: Of a shard: in memory, or read from its file tile by tile.
 Vectors: TypeAlias = Tensor | StoredVectors
 
 
@@ -56,8 +56,8 @@ class Searcher(Protocol):
 class ExactSearcher:
     """Every vector is compared, tile by tile, in full float32."""
 
-    def __init__(self, parts: Sequence[Vectors]) -> None:
-        self.parts = parts
+    def __init__(self, shards: Sequence[Vectors]) -> None:
+        self.shards = shards
 
     def nearest(self, queries: Tensor, k: int, allowed: Tensor) -> tuple[Tensor, Tensor]:
         """See `Searcher.nearest`."""
@@ -69,8 +69,8 @@ class ExactSearcher:
         height = max(MEMORY // (4 * max(len(queries), 1)), 1)
         first = 0
         with full_precision(queries.device):
-            for part in self.parts:
-                for vectors in part.split(height):
+            for shard in self.shards:
+                for vectors in shard.split(height):
                     open_rows = allowed[first : first + len(vectors)]
                     best = _merged(best, _best_of_tile(queries, vectors, open_rows, k, first), k)
                     first += len(vectors)
@@ -80,11 +80,11 @@ class ExactSearcher:
 class FaissSearcher:
     """faiss's flat index: a copy of the vectors in memory, every one of which is compared."""
 
-    def __init__(self, parts: Sequence[Vectors]) -> None:
+    def __init__(self, shards: Sequence[Vectors]) -> None:
         self.faiss = _faiss()
-        self.flat = self.faiss.IndexFlatIP(parts[0].shape[1])
-        for part in parts:
-            for vectors in part.split(ROWS_AT_ONCE):
+        self.flat = self.faiss.IndexFlatIP(shards[0].shape[1])
+        for shard in shards:
+            for vectors in shard.split(ROWS_AT_ONCE):
                 self.flat.add(vectors.numpy())
 
     def nearest(self, queries: Tensor, k: int, allowed: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""A collection of images embedded to a folder of parts: in bounded memory, in shares, and from where it stopped."""
+"""A collection of images embedded to a folder of shards: in bounded memory, by several processes, and resumable."""
 
 from __future__ import annotations
 
@@ -19,21 +19,31 @@ from pfml.models.embedder import Embedder
 from pfml.search.embedding import embed_files
 from pfml.search.identity import ModelIdentity
 from pfml.search.update import Update, plain_path
-from pfml.storage.embeddings import read_settings, write_settings
+from pfml.storage.embeddings import (
+    CollectionSettings,
+    add_shard,
+    read_settings,
+    revision_of,
+    shard_files,
+    shard_of,
+    write_settings,
+)
+from pfml.storage.file_state import packed
 from pfml.storage.files import DamagedFileError, remove_partials
 from pfml.storage.lock import WriterLock
-from pfml.storage.shard import Part, PartSettings, part_names, read_part, remove_part, write_part
+from pfml.storage.manifest import FormatVersionError
+from pfml.storage.shard import VectorShard
 
-__all__ = ["PART_IMAGES", "WHOLE", "CollectionUpdate", "Share", "embed_collection"]
+__all__ = ["ALL_IMAGES", "SHARD_IMAGES", "CollectionUpdate", "ImageShard", "embed_collection"]
 
 
 @dataclass(frozen=True)
-class Share:
-    """The `number`-th of `count` shares of the images.
+class ImageShard:
+    """The `number`-th of `count` shards of the images, for one of `count` processes.
 
-    An image belongs to a share by a digest of its path. So it stays where it is when others come or go, and processes
-    that list a growing folder at different moments neither miss an image nor take one twice. Shares are equal but for
-    chance: of N images in c shares, N / c give or take its square root.
+    An image belongs to a shard by a digest of its path. So it stays where it is when others come or go, and processes
+    that list a growing folder at different moments neither miss an image nor take one twice. Shards are equal but for
+    chance: of N images in c shards, N / c give or take its square root.
     """
 
     number: int
@@ -41,53 +51,53 @@ class Share:
 
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.count:
-            raise ValueError(f"a share must be from 1/{self.count} to {self.count}/{self.count}, got {self}")
+            raise ValueError(f"a shard must be from 1/{self.count} to {self.count}/{self.count}, got {self}")
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
 
     @property
-    def is_whole(self) -> bool:
+    def is_all(self) -> bool:
         """Whether it is the only one."""
         return self.count == 1
 
     def holds(self, path: str) -> bool:
-        """Whether the image of this path is in the share."""
-        if self.is_whole:
+        """Whether the image of this path is in the shard."""
+        if self.is_all:
             return True
         digest = hashlib.sha256(path.encode(errors="surrogateescape")).digest()
         return int.from_bytes(digest[:8], "big") % self.count == self.number - 1
 
     @classmethod
-    def parsed(cls, text: str) -> Share:
-        """The share of a text such as "2/8", or "all"."""
+    def parsed(cls, text: str) -> ImageShard:
+        """The shard of a text such as "2/8", or "all"."""
         if text == "all":
-            return WHOLE
+            return ALL_IMAGES
         found = re.fullmatch(r"(\d+)/(\d+)", text)
         if found is None or int(found[2]) < 1:
-            raise ValueError(f"a share must be NUMBER/COUNT, such as 2/8 for the second of eight, or all, got {text!r}")
+            raise ValueError(f"a shard must be NUMBER/COUNT, such as 2/8 for the second of eight, or all, got {text!r}")
         return cls(int(found[1]), int(found[2]))
 
     @classmethod
-    def of_process(cls, environment: Mapping[str, str] = os.environ) -> Share:
-        """The share that torchrun gives this process by RANK and WORLD_SIZE; the whole where it did not start it."""
+    def of_process(cls, environment: Mapping[str, str] = os.environ) -> ImageShard:
+        """The shard that torchrun gives this process by RANK and WORLD_SIZE; the whole where it did not start it."""
         if "RANK" not in environment or "WORLD_SIZE" not in environment:
-            return WHOLE
+            return ALL_IMAGES
         rank, count = environment["RANK"], environment["WORLD_SIZE"]
         if not rank.isdecimal() or not count.isdecimal() or int(rank) >= int(count):
             raise ValueError(
                 f"RANK must be a number from 0 to WORLD_SIZE - 1, got RANK={rank!r} and WORLD_SIZE={count!r}: "
-                f"unset them, or name the share with --shard"
+                f"unset them, or name the shard with --shard"
             )
         return cls(int(rank) + 1, int(count))
 
 
 #: All images.
-WHOLE = Share(1, 1)
+ALL_IMAGES = ImageShard(1, 1)
 
 
-#: Images in a part, unless it is said otherwise.
-PART_IMAGES = 4096
+#: Images in a shard, unless it is said otherwise.
+SHARD_IMAGES = 4096
 
 
 @dataclass
@@ -95,7 +105,7 @@ class CollectionUpdate(Update):
     """What `embed_collection` did, counted in images.
 
     Args:
-        damaged: What is wrong with parts whose images were embedded again.
+        damaged: What is wrong with shards whose images were embedded again.
     """
 
     damaged: list[str] = field(default_factory=list)
@@ -107,64 +117,64 @@ def embed_collection(
     places: Sequence[Path],
     *,
     dtype: str | None = None,
-    part_images: int | None = None,
-    share: Share = WHOLE,
+    shard_images: int | None = None,
+    shard: ImageShard = ALL_IMAGES,
     batch_size: int = 64,
     workers: int = 2,
     track: Track | None = None,
 ) -> CollectionUpdate:
-    """Embed images to `folder` (`pfml.evaluation.open_embeddings` reads it); what was done.
+    """Embed images to `folder` (`pfml.storage.embeddings.open_embeddings` reads it); what was done.
 
-    Every part is written before the next is read. The same call again, after a kill or when files have changed, embeds
-    what is missing: each finished part is first compared with its checksum, and each file with its state. An image that
-    no longer lies in `places`, and vectors that newer ones replace, are removed by the call for all images; several
-    shares may be at work at once, and only add.
+    Every shard is written before the next is read. The same call again, after a kill or when files have changed, embeds
+    what is missing: each finished shard is first compared with its checksums, and each file with its state. An image
+    that no longer lies in `places`, and vectors that newer ones replace, are removed by the call for all images;
+    several processes may embed a shard of the images each at once, and only add.
 
     Args:
         folder: Made if it does not exist.
         embedder: On the device where it is to compute.
         places: Image files, or folders whose images are all taken. Images of other places stay.
         dtype: "float32" or "float16"; None for what the folder has, float32 if it is new.
-        part_images: Images in a part; None for what the folder has, `PART_IMAGES` if it is new.
-        share: Which images to embed.
+        shard_images: Images in a shard; None for what the folder has, `SHARD_IMAGES` if it is new.
+        shard: Which images to embed.
         batch_size: Images that pass through the network at a time.
         workers: Threads that read files.
         track: Shows the progress, as track(iterable, description, total).
 
     Raises:
         OtherModelError: If the folder has embeddings of another model.
-        LockedError: If another process is writing all images, or this one wants to while shares are written.
+        LockedError: If another process is writing all images, or this one wants to while others write theirs.
     """
     folder, update = Path(folder), CollectionUpdate()
     if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{folder} must be a folder for the parts, and there is a file: choose another name")
+        raise NotADirectoryError(f"{folder} must be a folder for the shards, and there is a file: choose another name")
     folder.mkdir(parents=True, exist_ok=True)
-    with WriterLock(folder, shared=not share.is_whole).held():
-        settings = _settings(folder, embedder, dtype, part_images)
-        if share.is_whole:
+    with WriterLock(folder, shared=not shard.is_all).held():
+        settings = _settings(folder, embedder, dtype, shard_images)
+        if shard.is_all:
             _remove_left_over(folder)
-        comparison = _Comparison(folder, settings, list(map(plain_path, places)), share, update)
+        comparison = _Comparison(folder, settings, list(map(plain_path, places)), shard, update)
         comparison.compare(workers, track)
         pending = list(comparison.pending())
         for number, (paths, revision) in enumerate(pending, 1):
-            label = f"embedding part {number:,} of {len(pending):,}"
+            label = f"embedding shard {number:,} of {len(pending):,}"
             shown = None if track is None else _labeled(track, label)
-            _add_part(folder, settings, embedder, paths, revision, comparison, batch_size, workers, shown)
+            _add_shard(folder, settings, embedder, paths, revision, comparison, batch_size, workers, shown)
     return update
 
 
-def _settings(folder: Path, embedder: Embedder, dtype: str | None, part_images: int | None) -> PartSettings:
+def _settings(folder: Path, embedder: Embedder, dtype: str | None, shard_images: int | None) -> CollectionSettings:
     """The settings of the folder, which must be those that are asked for; written if the folder is new."""
     model = ModelIdentity.of(embedder)
     if not (folder / "embeddings.json").is_file():
         numbers = "float32" if dtype is None else dtype
-        images = PART_IMAGES if part_images is None else part_images
-        wanted = PartSettings(model.description, model.digest, embedder.embedding_dim, numbers, images)
-        with suppress(FileExistsError):  # another share has come first, and its settings count
+        images = SHARD_IMAGES if shard_images is None else shard_images
+        wanted = CollectionSettings(model.description, model.digest, embedder.embedding_dim, numbers, images)
+        with suppress(FileExistsError):  # another process has come first, and its settings count
             write_settings(folder, wanted)
     found = read_settings(folder)
     ModelIdentity(found.model_digest, found.model).require(model, f"the embeddings {folder}")
-    for name, asked in (("dtype", dtype), ("part_images", part_images)):
+    for name, asked in (("dtype", dtype), ("shard_images", shard_images)):
         if asked is not None and asked != getattr(found, name):
             raise ValueError(
                 f"{name} of the embeddings {folder} must stay {getattr(found, name)}, got {asked}: "
@@ -177,34 +187,42 @@ class _Comparison:
     """Listed images beside what the folder has of them."""
 
     def __init__(
-        self, folder: Path, settings: PartSettings, places: list[Path], share: Share, update: CollectionUpdate
+        self,
+        folder: Path,
+        settings: CollectionSettings,
+        places: list[Path],
+        images: ImageShard,
+        update: CollectionUpdate,
     ) -> None:
-        self.folder, self.settings, self.share, self.update = folder, settings, share, update
+        self.folder, self.settings, self.images, self.update = folder, settings, images, update
         self.folders = [place for place in places if place.is_dir()]
-        # path -> whether a part mentions it; in the order of the listing
-        self.listed = {path: False for path in image_paths(places) if share.holds(path)}
-        self.again: dict[str, int] = {}  # path -> revision of the part that mentions it, but has no vector of it now
+        # path -> whether a shard mentions it; in the order of the listing
+        self.listed = {path: False for path in image_paths(places) if images.holds(path)}
+        self.again: dict[str, int] = {}  # path -> revision of the shard that mentions it, but has no vector of it now
         self.failed: set[str] = set()  # of these, such as could not be read before
 
     def compare(self, workers: int, track: Track | None) -> None:
-        """Look at every part, newest first; remove damaged ones and, if all images are asked for, what is no more."""
-        names = part_names(self.folder)
-        for name in names if track is None else track(names, "comparing files", len(names)):
+        """Look at every shard, newest first; remove damaged ones and, if all images are asked for, what is no more."""
+        files = shard_files(self.folder)
+        for file in files if track is None else track(files, "comparing files", len(files)):
             try:
-                part = read_part(self.folder, name, self.settings)
-                if any(self.share.holds(path) for path in part.mentioned()):
-                    part.check(self.folder)
+                shard = shard_of(file, self.settings)
+                if any(self.images.holds(path) for path in shard.mentioned()):
+                    assert shard.origin is not None
+                    shard.origin.require_unchanged()
+            except FormatVersionError:
+                raise  # it is whole, and not to be removed
             except DamagedFileError as error:
                 self.update.damaged.append(str(error))
-                remove_part(self.folder, name)
+                file.unlink(missing_ok=True)
                 continue
-            except FileNotFoundError:  # another share has found it damaged in this moment
+            except FileNotFoundError:  # another process has found it damaged in this moment
                 continue
-            self._compare(part, workers)
+            self._compare(file, shard, workers)
 
     def pending(self) -> Iterator[tuple[list[str], int]]:
-        """Paths to embed together, and their revision: first those of which no part knows."""
-        size = self.settings.part_images
+        """Paths to embed together, and their revision: first those of which no shard knows."""
+        size = self.settings.shard_images
         new = [path for path, mentioned in self.listed.items() if not mentioned]
         for first in range(0, len(new), size):
             yield new[first : first + size], 0
@@ -213,12 +231,12 @@ class _Comparison:
             some = again[first : first + size]
             yield some, 1 + max(self.again[path] for path in some)
 
-    def _compare(self, part: Part, workers: int) -> None:
-        looked = [row for row, path in enumerate(part.paths) if self.listed.get(path) is False]
-        pairs = ((part.files[row], part.paths[row]) for row in looked)
+    def _compare(self, file: Path, shard: VectorShard, workers: int) -> None:
+        looked = [row for row, path in enumerate(shard.paths) if self.listed.get(path) is False]
+        pairs = ((shard.file(row), shard.paths[row]) for row in looked)
         same = dict(zip(looked, in_threads(lambda pair: pair[0].is_of(pair[1]), pairs, workers), strict=True))
         kept: list[int] = []
-        for row, path in enumerate(part.paths):
+        for row, path in enumerate(shard.paths):
             if path not in self.listed:
                 if self._is_gone(path):
                     self.update.removed += 1
@@ -230,36 +248,37 @@ class _Comparison:
                     kept.append(row)
                     self.update.unchanged += 1
                 else:
-                    self.again[path] = part.revision
+                    self.again[path] = revision_of(file)
         unreadable = []
-        for path, reason in part.unreadable:
+        for path, reason in shard.unreadable:
             if self.listed.get(path) is False:
                 self.listed[path] = True
-                self.again[path] = part.revision
+                self.again[path] = revision_of(file)
                 self.failed.add(path)
                 unreadable.append((path, reason))
             elif path not in self.listed and not self._is_gone(path):
                 unreadable.append((path, reason))
-        if self.share.is_whole and (len(kept), len(unreadable)) != (len(part.paths), len(part.unreadable)):
-            self._rewrite(part, kept, tuple(unreadable))
+        if self.images.is_all and (len(kept), len(unreadable)) != (len(shard.paths), len(shard.unreadable)):
+            self._rewrite(file, shard, kept, tuple(unreadable))
 
     def _is_gone(self, path: str) -> bool:
         """Whether an image that is not listed was to be, were it still there."""
-        return self.share.is_whole and any(folder in Path(path).parents for folder in self.folders)
+        return self.images.is_all and any(folder in Path(path).parents for folder in self.folders)
 
-    def _rewrite(self, part: Part, kept: list[int], unreadable: tuple[tuple[str, str], ...]) -> None:
-        """Keep some rows of a part: the new part is there before the old one goes."""
+    def _rewrite(
+        self, file: Path, shard: VectorShard, kept: list[int], unreadable: tuple[tuple[str, str], ...]
+    ) -> None:
+        """Keep some rows of a shard: the new shard is there before the old one goes."""
         if kept or unreadable:
-            vectors = part.vectors(self.folder, self.settings)[kept].clone()
-            paths, files = tuple(part.paths[row] for row in kept), tuple(part.files[row] for row in kept)
-            rest = replace(part, paths=paths, files=files, unreadable=unreadable)
-            write_part(self.folder, self.settings, rest, vectors)
-        remove_part(self.folder, part.name)
+            rest = shard.rows(torch.tensor(kept, dtype=torch.int64))
+            rest = replace(rest, ids=torch.arange(len(rest)), unreadable=unreadable)
+            add_shard(self.folder, self.settings, rest, revision_of(file))
+        file.unlink(missing_ok=True)
 
 
-def _add_part(
+def _add_shard(
     folder: Path,
-    settings: PartSettings,
+    settings: CollectionSettings,
     embedder: Embedder,
     paths: list[str],
     revision: int,
@@ -268,7 +287,7 @@ def _add_part(
     workers: int,
     track: Track | None,
 ) -> None:
-    """Embed images and write them as a part, with the names of those that cannot be read."""
+    """Embed images and write them as a shard, with the names of those that cannot be read."""
     update = comparison.update
     found = embed_files(embedder, paths, batch_size=batch_size, workers=workers, track=track)
     update.failures += found.failures
@@ -279,7 +298,13 @@ def _add_part(
     # what failed before is on record already
     unreadable = tuple(each for each in unreadable if each[0] not in comparison.failed)
     if found.paths or unreadable:
-        write_part(folder, settings, Part(revision, found.paths, found.files, unreadable), found.vectors)
+        count = len(found.paths)
+        unknown = ("",) * count
+        states, digests = packed(found.files)
+        shard = VectorShard(
+            found.vectors, torch.arange(count), found.paths, unknown, unknown, states, digests, unreadable
+        )
+        add_shard(folder, settings, shard, revision)
     replaced = sum(1 for path in found.paths if path in comparison.again and path not in comparison.failed)
     update.replaced += replaced
     update.added += len(found.paths) - replaced
@@ -294,8 +319,5 @@ def _labeled(track: Track, label: str) -> Track:
 
 def _remove_left_over(folder: Path) -> None:
     """Remove what killed writers have left; nobody else may be writing."""
-    remove_partials(folder, "part-*")
+    remove_partials(folder, "shard-*")
     remove_partials(folder, "embeddings.json.*")
-    for array in folder.glob("part-*.npy"):
-        if not array.with_suffix(".json").exists():
-            array.unlink(missing_ok=True)

@@ -20,13 +20,13 @@ from pfml.search.identity import ModelIdentity
 from pfml.search.index_folder import GRACE_SECONDS, IndexFolder, Snapshot
 from pfml.storage.file_state import UNKNOWN_FILE, FileState, packed
 from pfml.storage.files import DamagedFileError
-from pfml.storage.segment import Segment, StoredVectors
+from pfml.storage.shard import StoredVectors, VectorShard
 from pfml.typos import did_you_mean
 
 __all__ = ["Entry", "Hit", "ImageIndex", "Points", "point_id"]
 
 
-#: Entries in a segment that `compact` writes.
+#: Entries in a shard that `compact` writes.
 COMPACTED_ENTRIES = 65_536
 #: Of the UUIDs that `point_id` makes.
 NAMESPACE = UUID("5f0c1e0a-8c1b-4d7e-9d4f-2b1c6a7e3d90")
@@ -86,7 +86,7 @@ class Hit:
 class ImageIndex:
     """Vectors of images, with paths and classes, in a folder that is whole at every moment (`pfml.search.storage`).
 
-    Make one by `ImageIndex.create` or `ImageIndex.open`. Searching is exact and may go on in several threads while
+    Make one by `ImageIndex.create` or `ImageIndex.open`. Searching is exact and may happen in several threads while
     another process writes; `refresh` takes up what was written since.
     """
 
@@ -118,7 +118,7 @@ class ImageIndex:
         Args:
             folder: Of the index.
             backend: As in `create`.
-            hold_bytes: Size of all segments up to which their vectors are held in memory, whatever becomes of the
+            hold_bytes: Size of all shards up to which their vectors are held in memory, whatever becomes of the
                 files. Those of a larger index are read in every search, and refused if the file has changed.
         """
         backend_for(backend, 0)
@@ -146,9 +146,9 @@ class ImageIndex:
         return self._state.backend
 
     @property
-    def num_segments(self) -> int:
+    def num_shards(self) -> int:
         """How many shards the vectors are stored in."""
-        return len(self._state.snapshot.segments)
+        return len(self._state.snapshot.shards)
 
     @property
     def num_removed(self) -> int:
@@ -193,7 +193,7 @@ class ImageIndex:
         """The entry of an image by its path, None if there is none."""
         state = self._state
         row = state.row_of_path.get(str(path))
-        # another thread may be taking up a newer state, which goes on with the paths of this one
+        # another thread may be taking up a newer state, which takes over the paths of this one
         return None if row is None or row >= len(state.ids) else state.entry(row)
 
     def vectors(self, ids: Sequence[int]) -> Tensor:
@@ -208,22 +208,22 @@ class ImageIndex:
         return row
 
     def damaged_files(self) -> list[str]:
-        """Names of the segments that are gone or damaged on disk since they were read.
+        """Names of the shards that are gone or damaged on disk since they were read.
 
         An index that is held in memory is searched rightly all the same, but could not be opened again.
         """
-        segments = self._state.snapshot.segments
-        return [one.origin.path.name for one in segments if one.origin is not None and not one.origin.is_whole()]
+        shards = self._state.snapshot.shards
+        return [one.origin.path.name for one in shards if one.origin is not None and not one.origin.is_whole()]
 
     def unreadable_files(self) -> list[str]:
-        """Names of the segments whose vectors are no longer what was opened, so that a search is refused."""
-        stored = [one.origin for one in self._state.snapshot.segments if isinstance(one.vectors, StoredVectors)]
+        """Names of the shards whose vectors are no longer what was opened, so that a search is refused."""
+        stored = [one.origin for one in self._state.snapshot.shards if isinstance(one.vectors, StoredVectors)]
         return [file.path.name for file in stored if file is not None and not file.is_unchanged()]
 
     @property
     def is_held(self) -> bool:
         """Whether all vectors are in memory."""
-        return all(isinstance(segment.vectors, Tensor) for segment in self._state.snapshot.segments)
+        return all(isinstance(shard.vectors, Tensor) for shard in self._state.snapshot.shards)
 
     def refresh(self, *, model: ModelIdentity | None = None) -> bool:
         """Take up what others have written since; whether there was anything.
@@ -282,7 +282,7 @@ class ImageIndex:
         with self.writing():
             self.refresh()
             first, state = self._state.snapshot.next_id, self._state
-            segment = Segment(
+            shard = VectorShard(
                 points,
                 torch.arange(first, first + len(points)),
                 names,
@@ -291,7 +291,7 @@ class ImageIndex:
                 *packed([UNKNOWN_FILE] * len(names) if files is None else files),
             )
             replaced = [state.row_of_path[name] for name in names if name in state.row_of_path]
-            self._commit([segment], replaced, first + len(points))
+            self._commit([shard], replaced, first + len(points))
         return tuple(range(first, first + len(points)))
 
     def remove(self, *, paths: Sequence[str | Path] = (), class_names: Sequence[str] = ()) -> int:
@@ -314,13 +314,13 @@ class ImageIndex:
         return len(rows)
 
     def compact(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
-        """Write all entries that count to few new segments. The old ones stay for `grace_seconds`, for readers."""
+        """Write all entries that count to few new shards. The old ones stay for `grace_seconds`, for readers."""
         with self.writing():
             self.refresh()
             state = self._state
-            parts = state.live.nonzero()[:, 0].split(COMPACTED_ENTRIES)
-            segments = (state.segment(rows) for rows in parts if len(rows))
-            snapshot = self._folder.rewrite(state.snapshot, segments, grace_seconds)
+            chunks = state.live.nonzero()[:, 0].split(COMPACTED_ENTRIES)
+            shards = (state.shard(rows) for rows in chunks if len(rows))
+            snapshot = self._folder.rewrite(state.snapshot, shards, grace_seconds)
             self._state = _State(snapshot, self._asked_backend, before=state)
 
     def search(
@@ -361,7 +361,7 @@ class ImageIndex:
                     f"class {name!r} must be in the index {self.path}, and is not" + did_you_mean(name, known)
                 )
 
-    def _commit(self, new: list[Segment], removed_rows: list[int], next_id: int) -> None:
+    def _commit(self, new: list[VectorShard], removed_rows: list[int], next_id: int) -> None:
         state = self._state
         removed = torch.cat([state.snapshot.removed, state.ids[removed_rows]]).sort().values
         snapshot = self._folder.commit(state.snapshot, new, removed=removed, next_id=next_id)
@@ -370,15 +370,15 @@ class ImageIndex:
 
 
 class _State:
-    """A snapshot and what is looked up in it: rows are counted over all segments, in their order."""
+    """A snapshot and what is looked up in it: rows are counted over all shards, in their order."""
 
     def __init__(self, snapshot: Snapshot, backend: str, before: _State | None = None) -> None:
         self.snapshot = snapshot
         self.live = snapshot.live()
-        self.ids = torch.cat([torch.empty(0, dtype=torch.int64), *(segment.ids for segment in snapshot.segments)])
+        self.ids = torch.cat([torch.empty(0, dtype=torch.int64), *(shard.ids for shard in snapshot.shards)])
         self.num_entries = int(self.live.sum())
         self.backend = backend_for(backend, self.num_entries, 4 * len(self.ids) * snapshot.dimension)
-        self.first = [0, *accumulate(len(segment) for segment in snapshot.segments)]
+        self.first = [0, *accumulate(len(shard) for shard in snapshot.shards)]
         self._searcher: Searcher | None = None
         files = () if before is None else before.snapshot.files
         if before is not None and snapshot.files[: len(files)] == files:
@@ -394,19 +394,19 @@ class _State:
         self.row_of_path, self.counts = before.row_of_path, dict(before.counts)
         seen = len(before.live)
         for row in (before.live & ~self.live[:seen]).nonzero()[:, 0].tolist():
-            segment, k = self._place(row)
-            if self.row_of_path.get(segment.paths[k]) == row:
-                del self.row_of_path[segment.paths[k]]
-            self.counts[segment.class_names[k]] -= 1
+            shard, k = self._place(row)
+            if self.row_of_path.get(shard.paths[k]) == row:
+                del self.row_of_path[shard.paths[k]]
+            self.counts[shard.class_names[k]] -= 1
         self._count(len(before.snapshot.files))
         self.counts = {name: count for name, count in self.counts.items() if count}
 
-    def _count(self, first_segment: int) -> None:
-        """Look at the segments from `first_segment` on."""
-        row = self.first[first_segment]
-        for segment in self.snapshot.segments[first_segment:]:
-            live = self.live[row : row + len(segment)].tolist()
-            for path, name, counts in zip(segment.paths, segment.class_names, live, strict=True):
+    def _count(self, first_shard: int) -> None:
+        """Look at the shards from `first_shard` on."""
+        row = self.first[first_shard]
+        for shard in self.snapshot.shards[first_shard:]:
+            live = self.live[row : row + len(shard)].tolist()
+            for path, name, counts in zip(shard.paths, shard.class_names, live, strict=True):
                 if counts:
                     self.row_of_path[path] = row
                     self.counts[name] = self.counts.get(name, 0) + 1
@@ -414,36 +414,36 @@ class _State:
 
     def searcher(self) -> Searcher:
         if self._searcher is None:
-            self._searcher = BACKENDS[self.backend]([segment.vectors for segment in self.snapshot.segments])
+            self._searcher = BACKENDS[self.backend]([shard.vectors for shard in self.snapshot.shards])
         return self._searcher
 
     def rows_of_classes(self, class_names: Sequence[str]) -> Tensor:
         """(rows,) bool: entries of these classes that count."""
         wanted = set(class_names)
-        names = (name in wanted for segment in self.snapshot.segments for name in segment.class_names)
+        names = (name in wanted for shard in self.snapshot.shards for name in shard.class_names)
         return torch.tensor(list(names), dtype=torch.bool) & self.live
 
     def entry(self, row: int) -> Entry:
-        segment, k = self._place(row)
-        return Entry(int(segment.ids[k]), segment.paths[k], segment.class_names[k], segment.sources[k], segment.file(k))
+        shard, k = self._place(row)
+        return Entry(int(shard.ids[k]), shard.paths[k], shard.class_names[k], shard.sources[k], shard.file(k))
 
     def vectors(self, rows: Tensor) -> Tensor:
         """(len(rows), D)."""
         found = torch.empty(len(rows), self.snapshot.dimension)
-        for first, segment in zip(self.first, self.snapshot.segments, strict=False):
-            here = (rows >= first) & (rows < first + len(segment))
+        for first, shard in zip(self.first, self.snapshot.shards, strict=False):
+            here = (rows >= first) & (rows < first + len(shard))
             if here.any():
-                found[here] = segment.vectors[rows[here] - first]
+                found[here] = shard.vectors[rows[here] - first]
         return found
 
-    def segment(self, rows: Tensor) -> Segment:
-        """These rows, ascending, as one segment."""
-        parts = []
-        for first, segment in zip(self.first, self.snapshot.segments, strict=False):
-            here = rows[(rows >= first) & (rows < first + len(segment))] - first
+    def shard(self, rows: Tensor) -> VectorShard:
+        """These rows, ascending, as one shard."""
+        chosen = []
+        for first, shard in zip(self.first, self.snapshot.shards, strict=False):
+            here = rows[(rows >= first) & (rows < first + len(shard))] - first
             if len(here):
-                parts.append(segment.rows(here))
-        return Segment.joined(parts)
+                chosen.append(shard.rows(here))
+        return VectorShard.joined(chosen)
 
     def hits(self, query: Tensor, rows: Tensor) -> list[Hit]:
         """The entries of `rows`, ascending, by their distance to the query."""
@@ -460,10 +460,10 @@ class _State:
             for entry, distance in zip(found, distances.tolist(), strict=True)
         ]
 
-    def _place(self, row: int) -> tuple[Segment, int]:
-        """The segment of a row, and where in it."""
+    def _place(self, row: int) -> tuple[VectorShard, int]:
+        """The shard of a row, and where in it."""
         number = bisect_right(self.first, row) - 1
-        return self.snapshot.segments[number], row - self.first[number]
+        return self.snapshot.shards[number], row - self.first[number]
 
 
 def point_id(path: str) -> str:

@@ -1,12 +1,12 @@
-"""An index on disk: segments that never change, and a manifest that says which of them count.
+"""An index on disk: shards that never change, and a manifest that says which of them count.
 
-index.json               the manifest: model, segments with their sha256, sealed with a checksum of itself
+index.json               the manifest: model, shards with their checksums; sealed
 index-*.safetensors      the ids of removed entries, named by the manifest (`pfml.storage.sealed_tensors`)
-segment-*.safetensors    vectors, paths, classes; see `pfml.storage.segment`
+shard-*.safetensors      vectors, paths, classes; see `pfml.storage.shard`
 lock                     held by the one writer
 
 A change writes new files first and the manifest last, by a rename. So an interruption at any moment leaves the state
-before, and a reader, who reads the manifest and then what it names, has one whole state or the other. Segments that a
+before, and a reader, who reads the manifest and then what it names, has one whole state or the other. Shards that a
 manifest no longer names stay for `GRACE_SECONDS`, for readers that hold the one before.
 """
 
@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -26,11 +27,11 @@ from pfml.storage.files import DamagedFileError, read_while_replaced, remove_par
 from pfml.storage.lock import WriterLock
 from pfml.storage.manifest import Format
 from pfml.storage.sealed_tensors import copy_file, copy_sealed_tensors, read_sealed_tensors, write_sealed_tensors
-from pfml.storage.segment import Segment, SegmentFile, read_segment, write_segment
+from pfml.storage.shard import ShardEntry, VectorShard, read_shard, write_shard
 
 __all__ = ["GRACE_SECONDS", "INDEX", "IndexFolder", "Snapshot"]
 
-#: How long a replaced segment stays on disk.
+#: How long a replaced shard stays on disk.
 GRACE_SECONDS = 600.0
 INDEX = Format("image index", 2, "make the index again with pfml index")
 
@@ -44,24 +45,24 @@ class Snapshot:
         model: What made the vectors.
         dimension: D.
         next_id: Ids from here on have never been given.
-        files: The segments' files.
-        segments: Their contents.
+        files: The shards' files.
+        shards: Their contents.
         removed: (n,) int64, ids of entries that no longer count, ascending.
-        retired: File name -> time since when no segment is there of that name.
+        retired: File name -> time since when no shard is there of that name.
     """
 
     generation: int
     model: ModelIdentity
     dimension: int
     next_id: int
-    files: tuple[SegmentFile, ...]
-    segments: tuple[Segment, ...]
+    files: tuple[ShardEntry, ...]
+    shards: tuple[VectorShard, ...]
     removed: Tensor
     retired: dict[str, float]
 
     def live(self) -> Tensor:
-        """(all rows,) bool: which entries count, segment after segment."""
-        ids = [segment.ids for segment in self.segments]
+        """(all rows,) bool: which entries count, shard after shard."""
+        ids = [shard.ids for shard in self.shards]
         return torch.isin(torch.cat([torch.empty(0, dtype=torch.int64), *ids]), self.removed, invert=True)
 
 
@@ -70,7 +71,7 @@ class IndexFolder:
 
     Args:
         path: The folder.
-        hold_bytes: Size of all segments up to which their vectors are read into memory.
+        hold_bytes: Size of all shards up to which their vectors are read into memory.
     """
 
     def __init__(self, path: Path, hold_bytes: int = 0) -> None:
@@ -102,7 +103,7 @@ class IndexFolder:
     def copy(self, target: Path) -> None:
         """Copy one whole state to the folder `target`, whoever writes meanwhile, without the files that none needs."""
         content = copy_sealed_tensors(self.path, "index", target, INDEX)
-        for described in content["segments"]:
+        for described in content["shards"]:
             copy_file(self.path / Path(described["file"]).name, target)
 
     @contextmanager
@@ -117,20 +118,32 @@ class IndexFolder:
                 self._remove_unnamed()
             yield
 
-    def commit(self, before: Snapshot, new: Iterable[Segment], *, removed: Tensor, next_id: int) -> Snapshot:
-        """The state with new segments and other removed ids, written; the caller holds the lock."""
-        files = tuple(write_segment(self.path, segment) for segment in new)
+    def commit(self, before: Snapshot, new: Iterable[VectorShard], *, removed: Tensor, next_id: int) -> Snapshot:
+        """The state with new shards and other removed ids, written; the caller holds the lock."""
+        files = tuple(self._write_shard(before, shard) for shard in new)
         after = replace(before, files=before.files + files, removed=removed, next_id=next_id)
         return self._publish(before, after, GRACE_SECONDS)
 
-    def rewrite(self, before: Snapshot, segments: Iterable[Segment], grace: float) -> Snapshot:
-        """The state of these segments alone, nothing removed; those before are retired."""
-        files = tuple(write_segment(self.path, segment) for segment in segments)
+    def rewrite(self, before: Snapshot, shards: Iterable[VectorShard], grace: float) -> Snapshot:
+        """The state of these shards alone, nothing removed; those before are retired."""
+        files = tuple(self._write_shard(before, shard) for shard in shards)
         after = replace(before, files=files, removed=torch.empty(0, dtype=torch.int64))
         return self._publish(before, after, grace)
 
+    def _write_shard(self, snapshot: Snapshot, shard: VectorShard) -> ShardEntry:
+        """Write a shard to a file of a fresh name; it belongs to the index when the manifest names it."""
+        path = self.path / f"shard-{uuid4().hex[:12]}.safetensors"
+        return write_shard(path, shard, model_digest=snapshot.model.digest)
+
+    def _read_shard(self, entry: ShardEntry, dimension: int, hold: bool) -> VectorShard:
+        path = self.path / Path(entry.file).name
+        shard = read_shard(path, dimension=dimension, entry=entry, hold=hold)
+        if len(shard) != entry.entries:
+            raise DamagedFileError(f"{path} must hold {entry.entries:,} vectors, got {len(shard):,}")
+        return shard
+
     def _publish(self, before: Snapshot, after: Snapshot, grace: float) -> Snapshot:
-        """Make `after` the newest state; segments out of use for `grace` seconds are removed."""
+        """Make `after` the newest state; shards out of use for `grace` seconds are removed."""
         now = time.time()
         named = {file.file for file in after.files}
         retired = {**before.retired, **{file.file: now for file in before.files if file.file not in named}}
@@ -148,7 +161,7 @@ class IndexFolder:
             "model": asdict(snapshot.model),
             "dimension": snapshot.dimension,
             "next_id": snapshot.next_id,
-            "segments": [asdict(file) for file in snapshot.files],
+            "shards": [asdict(file) for file in snapshot.files],
             "retired": snapshot.retired,
         }
         write_sealed_tensors(self.path, "index", {"removed": snapshot.removed}, content, INDEX)
@@ -156,25 +169,25 @@ class IndexFolder:
     def _read(self, known: Snapshot | None) -> Snapshot:
         content, tensors = read_sealed_tensors(self.path, "index", INDEX)
         try:
-            files = tuple(SegmentFile(**described) for described in content["segments"])
+            files = tuple(ShardEntry(**described) for described in content["shards"])
             model, dimension = ModelIdentity(**content["model"]), int(content["dimension"])
             generation, next_id = int(content["generation"]), int(content["next_id"])
             retired = {str(name): float(since) for name, since in content["retired"].items()}
             removed = tensors["removed"].clone()  # what is loaded is mapped: it would follow the file
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedFileError(f"{self.manifest} must describe an index, got {error!r}") from None
-        have = {} if known is None else dict(zip(known.files, known.segments, strict=True))
+        have = {} if known is None else dict(zip(known.files, known.shards, strict=True))
         hold = sum(file.bytes for file in files) <= self.hold_bytes
-        segments = []
+        shards = []
         for file in files:
-            segments.append(have[file] if file in have else read_segment(self.path, file, dimension, hold=hold))
-        return Snapshot(generation, model, dimension, next_id, files, tuple(segments), removed, retired)
+            shards.append(have[file] if file in have else self._read_shard(file, dimension, hold))
+        return Snapshot(generation, model, dimension, next_id, files, tuple(shards), removed, retired)
 
     def _remove_unnamed(self) -> None:
-        """Remove segments that an interrupted writer left before any manifest named them."""
+        """Remove shards that an interrupted writer left before any manifest named them."""
         content, _ = read_sealed_tensors(self.path, "index", INDEX)
-        named = {described["file"] for described in content["segments"]} | set(content["retired"])
-        for path in self.path.glob("segment-*.safetensors"):
+        named = {described["file"] for described in content["shards"]} | set(content["retired"])
+        for path in self.path.glob("shard-*.safetensors"):
             if path.name not in named:
                 path.unlink(missing_ok=True)
-        remove_partials(self.path, "segment-*")
+        remove_partials(self.path, "shard-*")

@@ -107,23 +107,23 @@ def update_index(
     listing: Listing,
     *,
     embeddings: EmbeddedImages | None = None,
-    segment_images: int = 4096,
+    shard_images: int = 4096,
     batch_size: int = 64,
     workers: int = 2,
     track: Track | None = None,
 ) -> Update:
     """Make `index` hold the images of `listing`, as they are now; what was done.
 
-    Entries of other sources stay. Every `segment_images` images are written before the next are read: memory is
-    bounded, and after an interruption the same call goes on where it stopped.
+    Entries of other sources stay. Every `shard_images` images are written before the next are read: memory is
+    bounded, and after an interruption the same call resumes where it stopped.
 
     Args:
         index: Of this embedder.
         embedder: On the device where it is to compute.
         listing: See `list_images`.
-        embeddings: Vectors of this embedder (`pfml.evaluation.open_embeddings`), taken for images whose files have not
-            changed since; others are embedded.
-        segment_images: Images that are embedded and written together.
+        embeddings: Vectors of this embedder (`pfml.storage.embeddings.open_embeddings`), taken for images whose files
+            have not changed since; others are embedded.
+        shard_images: Images that are embedded and written together.
         batch_size: Images that pass through the network at a time.
         workers: Threads that read files.
         track: Shows the progress, as track(iterable, description, total).
@@ -132,8 +132,8 @@ def update_index(
         OtherModelError: If the index or the embeddings belong to another model.
         LockedError: If another process is writing the index.
     """
-    if segment_images < 1:
-        raise ValueError(f"segment_images must be at least 1, got {segment_images}")
+    if shard_images < 1:
+        raise ValueError(f"shard_images must be at least 1, got {shard_images}")
     model = ModelIdentity.of(embedder)
     index.model.require(model, f"the index {index.path}")
     if embeddings is not None:
@@ -144,8 +144,8 @@ def update_index(
         index.refresh()
         update.removed = _remove_gone(index, listing)
         pending = _pending(index, listing, model, update, workers, track)
-        for first in range(0, len(pending), segment_images):
-            some = pending[first : first + segment_images]
+        for first in range(0, len(pending), shard_images):
+            some = pending[first : first + shard_images]
             stop = first + len(some)
 
             def tracked(
@@ -224,7 +224,7 @@ def _add(
     workers: int,
     track: Track,
 ) -> None:
-    """Write images as one segment, embedded unless `embeddings` has them; unreadable ones are noted, and leave it."""
+    """Write images as one shard, embedded unless `embeddings` has them; unreadable ones are noted, and leave it."""
     paths = [path for path, _ in some]
     stored = {} if embeddings is None else _stored(embeddings, paths, workers)
     new = [path for path in paths if path not in stored]
@@ -261,7 +261,7 @@ def _stored(embeddings: EmbeddedImages, paths: Sequence[str], workers: int) -> d
 
 
 def _of_folder(folder: Path) -> Listing:
-    divided = all(_has_folders(folder / part) for part in ("train", "test"))
+    divided = all(_has_folders(folder / split) for split in ("train", "test"))
     files = image_files([folder])
     names = []
     for file in files:

@@ -123,8 +123,10 @@ def create_atomically(path: Path, content: bytes) -> None:
     _sync_folder(path.parent)
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> str:
-    """Write tensors to a safetensors file as `write_atomically` does; the sha256 of the file.
+def save_tensors(
+    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None, *, digest: bool = True
+) -> str:
+    """Write tensors to a safetensors file as `write_atomically` does; the sha256 of the file, "" without `digest`.
 
     Tensors may be tied, strided or on any device. Tied ones are stored once for each name.
     """
@@ -141,7 +143,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
         written.chmod(staging.stat().st_mode & 0o666)  # as any new file; safetensors makes its files private
         with open(written, "r+b") as file:
             os.fsync(file.fileno())
-        sha256 = sha256_of(written)
+        sha256 = sha256_of(written) if digest else ""
         os.replace(written, path)
     finally:
         shutil.rmtree(staging, ignore_errors=True)

@@ -1,190 +1,550 @@
-"""A part of an embedded collection: the vectors of some images, and beside them what is known of these images.
+"""A shard: the vectors of some images and what is known of these, in one safetensors file that never changes.
 
-part-RRR-DIGEST.npy     (n, D) float32 or float16, a plain NumPy array
-part-RRR-DIGEST.json    row by row: paths, and size, time and SHA-256 of each file; then what could not be read, and
-                        the SHA-256 of the array; sealed with a checksum of itself
+An index (`pfml.search.index_folder`) and an embedded collection (`pfml.storage.embeddings`) are folders of shards. The
+tensors of a shard are
 
-A part exists from the moment that its JSON file is renamed into place, and never changes. DIGEST is made of the paths
-and the states of the files, so that the same images give the same two files, whoever writes them and how often. RRR is
-the revision: 0 for images that no part mentioned before, else one more than that of the part that did. Of an image that
-several parts mention, the highest revision counts.
+vectors    (n, D) float32 or float16
+ids        (n,) int64, ascending
+states     (n, 2) int64, size and time of change (nanoseconds) of each file when it was embedded
+digests    (n, 32) uint8, the SHA-256 of each file
+columns    (bytes,) uint8, JSON: paths, class_names, sources, and what could not be read ([path, reason])
+
+and its metadata hold a sealed manifest (`pfml.storage.manifest`) with the SHA-256 of each tensor. So a shard proves
+itself, tensor by tensor: columns can be read and checked without the vectors. Other programs read it in two lines:
+
+    tensors = safetensors.numpy.load_file("shard-....safetensors")
+    vectors, paths = tensors["vectors"], json.loads(tensors["columns"].tobytes())["paths"]
+
+It is read by position (`pread`), not mapped: a file that is cut short under a mapping kills the process, and one that
+is overwritten changes what was read before. safetensors itself only maps, which is why the header is parsed here.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import io
 import json
-from dataclasses import dataclass
+import os
+import threading
+import weakref
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pfml.storage.file_state import FileState
-from pfml.storage.files import DamagedFileError, sha256_of, write_atomically
-from pfml.storage.manifest import Format, read_manifest, write_manifest
+from pfml.storage.file_state import FileState, unpacked
+from pfml.storage.files import DamagedFileError, refuse_non_finite, save_tensors
+from pfml.storage.manifest import Format, digest_of, parse_manifest, sealed
 
-__all__ = ["DTYPES", "Part", "PartSettings", "part_names", "read_part", "remove_part", "write_part"]
+__all__ = [
+    "DTYPES",
+    "ShardEntry",
+    "ShardFile",
+    "StoredVectors",
+    "VectorShard",
+    "read_columns",
+    "read_shard",
+    "write_shard",
+]
 
-SHARD = Format("vector shard", 2, "embed the images again with pfml embed")
-
+SHARD = Format("vector shard", 1, "embed or index the images again")
+#: Where the manifest stands in a file's metadata.
+METADATA = "pfml"
 #: How vectors may be stored.
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "float16": torch.float16}
-
-
-@dataclass(frozen=True)
-class PartSettings:
-    """What all parts of a collection have in common.
-
-    Args:
-        model: The model in words.
-        model_digest: 64 hexadecimal digits that name the model.
-        dimension: D.
-        dtype: A key of `DTYPES`.
-        part_images: Images that are embedded and written together.
-    """
-
-    model: str
-    model_digest: str
-    dimension: int
-    dtype: str
-    part_images: int
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        for name in ("dimension", "part_images"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {getattr(self, name)!r}")
-
-    def of_part(self) -> dict[str, Any]:
-        """What a part must agree on with its collection."""
-        return {"model_digest": self.model_digest, "dimension": self.dimension, "dtype": self.dtype}
+#: Types as safetensors names them.
+TYPES = {"F32": torch.float32, "F16": torch.float16, "I64": torch.int64, "U8": torch.uint8}
+#: Most bytes of a header; safetensors has the same limit.
+MOST_HEADER = 100_000_000
+#: Bytes that are read at once: a tile that stays in the processor's cache while it is compared.
+TILE_BYTES = 2**22
+#: Bytes up to which the vectors of a shard are held in memory whatever was asked for.
+SMALL_BYTES = 2**18
+#: Rows that are looked through at once.
+ROWS_AT_ONCE = 8192
+#: Tiles that nobody reads into.
+_TILES: list[Tensor] = []
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """What is known of the images of a part.
+class VectorShard:
+    """Images row by row.
 
     Args:
-        revision: See the module.
-        paths: Of the images, absolute, row by row.
-        files: The state of each file when it was embedded.
-        unreadable: Paths that could not be read, and why.
-        sha256: Of the array's file; "" before it is written.
+        vectors: (n, D).
+        ids: (n,) int64, ascending.
+        paths: Of the images.
+        class_names: "" where the class is unknown.
+        sources: The folder or list that each image was found by, "" for none.
+        states: (n, 2) int64, size and time of each file when it was embedded.
+        digests: (n, 32) uint8, the SHA-256 of each file.
+        unreadable: Paths of images that could not be read, and why.
+        origin: The file that it was read from, None for a shard that is to be written.
     """
 
-    revision: int
+    vectors: Tensor | StoredVectors
+    ids: Tensor
     paths: tuple[str, ...]
-    files: tuple[FileState, ...]
-    unreadable: tuple[tuple[str, str], ...]
-    sha256: str = ""
+    class_names: tuple[str, ...]
+    sources: tuple[str, ...]
+    states: Tensor
+    digests: Tensor
+    unreadable: tuple[tuple[str, str], ...] = ()
+    origin: ShardFile | None = None
 
     def __post_init__(self) -> None:
-        if len(self.paths) != len(self.files):
-            raise ValueError(f"files must be {len(self.paths)}, one per path, got {len(self.files)}")
+        columns: dict[str, Any] = {
+            "ids": self.ids,
+            "paths": self.paths,
+            "class_names": self.class_names,
+            "sources": self.sources,
+            "states of files": self.states,
+            "digests": self.digests,
+        }
+        for name, column in columns.items():
+            if len(column) != len(self.vectors):
+                raise ValueError(f"{name} must be {len(self.vectors)}, one per vector, got {len(column)}")
 
-    @property
-    def name(self) -> str:
-        """What the part's files are called, without an ending."""
-        states = [(file.size, file.modified, file.sha256) for file in self.files]
-        content = json.dumps([self.paths, states, [path for path, _ in self.unreadable]])
-        return f"part-{self.revision:03d}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def file(self, row: int) -> FileState:
+        """The state of the file of a row."""
+        return unpacked(self.states, self.digests, row)
 
     def mentioned(self) -> tuple[str, ...]:
-        """All paths of which the part says something."""
+        """All paths of which the shard says something."""
         return (*self.paths, *(path for path, _ in self.unreadable))
 
-    def check(self, folder: Path) -> None:
-        """Raise DamagedFileError unless the array is, byte by byte, what was written."""
-        path = folder / f"{self.name}.npy"
-        if not path.is_file():
-            raise DamagedFileError(f"{path} must lie beside its .json, but there is no such file")
-        if (found := sha256_of(path)) != self.sha256:
-            size = path.stat().st_size
+    def rows(self, chosen: Tensor) -> VectorShard:
+        """The images at `chosen`, in that order, without those that could not be read."""
+        listed = chosen.tolist()
+        paths, class_names, sources = (
+            tuple(column[k] for k in listed) for column in (self.paths, self.class_names, self.sources)
+        )
+        tensors = (column[chosen] for column in (self.vectors, self.ids, self.states, self.digests))
+        vectors, ids, states, digests = tensors
+        return VectorShard(vectors, ids, paths, class_names, sources, states, digests)
+
+    @staticmethod
+    def joined(shards: Sequence[VectorShard]) -> VectorShard:
+        """All images of all shards (at least one), in their order."""
+        return VectorShard(
+            torch.cat([shard.vectors[torch.arange(len(shard))] for shard in shards]),
+            torch.cat([shard.ids for shard in shards]),
+            tuple(path for shard in shards for path in shard.paths),
+            tuple(name for shard in shards for name in shard.class_names),
+            tuple(source for shard in shards for source in shard.sources),
+            torch.cat([shard.states for shard in shards]),
+            torch.cat([shard.digests for shard in shards]),
+        )
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """How an index names a shard.
+
+    Args:
+        file: Name of the file.
+        seal: Checksum of what its manifest holds: the checksums of the tensors.
+        bytes: Of the file.
+        entries: Vectors in it.
+    """
+
+    file: str
+    seal: str
+    bytes: int
+    entries: int
+
+    def __post_init__(self) -> None:
+        for name, kind in (("file", str), ("seal", str), ("bytes", int), ("entries", int)):
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"{name} of a shard must be {kind.__name__}, got {getattr(self, name)!r}")
+
+
+def write_shard(path: Path, shard: VectorShard, *, model_digest: str) -> ShardEntry:
+    """Write a shard as `write_atomically` does; equal shards give equal bytes."""
+    columns: dict[str, Any] = {"paths": shard.paths}
+    # what no image has is left out
+    columns |= {name: column for name in ("class_names", "sources") if any(column := getattr(shard, name))}
+    columns |= {"unreadable": shard.unreadable} if shard.unreadable else {}
+    assert isinstance(shard.vectors, Tensor)
+    tensors = {
+        "vectors": shard.vectors.detach().cpu().contiguous(),
+        "ids": shard.ids,
+        "states": shard.states,
+        "digests": shard.digests,
+        # escapes, so that names of files that are no valid Unicode come back as they are
+        "columns": torch.frombuffer(bytearray(json.dumps(columns).encode()), dtype=torch.uint8),
+    }
+    described = {name: _described(tensor) for name, tensor in tensors.items()}
+    content = {"model_digest": model_digest, "tensors": described}
+    save_tensors(path, tensors, {METADATA: json.dumps(sealed(content, SHARD))}, digest=False)
+    return ShardEntry(path.name, digest_of(content), path.stat().st_size, len(shard))
+
+
+def read_shard(
+    path: Path, *, dimension: int, dtype: str = "float32", entry: ShardEntry | None = None, hold: bool = False
+) -> VectorShard:
+    """The shard in a file, all of which is compared with its checksums.
+
+    Args:
+        path: The file.
+        dimension: D.
+        dtype: A key of `DTYPES`.
+        entry: What an index says of the file.
+        hold: Whether the vectors are read into memory; else they are read when they are used, but for a shard of few
+            vectors, which is not worth a file that is kept open.
+    """
+    file = ShardFile(path, entry)
+    file.require_unchanged()
+    shard = _shard(file, dimension, dtype)
+    _refuse_non_finite(shard, path)
+    if hold or file.size <= SMALL_BYTES:
+        assert isinstance(shard.vectors, StoredVectors)
+        shard = replace(shard, vectors=shard.vectors.read(0, len(shard)))
+        file.close()
+    return shard
+
+
+def read_columns(path: Path, *, dimension: int, dtype: str) -> VectorShard:
+    """The shard in a file, all of which but the vectors is compared with its checksums; they are when they are used."""
+    file = ShardFile(path)
+    file.require_unchanged(("ids", "states", "digests", "columns"))
+    return _shard(file, dimension, dtype)
+
+
+class ShardFile:
+    """A shard's file that is kept open, and is compared with its checksums again whenever it has changed.
+
+    Args:
+        path: Of the file.
+        entry: What an index says of it.
+        good: Which tensors were compared before, and in what state of the file; new ones are added.
+    """
+
+    def __init__(
+        self, path: Path, entry: ShardEntry | None = None, good: dict[str, tuple[int, ...]] | None = None
+    ) -> None:
+        self.path = path
+        self._descriptor = _opened(path)
+        self._close = weakref.finalize(self, os.close, self._descriptor)
+        self._reading, self._checking = threading.Lock(), threading.Lock()
+        self._good = {} if good is None else good
+        self._bad: tuple[int, ...] | None = None
+        self._named: tuple[int, ...] | None = None  # state of the file of this name when it was found whole
+        self.size = os.fstat(self._descriptor).st_size
+        if entry is not None and self.size != entry.bytes:
             raise DamagedFileError(
-                f"{path} must have sha256 {self.sha256[:12]}..., got {found[:12]}... ({size:,} bytes): "
-                f"it was damaged or changed after it was written; pfml embed writes it anew"
+                f"{path} must have {entry.bytes:,} bytes, got {self.size:,}: it was cut short or replaced"
+            )
+        self._header, self.manifest, self._places = self._read_header()
+        self.seal = digest_of(self.manifest)
+        if entry is not None and self.seal != entry.seal:
+            raise DamagedFileError(
+                f"{path} must have the checksum {entry.seal[:12]}..., got {self.seal[:12]}...: it was replaced by "
+                f"another shard; restore it from a copy"
             )
 
-    def vectors(self, folder: Path, settings: PartSettings) -> Tensor:
-        """(n, D), mapped from the file: what is not used stays on disk, and changes to it stay in memory."""
-        import numpy
+    def close(self) -> None:
+        """Give the descriptor back, after what is wanted was read."""
+        self._close()
 
-        path = folder / f"{self.name}.npy"
+    def is_unchanged(self) -> bool:
+        """Whether the file that was opened is what it was, wherever it lies now."""
         try:
-            found = torch.from_numpy(numpy.load(path, mmap_mode="c", allow_pickle=False))
-        except (ValueError, TypeError, EOFError) as error:
-            raise DamagedFileError(f"{path} must be a NumPy array, got one that cannot be read: {error}") from None
-        expected = (len(self.paths), settings.dimension)
-        if tuple(found.shape) != expected or found.dtype != DTYPES[settings.dtype]:
+            self.require_unchanged()
+        except DamagedFileError:
+            return False
+        return True
+
+    def require_unchanged(self, names: Collection[str] | None = None) -> None:
+        """Raise DamagedFileError unless tensors are what was written; else what was read before this call is right.
+
+        Args:
+            names: Of the tensors; None for the whole file.
+        """
+        found = os.fstat(self._descriptor)
+        state = _state(found)
+        names = self._places.keys() if names is None else names
+        if all(self._good.get(name) == state for name in names):
+            return
+        with self._checking:
+            if found.st_size != self.size:
+                raise DamagedFileError(
+                    f"{self.path} must have {self.size:,} bytes, got {found.st_size:,}: it was cut short or replaced"
+                )
+            # times are new after a change of rights, or where a backup makes a link: the checksums decide
+            for name in names:
+                if self._good.get(name) != state:
+                    if state == self._bad or not self._is_good(name):
+                        self._bad = state
+                        raise DamagedFileError(
+                            f"{self.path} does not match its checksum of the {name}: it was damaged or changed after "
+                            f"it was written; restore it from a copy, or write it again"
+                        )
+                    self._good[name] = state
+
+    def is_whole(self) -> bool:
+        """Whether the file that has this name now is the one that was read, or one like it."""
+        try:
+            state = _state(os.stat(self.path))
+            if state in (self._named, *self._good.values()):
+                return True
+            other = ShardFile(self.path)
+            try:
+                if other.seal != self.seal or not other.is_unchanged():
+                    return False
+            finally:
+                other.close()
+        except (OSError, DamagedFileError):
+            return False
+        self._named = state
+        return True
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor of the file in memory; KeyError if there is none of that name."""
+        stored = self.stored(name)
+        return stored.read(0, len(stored))
+
+    def stored(self, name: str) -> StoredVectors:
+        """A tensor that stays in the file; KeyError if there is none of that name."""
+        dtype, shape, first = self._places[name]
+        return StoredVectors(self, name, dtype, shape, first)
+
+    def read_into(self, tensor: Tensor, offset: int) -> None:
+        """Fill a contiguous tensor with the bytes from `offset` on."""
+        if not tensor.numel():
+            return
+        left = tensor.numpy().reshape(-1).view("uint8").data
+        while len(left):
+            count = self._read(left, offset)
+            if count == 0:
+                size = os.fstat(self._descriptor).st_size
+                raise DamagedFileError(
+                    f"{self.path} must have {self.size:,} bytes, got {size:,}: it was cut short while it was in use; "
+                    f"restore it from a copy"
+                )
+            left, offset = left[count:], offset + count
+
+    def _read(self, into: memoryview, offset: int) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(self._descriptor, [into], offset)
+        with self._reading:  # Windows reads at a position that all threads share
+            os.lseek(self._descriptor, offset, os.SEEK_SET)
+            found = os.read(self._descriptor, len(into))
+        into[: len(found)] = found
+        return len(found)
+
+    def _is_good(self, name: str) -> bool:
+        """Whether the header and a tensor are what was written."""
+        if self._read_bytes(0, len(self._header)) != self._header:
+            return False
+        dtype, shape, offset = self._places[name]
+        left, digest = dtype.itemsize * torch.Size(shape).numel(), hashlib.sha256()
+        with _tile() as tile:
+            while left:
+                some = tile[: min(left, len(tile))]
+                self.read_into(some, offset)
+                digest.update(some.numpy().data)
+                offset, left = offset + len(some), left - len(some)
+        return digest.hexdigest() == self.manifest["tensors"][name]["sha256"]
+
+    def _read_bytes(self, offset: int, count: int) -> bytes:
+        found = torch.empty(count, dtype=torch.uint8)
+        self.read_into(found, offset)
+        return found.numpy().tobytes()
+
+    def _read_header(self) -> tuple[bytes, dict[str, Any], dict[str, tuple[torch.dtype, tuple[int, ...], int]]]:
+        """The bytes before the tensors, the manifest in them, and type, shape and place of each tensor."""
+        try:
+            length = int.from_bytes(self._read_bytes(0, min(self.size, 8)), "little")
+            if not 0 < length <= min(self.size - 8, MOST_HEADER):
+                raise ValueError(f"a header of {length} bytes")
+            text = self._read_bytes(0, 8 + length)
+            header = json.loads(text[8:])
+            manifest = parse_manifest(header.pop("__metadata__")[METADATA].encode(), self.path, SHARD)
+            places = {name: self._place(one, 8 + length) for name, one in header.items()}
+            found = {name: (dtype, list(shape)) for name, (dtype, shape, _) in places.items()}
+            described = {name: (TYPES[one["dtype"]], one["shape"]) for name, one in manifest["tensors"].items()}
+            if found != described:
+                raise ValueError(f"tensors {found}, and not {described}")
+            end = max(first + dtype.itemsize * torch.Size(shape).numel() for dtype, shape, first in places.values())
+            if end != self.size:
+                raise ValueError(f"{self.size:,} bytes, and not {end:,}")
+        except DamagedFileError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise DamagedFileError(
-                f"{path} must hold {settings.dtype} of shape {expected}, got {found.dtype} of {tuple(found.shape)}"
-            )
+                f"{self.path} must be a whole vector shard, got one that cannot be read: {error!r}"
+            ) from None
+        return text, manifest, places
+
+    def _place(self, described: dict[str, Any], data: int) -> tuple[torch.dtype, tuple[int, ...], int]:
+        dtype, shape = TYPES[described["dtype"]], tuple(described["shape"])
+        begin, end = described["data_offsets"]
+        if not shape or not all(isinstance(number, int) and number >= 0 for number in (*shape, begin, end)):
+            raise ValueError(f"shape {shape} at {begin} to {end}")
+        numel = 1
+        for number in shape:
+            numel *= number
+        if end - begin != numel * dtype.itemsize or data + end > self.size:
+            raise ValueError(f"shape {shape} at {begin} to {end}")
+        return dtype, shape, data + begin
+
+
+@dataclass(frozen=True, eq=False)
+class StoredVectors:
+    """A tensor that lies in a file; its rows are read when they are asked for, and compared with their checksum.
+
+    Args:
+        file: Where they lie.
+        name: Of the tensor.
+        dtype: Of the numbers.
+        shape: (n, ...).
+        first: The byte of the first row.
+    """
+
+    file: ShardFile
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    first: int
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.dtype.itemsize * int(torch.Size(self.shape[1:]).numel())
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """The rows at `rows`, int64, in that order."""
+        found = torch.empty(len(rows), *self.shape[1:], dtype=self.dtype)
+        if not len(rows):
+            return found
+        low, high = int(rows.min()), int(rows.max()) + 1
+        if high - low <= 4 * len(rows):  # most of what lies between them
+            return self.read(low, high)[rows - low]
+        for row, place in zip(found, rows.tolist(), strict=True):
+            self.file.read_into(row, self.first + place * self.row_bytes)
+        self.file.require_unchanged((self.name,))
         return found
 
+    def read(self, start: int, stop: int) -> Tensor:
+        """The rows from `start` to `stop`."""
+        found = torch.empty(stop - start, *self.shape[1:], dtype=self.dtype)
+        self.file.read_into(found, self.first + start * self.row_bytes)
+        self.file.require_unchanged((self.name,))
+        return found
 
-def write_part(folder: Path, settings: PartSettings, part: Part, vectors: Tensor) -> None:
-    """Write a part: the array first, and the JSON file that makes it count last."""
-    import numpy
-
-    if tuple(vectors.shape) != (len(part.paths), settings.dimension):
-        raise ValueError(
-            f"vectors must have shape ({len(part.paths)}, {settings.dimension}), got {tuple(vectors.shape)}"
-        )
-    content = io.BytesIO()
-    numpy.save(content, vectors.to("cpu", DTYPES[settings.dtype]).numpy(), allow_pickle=False)
-    array = content.getvalue()
-    write_atomically(folder / f"{part.name}.npy", array)
-    columns = {name: [getattr(file, name) for file in part.files] for name in ("size", "modified", "sha256")}
-    described = {
-        **settings.of_part(),
-        "revision": part.revision,
-        "images": {"path": part.paths, **columns},
-        "unreadable": part.unreadable,
-        "array_sha256": hashlib.sha256(array).hexdigest(),
-    }
-    write_manifest(folder / f"{part.name}.json", described, SHARD, indent=None)
+    def split(self, height: int) -> Iterator[Tensor]:
+        """All rows, at most `height` at a time; each tile is overwritten by the next one."""
+        height = max(min(height, TILE_BYTES // max(self.row_bytes, 1)), 1)
+        with _tile(height * self.row_bytes) as tile:
+            for start in range(0, len(self), height):
+                rows = min(height, len(self) - start)
+                some = tile[: rows * self.row_bytes].view(self.dtype).reshape(rows, *self.shape[1:])
+                self.file.read_into(some, self.first + start * self.row_bytes)
+                yield some
+        self.file.require_unchanged((self.name,))
 
 
-def read_part(folder: Path, name: str, settings: PartSettings) -> Part:
-    """What is known of a part, after comparing the checksum of its JSON file; the array is not looked at."""
-    path = folder / f"{name}.json"
-    manifest = read_manifest(path, SHARD)
+@contextmanager
+def _tile(size: int = TILE_BYTES) -> Iterator[Tensor]:
+    """Bytes to read into, within the block, used again afterwards.
+
+    Tiles that come and go between the paths of an index, which stay, would leave the heap full of holes.
+    """
     try:
-        images = manifest["images"]
-        columns = zip(images["size"], images["modified"], images["sha256"], strict=True)
-        part = Part(
-            int(manifest["revision"]),
-            tuple(map(str, images["path"])),
-            tuple(FileState(int(size), int(modified), str(sha256)) for size, modified, sha256 in columns),
-            tuple((str(image), str(reason)) for image, reason in manifest["unreadable"]),
-            str(manifest["array_sha256"]),
+        tile = _TILES.pop()
+    except IndexError:
+        tile = torch.empty(TILE_BYTES, dtype=torch.uint8)
+    if size > len(tile):  # a single row is larger
+        tile = torch.empty(size, dtype=torch.uint8)
+    try:
+        yield tile
+    finally:
+        _TILES.append(tile)
+
+
+def _opened(path: Path) -> int:
+    """A descriptor of a file; where a process may have more of them than it has asked for so far, it asks."""
+    # a pipe of that name must not be waited for
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        return os.open(path, flags)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        return os.open(path, flags)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise OSError(
+            f"{path} must be opened beside the other shards of the index, but this process may have no more: raise the "
+            f"limit (ulimit -n), then pfml index --compact makes fewer of them"
+        ) from None
+
+
+def _shard(file: ShardFile, dimension: int, dtype: str) -> VectorShard:
+    """What the file holds, the vectors left in it."""
+    try:
+        columns = json.loads(file.tensor("columns").numpy().tobytes())
+        vectors, paths = file.stored("vectors"), tuple(columns["paths"])
+        nothing = ("",) * len(paths)
+        known: dict[str, str] = {}  # one string for each class and source instead of one for each image
+        class_names, sources = (
+            tuple(known.setdefault(text, text) for text in columns[name]) if name in columns else nothing
+            for name in ("class_names", "sources")
         )
-        found = {key: manifest[key] for key in settings.of_part()}
-        if part.name != name:
-            raise ValueError(f"the contents of {part.name}")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedFileError(f"{path} must describe a part of embeddings, got {error!r}") from None
-    if found != settings.of_part():
-        raise ValueError(f"{path} must belong to {settings.of_part()}, got {found}: remove it, and embed again")
-    return part
+        shard = VectorShard(
+            vectors,
+            file.tensor("ids"),
+            paths,
+            class_names,
+            sources,
+            file.tensor("states"),
+            file.tensor("digests"),
+            tuple((str(path), str(reason)) for path, reason in columns.get("unreadable", ())),
+            file,
+        )
+    except DamagedFileError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedFileError(f"{file.path} must hold a vector shard, got {error!r}") from None
+    expected = (len(paths), dimension)
+    if vectors.shape != expected or vectors.dtype != DTYPES[dtype]:
+        raise DamagedFileError(
+            f"{file.path} must hold vectors in {dtype} of shape {expected}, got {vectors.dtype} of {vectors.shape}"
+        )
+    return shard
 
 
-def remove_part(folder: Path, name: str) -> None:
-    """Remove a part, whatever is left of it: what makes it count first."""
-    (folder / f"{name}.json").unlink(missing_ok=True)
-    (folder / f"{name}.npy").unlink(missing_ok=True)
+def _refuse_non_finite(shard: VectorShard, path: Path) -> None:
+    # Least and greatest need no memory, and are NaN if anything is. Masks as large as the vectors, made for shard after
+    # shard between the paths that stay, would leave the heap as full of holes as the index is large.
+    for some in shard.vectors.split(ROWS_AT_ONCE) if len(shard) else ():
+        if not torch.isfinite(torch.stack(some.aminmax())).all():
+            refuse_non_finite({"vectors": some}, path)
 
 
-def part_names(folder: Path) -> list[str]:
-    """The names of all parts that exist, the highest revision first."""
-    names = sorted(path.stem for path in folder.glob("part-*-*.json"))
-    return sorted(names, key=_revision, reverse=True)
+def _described(tensor: Tensor) -> dict[str, Any]:
+    names = {dtype: name for name, dtype in TYPES.items()}
+    sha256 = hashlib.sha256(tensor.contiguous().numpy().reshape(-1).view("uint8").data).hexdigest()
+    return {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "sha256": sha256}
 
 
-def _revision(name: str) -> int:
-    digits = name.split("-")[1]
-    return int(digits) if digits.isdecimal() else 0
+def _state(found: os.stat_result) -> tuple[int, ...]:
+    return (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev)
