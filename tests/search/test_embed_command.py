@@ -49,7 +49,7 @@ def failure(*arguments):
     return str(exit_.value.code)
 
 
-def test_a_folder_and_an_archive_hold_the_same(place, capsys):
+def test_a_folder_and_one_file_hold_the_same(place, capsys):
     assert said(capsys, "embed", "run", "images", "--out=vectors", "--batch-size=5") == (
         "vectors: 23 added, 8 dimensions\n"
     )
@@ -87,14 +87,14 @@ def test_what_cannot_be_read_or_was_damaged_is_said(place, capsys):
     printed = said_in_part(capsys, "embed", "run", "images", "--out=vectors")
     assert "bad.png: is not an image" in printed
     assert "23 added, 1 unreadable" in printed
-    [array] = (place / "vectors").glob("*.npy")
-    array.write_bytes(b"")
+    [shard] = (place / "vectors").glob("shard-*")
+    shard.write_bytes(b"")
     printed = said_in_part(capsys, "embed", "run", "images", "--out=vectors")
-    assert f"embedded again: {array.relative_to(place)} must have sha256" in printed
+    assert f"embedded again: {shard.relative_to(place)} must be a whole vector shard" in printed
     assert "23 added" in printed
 
 
-def test_an_archive_leaves_out_what_cannot_be_read_too(place, capsys):
+def test_one_file_leaves_out_what_cannot_be_read_too(place, capsys):
     (place / "images/a/bad.png").write_text("no image")
     whole = (place / "images" / NAMES[0]).read_bytes()
     (place / "images/a/cut.png").write_bytes(whole[:-40])  # with a good header
@@ -120,8 +120,8 @@ def test_under_torchrun_a_file_that_is_left_out_does_not_end_the_other_ranks(pla
 
 
 @pytest.mark.parametrize("option", ["--shard=1/2", "--dtype=float16", "--shard-images=3"])
-def test_an_archive_has_no_shares_parts_or_types(option):
-    assert "need a folder, not one archive" in failure("embed", "run", "images", "--out=vectors.npz", option)
+def test_one_file_has_no_shards_or_types(option):
+    assert "need a folder, not one file" in failure("embed", "run", "images", "--out=vectors.npz", option)
 
 
 def test_an_archive_is_no_work_for_torchrun(monkeypatch):
