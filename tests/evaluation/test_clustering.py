@@ -79,5 +79,6 @@ def test_as_many_clusters_as_distinct_points_and_more_are_possible():
     assert len(kmeans(points, 5).unique()) == 5
     assert kmeans(points, 8).max() < 8
     assert sorted(kmeans(torch.eye(6), 6).tolist()) == list(range(6))
-    with pytest.raises(ValueError, match="num_clusters must lie in \\[1, 10\\].*got 11"):
-        kmeans(points, 11)
+    for number in (0, 11):
+        with pytest.raises(ValueError, match=f"num_clusters must lie in \\[1, 10\\].*got {number}"):
+            kmeans(points, number)
