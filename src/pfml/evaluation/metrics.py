@@ -143,7 +143,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             "r_precision",
             "RP",
-            "RP: share of the R nearest images that are of the query's class, R being the size of the class",
+            "RP: share of matches among the R nearest images, R being the number of matches",
             r_precision,
         ),
         Metric("map_at_r", "MAP@R", "MAP@R: R-precision that also rewards the right order", map_at_r),

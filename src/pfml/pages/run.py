@@ -51,7 +51,7 @@ DIAGNOSTICS = {
     "sample_spread": "root mean square distance of images from their mean (1: all over the sphere)",
     "proxy_spread": "mean distance between proxies of one class",
     "largest_force": "largest force on an image or a proxy",
-    "collapsed": "whether everything has come together",
+    "collapsed": "whether the embedding has collapsed",
 }
 
 
