@@ -1,4 +1,4 @@
-"""How runs with wrong labels are made here: colors need no training."""
+"""Runs with label noise: plain colors, which need no training."""
 
 from dataclasses import replace
 
@@ -8,8 +8,8 @@ from pfml.training import DataConfig, LossConfig, RunConfig
 from small_data import small_config
 
 
-def noisy_config(place):
-    """One epoch that changes hardly anything, on the pictures at `place` with a fifth of the labels wrong."""
+def noisy_config(table):
+    """One epoch that changes hardly anything, on the images of `table` with 20 % label noise."""
     small = small_config()
     return RunConfig(
         epochs=1,
@@ -19,6 +19,6 @@ def noisy_config(place):
         optimizer=replace(small.optimizer, lr=1e-5),
         loss=LossConfig("pfml", {"proxies_per_class": 1}),
         device="cpu",
-        data=DataConfig(str(place), noise=LabelNoise(rate=0.2)),
+        data=DataConfig(str(table), noise=LabelNoise(rate=0.2)),
         model=EmbedderConfig("convnet", weights="none", embedding_dim=8),
     )

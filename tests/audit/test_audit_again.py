@@ -22,8 +22,8 @@ COLOURS = {"[/blue]": (20, 40, 220), "[red]": (220, 30, 30), "green": (30, 200, 
 
 @pytest.fixture(scope="module")
 def noisy_run(tmp_path_factory):
-    """A run on plain colors with wrong labels, whose class names look like markup."""
-    folder = tmp_path_factory.mktemp("pictures")
+    """A run on plain colors with label noise, whose class names look like markup."""
+    folder = tmp_path_factory.mktemp("images")
     rows = []
     for number, (name, color) in enumerate(COLOURS.items()):
         for k in range(8):

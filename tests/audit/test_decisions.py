@@ -29,9 +29,9 @@ def judged():
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """Three classes to train on and one unseen, twelve pictures each, as a table with splits."""
-    folder = tmp_path_factory.mktemp("pictures")
+def labeled_images(tmp_path_factory):
+    """Three classes to train on and one unseen, twelve images each, as a table with splits."""
+    folder = tmp_path_factory.mktemp("images")
     random = torch.Generator().manual_seed(0)
     rows = []
     for name, color in COLOURS.items():
@@ -46,10 +46,10 @@ def pictures(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def noisy_run(pictures, tmp_path_factory):
-    """A zero-shot run on the pictures with wrong labels: colors need no training."""
+def noisy_run(labeled_images, tmp_path_factory):
+    """A zero-shot run on the images with label noise: colors need no training."""
     out = tmp_path_factory.mktemp("runs") / "noisy"
-    run(noisy_config(pictures), out)
+    run(noisy_config(labeled_images), out)
     return out
 
 
@@ -57,8 +57,8 @@ def test_listed_labels_are_replaced_by_the_suggested_ones(judged):
     corrections = corrections_of(judged)
     assert corrections.dropped == 0
     corrected = corrections.apply(judged.images)
-    wrong_before = int((judged.images.labels != judged.true_labels).sum())
-    assert wrong_before == 36
+    mislabeled_before = int((judged.images.labels != judged.true_labels).sum())
+    assert mislabeled_before == 36
     assert int((corrected.labels != judged.true_labels).sum()) <= 2
 
 
@@ -156,8 +156,8 @@ def test_a_class_keeps_an_image():
         Corrections({2: None}).apply(images)
 
 
-def test_the_table_keeps_the_division_and_is_a_data_set(pictures, tmp_path):
-    data = load_data(str(pictures))
+def test_the_table_keeps_the_division_and_is_a_data_set(labeled_images, tmp_path):
+    data = load_data(str(labeled_images))
     first, second = 0, 1
     write_table(tmp_path / "new" / "corrected.csv", data, Corrections({first: 2, second: None}))
     again = load_data(str(tmp_path / "new" / "corrected.csv"))
@@ -245,9 +245,9 @@ def test_the_command_goes_from_a_run_to_a_run_on_corrected_labels(noisy_run, tmp
     assert load_data(str(out)).train.labels.tolist() == load_data(data_path(noisy_run)).train.labels.tolist()
 
 
-def test_the_command_counts_suspects_and_names_what_it_cannot_judge(pictures, tmp_path, capsys):
-    rows = list(csv.DictReader(pictures.read_text().splitlines()))
-    lines = [f"{pictures.parent / row['path']},{row['label']},{row['split']}" for row in rows]
+def test_the_command_counts_suspects_and_names_what_it_cannot_judge(labeled_images, tmp_path, capsys):
+    rows = list(csv.DictReader(labeled_images.read_text().splitlines()))
+    lines = [f"{labeled_images.parent / row['path']},{row['label']},{row['split']}" for row in rows]
     Image.new("RGB", (20, 20), (10, 10, 10)).save(tmp_path / "black.png")
     table = tmp_path / "table.csv"
     table.write_text("\n".join(["path,label,split", *lines, "black.png,black,train"]) + "\n")
@@ -271,13 +271,13 @@ def test_what_apply_does_needs_apply(noisy_run, tmp_path, capsys):
         main(["audit", str(noisy_run), "--policy", "drop"])
 
 
-def test_images_of_unseen_classes_are_judged_if_asked(pictures, tmp_path, capsys):
-    rows = list(csv.DictReader(pictures.read_text().splitlines()))
+def test_images_of_unseen_classes_are_judged_if_asked(labeled_images, tmp_path, capsys):
+    rows = list(csv.DictReader(labeled_images.read_text().splitlines()))
     unseen = sorted(COLOURS)[:2]
     swapped = [next(row for row in rows if row["label"] == name) for name in unseen]
     swapped[0]["label"], swapped[1]["label"] = unseen[1], unseen[0]
     split = {name: "test" if name in unseen else "train" for name in COLOURS}
-    lines = [f"{pictures.parent / row['path']},{row['label']},{split[row['label']]}" for row in rows]
+    lines = [f"{labeled_images.parent / row['path']},{row['label']},{split[row['label']]}" for row in rows]
     (tmp_path / "table.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
     config = replace(noisy_config(""), data=DataConfig(str(tmp_path / "table.csv")), batch=BatchConfig(8, 4))
     run(config, tmp_path / "run")

@@ -46,9 +46,9 @@ def finished(tmp_path_factory):
     return out, report.read_text(encoding="utf-8"), text
 
 
-def test_the_table_compares_pixels_an_untrained_net_and_three_methods(finished):
+def test_the_table_compares_pixels_an_untrained_model_and_three_methods(finished):
     rows = printed_rows(finished[2])
-    names = ["raw pixels", "untrained net", "Proxy Anchor", "PFML (paper's text)", "PFML (our preset)"]
+    names = ["raw pixels", "untrained model", "Proxy Anchor", "PFML (paper's text)", "PFML (our preset)"]
     assert list(rows) == names
     assert rows["raw pixels"][-2:] == ["-", "-"]
     assert rows["Proxy Anchor"][-1] == "1.00"

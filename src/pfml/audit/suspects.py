@@ -90,7 +90,7 @@ class Audit:
         confidence: (n,) the probability that an image is mislabeled.
         noise_rate: The estimated rate of label noise; 0 if no component of the scores is separate.
         separation: Of the two highest components of the scores; see `pfml.audit.mixture`.
-        others: Other scores by name, for comparison.
+        compared: Other scores by name.
         detections: How well each score finds mislabeled images, by name; empty if the true labels are not known.
         true_labels: (n,) if they are known.
     """
@@ -103,7 +103,7 @@ class Audit:
     confidence: Tensor
     noise_rate: float
     separation: float
-    others: dict[str, LabelScores] = field(default_factory=dict)
+    compared: dict[str, LabelScores] = field(default_factory=dict)
     detections: dict[str, Detection] = field(default_factory=dict)
     true_labels: Tensor | None = None
 
@@ -214,13 +214,13 @@ def audit(
     attractions = class_attractions(points, labels, classes, law=chosen, proxies=proxies)
     alone = torch.bincount(labels, minlength=classes)[labels] == 1  # its own proxies have learned from it alone
     scores = unjudged(field_scores(attractions, labels), alone)
-    others: dict[str, LabelScores] = {}
+    compared: dict[str, LabelScores] = {}
     if compare:
         votes = knn_votes(points, labels, classes, k)
-        others = {name: unjudged(SCORES[name](votes, labels), alone) for name in compare}
+        compared = {name: unjudged(SCORES[name](votes, labels), alone) for name in compare}
     detections = {}
     if true_labels is not None and bool((true_labels != labels).any()):
-        detections = {name: detection(one, labels, true_labels) for name, one in {"field": scores, **others}.items()}
+        detections = {name: detection(one, labels, true_labels) for name, one in {"field": scores, **compared}.items()}
     mixture = fit_mixture(scores.score)
     return Audit(
         images,
@@ -231,7 +231,7 @@ def audit(
         mixture.probability,
         mixture.rate,
         mixture.separation,
-        others,
+        compared,
         detections,
         true_labels,
     )

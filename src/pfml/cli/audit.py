@@ -1,4 +1,4 @@
-"""`pfml audit`: which training labels of a run are probably wrong."""
+"""`pfml audit`: which training images of a run are probably mislabeled."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def audit(
     out: Path | None = None,
     unseen: bool = False,
 ) -> None:
-    """Rank the training images of a run by how wrong their labels look; write suspects, a page, corrected labels."""
+    """Find images of a run that are probably mislabeled; write suspects, a page, corrected labels."""
     from pfml.audit import audit_run, write_suspects
     from pfml.pages.audit import about_unjudged, write_audit_page
     from pfml.training.progress import ProgressMonitor
@@ -68,9 +68,7 @@ def audit(
         print_line(console, about_unjudged(found))
     suspects = min(len(found.suspicious(threshold)), len(everyone))
     more = f" and {len(everyone) - suspects:,} more images, in order" if len(everyone) > suspects else ""
-    print_line(
-        console, f"{folder / 'suspects.csv'}: {suspects:,} suspects{more}; {folder / 'audit.html'}: with pictures"
-    )
+    print_line(console, f"{folder / 'suspects.csv'}: {suspects:,} suspects{more}; {folder / 'audit.html'}: with images")
     if not unseen and not apply:
         print_line(
             console,
@@ -85,8 +83,8 @@ def add_audit_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `audit`."""
     add = parser.add_argument
     add("run", type=Path, help="Folder of a run.")
-    add("--top", type=int, default=20, help="Suspects to print and to draw.")
-    add("--threshold", type=float, default=0.5, help="List labels that are wrong with at least this probability.")
+    add("--top", type=int, default=20, help="Suspects to print and to show on the page.")
+    add("--threshold", type=float, default=0.5, help="List images that are mislabeled with at least this probability.")
     add("--law", choices=("fitted", "run"), default="fitted", help="The field: fitted to the embeddings, or the run's.")
     add("--model", type=Path, help="Judge with another embedder: folder of a run or of a saved one.")
     add(
@@ -94,7 +92,7 @@ def add_audit_arguments(parser: ArgumentParser) -> None:
         action=BooleanOptionalAction,
         help="Score by k-NN and cleanlab, too; by default if the label noise is known.",
     )
-    add("--k", type=int, default=20, help="Neighbors that k-NN and cleanlab ask.")
+    add("--k", type=int, default=20, help="Neighbors of k-NN and cleanlab.")
     add("--neighbors", type=int, default=5, help="Neighbors to show as evidence.")
     add("--apply", action="store_true", help="Write corrected labels; the originals stay as they are.")
     add(
@@ -156,9 +154,9 @@ def _print_suspects(console: Console, found: Audit, shown: list[Suspect], listed
     from rich.table import Table
     from rich.text import Text
 
-    title = f"{listed:,} of {len(found.images):,} labels are probably wrong (estimate {100 * found.noise_rate:.1f} %)"
+    title = f"{listed:,} of {len(found.images):,} images are probably mislabeled (estimate {found.noise_rate:.1%})"
     if not found.noise_rate:
-        title = f"the most suspicious of {len(found.images):,} labels; how many are wrong cannot be told"
+        title = f"the most suspicious of {len(found.images):,} images; the rate of label noise cannot be estimated"
     table = Table("image", "given", "suggested", "score", "confidence", "neighbors", title=title)
     table.columns[0].overflow = "fold"  # the end of a path tells more than its beginning
     names = found.images.short_names()
@@ -175,8 +173,8 @@ def _print_suspects(console: Console, found: Audit, shown: list[Suspect], listed
         pulled = int((found.scores.score > 0).sum())
         print_line(
             console,
-            f"the scores are one group, so that no label is listed as wrong; another class is stronger at {pulled:,} "
-            f"images: look at these, from the top, on the page",
+            f"the scores form one component, so no image is listed as mislabeled; another class attracts {pulled:,} "
+            f"images more strongly than their own: look at these, from the top, on the page",
         )
 
 
@@ -185,7 +183,7 @@ def _print_detections(console: Console, found: Audit) -> None:
 
     from pfml.audit import DETECTION_LABELS
 
-    title = "against the noise that was put in, %"
+    title = "against the label noise that was added, %"
     table = Table("", *DETECTION_LABELS.values(), title=title)
     for name, one in found.detections.items():
         table.add_row(name, *(f"{100 * getattr(one, field):.1f}" for field in DETECTION_LABELS))

@@ -60,7 +60,7 @@ def run_demo(out: Path, *, console: Console, epochs: int = 6, seed: int = 0, dat
         trained[method] = _trained(name, data, replace(config, loss=loss), out / "runs" / method, console)
     demo = Demo(out, data, config, _pixels(data), _untrained(untrained, data), trained)
     _print_table(console, scores_table(demo))
-    print_line(console, "drawing the report")
+    print_line(console, "writing the page")
     report = out / "report.html"
     write_page(report, demo_page(demo))
     return report
@@ -79,7 +79,7 @@ def _pixels(data: RetrievalData) -> Contender:
 def _untrained(embedder: Embedder, data: RetrievalData) -> Contender:
     points = embed(embedder, data.test).cpu()
     metrics = retrieval_metrics(points, data.test.labels, recall_at=data.recall_at)
-    return Contender("untrained net", points, metrics.as_dict())
+    return Contender("untrained model", points, metrics.as_dict())
 
 
 def _trained(name: str, data: RetrievalData, config: RunConfig, out: Path, console: Console) -> Trained:

@@ -112,7 +112,7 @@ def _plot_precision(audit: Audit, theme: Theme) -> Figure:
     axes = figure.subplots()
     style_axes(axes, theme)
     mislabeled = audit.true_labels != audit.images.labels
-    rankings = {"field": audit.scores, **audit.others}
+    rankings = {"field": audit.scores, **audit.compared}
     for (name, scores), color in zip(rankings.items(), (2, 1, 3), strict=False):
         precision, recall = precision_recall(scores.score, mislabeled)
         axes.plot(100 * recall, 100 * precision, color=theme.series[color], linewidth=2, label=name)

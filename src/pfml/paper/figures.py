@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pfml.evaluation.metrics import metric_label
 from pfml.paper.tables import Row, Summary, Table
 from pfml.plots.theme import Theme, add_legend, new_figure, style_axes
 
@@ -48,7 +49,7 @@ def plot_ablation(tables: Sequence[Table], theme: Theme, *, width: int = 980) ->
             for name, row in _named_rows(table):
                 color, marker = styles[name]
                 _plot_row(axes, values, row, name, color=color, marker=marker, paper=theme.paper)
-    figure.axes[0].set_ylabel("R@1 in %", fontsize=9)
+    figure.axes[0].set_ylabel(f"{metric_label('recall_at_1')} in %", fontsize=9)
     add_legend(figure, theme, columns=4)
     return figure
 
@@ -134,7 +135,7 @@ def plot_noise(curves: Sequence[NoiseCurve], theme: Theme, *, width: int = 460) 
             rates = [100 * rate for rate in curve.rates]
             _plot_ours(axes, rates, curve.recalls, curve.name, color=color, marker=marker)
         axes.set_xlabel(f"label noise in %: {panel}", fontsize=9)
-        axes.set_ylabel("R@1 in %", fontsize=9)
+        axes.set_ylabel(f"{metric_label('recall_at_1')} in %", fontsize=9)
         axes.set_ylim(bottom=0)
     add_legend(figure, theme, columns=3)
     return figure
