@@ -84,7 +84,7 @@ class Gallery:
         return None if abs(total - said["total"]) <= 1e-9 * max(1, abs(total)) else "why: terms do not add up"
 
     async def _picture(self, client: httpx.AsyncClient, row: int, size: str) -> str | None:
-        answer = await client.get(f"/api/images/{self.ids[row]}/picture", params={"size": size})
+        answer = await client.get(f"/api/images/{self.ids[row]}/jpeg", params={"size": size})
         if answer.status_code != 200:
             return f"picture {self.ids[row]}: {_shown(answer)}"
         Image.open(io.BytesIO(answer.content)).verify()

@@ -41,7 +41,7 @@ async def broken_upload(client: Client) -> str:
 
 async def broken_answer(client: Client) -> str:
     """A connection that ends while the server works or answers."""
-    targets = ["/api/images?limit=200", "/api/map", "/page/app.js", "/api/images/1/picture?size=large", "/api/why?id=2"]
+    targets = ["/api/images?limit=200", "/api/map", "/page/app.js", "/api/images/1/jpeg?size=large", "/api/why?id=2"]
     whole = client.random.choice([*(request("GET", target) for target in targets), upload(SMALL)])
     return await client.break_off(whole * client.random.choice([1, 1, 8]), client.random.uniform(0, 0.05))
 
@@ -81,7 +81,7 @@ async def bad_numbers(client: Client) -> str:
         "/api/search?id={}",
         "/api/search?id=1&k={}9",
         "/api/why?id={}",
-        "/api/images/{}/picture",
+        "/api/images/{}/jpeg",
         "/api/images/{}",
     ]
     target = client.random.choice([*targets, "/api/images?offset={}x", "/api/map/potential?class_name={}"])

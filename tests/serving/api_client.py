@@ -36,7 +36,7 @@ def got(app, path, **parameters):
     return answer.json()
 
 
-def picture_bytes(color=(20, 40, 220), size=(24, 24), format="PNG", **options):  # noqa: A002
+def image_bytes(color=(20, 40, 220), size=(24, 24), format="PNG", **options):  # noqa: A002
     out = io.BytesIO()
     Image.new("RGB", size, color).save(out, format, **options)
     return out.getvalue()

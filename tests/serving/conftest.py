@@ -15,7 +15,7 @@ from pfml.training import DataConfig, LossConfig, RunConfig, run
 from small_data import small_config
 
 #: One name is there to be escaped.
-COLOURS = {
+COLORS = {
     "blue": (20, 40, 220),
     "green": (30, 200, 40),
     "red & <b>bold</b>": (220, 30, 30),
@@ -24,11 +24,11 @@ COLOURS = {
 IMAGES = 12
 
 
-def write_pictures(folder):
-    """Three classes to train on and one unseen, as a table with splits; two blue pictures are called green."""
+def write_images(folder):
+    """Three training classes and one unseen class, as a table with splits; two blue images have the label green."""
     random = torch.Generator().manual_seed(0)
     rows = []
-    for name, color in COLOURS.items():
+    for name, color in COLORS.items():
         for number in range(IMAGES):
             shift = torch.randint(-25, 26, (3, 24, 24), generator=random)
             level = (torch.tensor(color)[:, None, None] + shift).clamp(0, 255).byte()
@@ -47,7 +47,7 @@ def made_run(tmp_path_factory):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("serving")
-    table = write_pictures(folder)
+    table = write_images(folder)
     small = small_config()
     config = RunConfig(
         epochs=2,
@@ -76,5 +76,5 @@ def made_run(tmp_path_factory):
 
 @pytest.fixture
 def small_run(made_run, tmp_path):
-    """A copy that a test may change; the pictures stay where they are."""
+    """A copy that a test may change; the images stay where they are."""
     return shutil.copytree(made_run, tmp_path / "run")

@@ -99,7 +99,7 @@ def test_a_small_image_passes_while_a_large_one_is_decoded():
 
 
 def test_a_large_image_that_has_waited_long_comes_first(monkeypatch):
-    monkeypatch.setattr("pfml.serving.decode_queue.LATER_PER_PIXEL", 1e-9)
+    monkeypatch.setattr("pfml.serving.decode_queue.PENALTY_PER_PIXEL", 1e-9)
     million = 1_000_000
     queue = DecodeQueue(PixelBudget(24 * million), threads=1, most=100)
     go, order = threading.Event(), []
@@ -118,7 +118,7 @@ def test_a_large_image_that_has_waited_long_comes_first(monkeypatch):
     queue.close()
 
 
-def test_errors_reach_the_caller_and_places_are_free_again():
+def test_errors_reach_the_request_and_free_its_slot():
     budget = PixelBudget(10)
     queue = DecodeQueue(budget, threads=1, most=1)
 
@@ -137,7 +137,7 @@ def test_errors_reach_the_caller_and_places_are_free_again():
     queue.close()
 
 
-def test_closing_ends_the_threads_and_what_waits():
+def test_closing_ends_the_threads_and_cancels_waiting_tasks():
     before = set(threading.enumerate())
     queue = DecodeQueue(PixelBudget(10), threads=2, most=10)
     go, own = threading.Event(), set(threading.enumerate()) - before

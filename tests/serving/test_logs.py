@@ -1,4 +1,4 @@
-"""Lines of the log, which no request can break or color."""
+"""Lines of the log: no request can break or color them."""
 
 import logging
 import sys
@@ -27,5 +27,5 @@ def test_a_traceback_keeps_its_lines_but_no_escapes():
     assert "\\x1b[2Jname" in text.split("\n")[-1]
 
 
-def test_warnings_of_the_parser_of_forms_stay_unsaid():
+def test_warnings_of_the_form_parser_are_not_logged():
     assert LOGGING["loggers"]["python_multipart"]["level"] == "ERROR"

@@ -16,7 +16,7 @@ from PIL import Image
 
 pytest.importorskip("fastapi", reason="pfml serve needs the extra serve")
 
-from api_client import BASE, application, ask, got, picture_bytes, service_of, upload
+from api_client import BASE, application, ask, got, image_bytes, service_of, upload
 
 from pfml.audit import audit_run, read_decisions
 from pfml.energy import class_potential
@@ -103,7 +103,7 @@ def test_a_search_is_of_the_asked_classes_only(app, gallery):
     answer = got(app, "/api/search", id=image_of(gallery, "blue"), k=48, class_name=[BOLD, "gray"])
     assert {hit["class_name"] for hit in answer["hits"]} == {BOLD, "gray"}
     assert len(answer["hits"]) == 24
-    sent = upload(app, picture_bytes(), k=48, class_name=["gray"]).json()
+    sent = upload(app, image_bytes(), k=48, class_name=["gray"]).json()
     assert {hit["class_name"] for hit in sent["hits"]} == {"gray"}
     assert ask(app, "GET", "/api/search", params={"id": 3, "class_name": "violet"}).status_code == 404
 
@@ -145,26 +145,26 @@ def test_a_search_needs_one_query(app):
     assert ask(app, "GET", "/api/search", params={"id": 1, "upload": "x"}).status_code == 422
 
 
-def test_pictures_are_jpegs_by_id(app):
-    answer = ask(app, "GET", "/api/images/3/picture")
+def test_indexed_images_are_served_as_jpeg_by_id(app):
+    answer = ask(app, "GET", "/api/images/3/jpeg")
     assert answer.headers["content-type"] == "image/jpeg"
     small, large = (
-        Image.open(io.BytesIO(ask(app, "GET", f"/api/images/3/picture?size={size}").content)).size
+        Image.open(io.BytesIO(ask(app, "GET", f"/api/images/3/jpeg?size={size}").content)).size
         for size in ("thumbnail", "large")
     )
     assert small == large == (96, 96), "tiny images are enlarged by whole pixels"
     for image in (48, -1, 10**30):
-        assert ask(app, "GET", f"/api/images/{image}/picture").status_code == 404
-    assert ask(app, "GET", "/api/images/..%2F..%2Fetc%2Fpasswd/picture").status_code in (404, 422)
+        assert ask(app, "GET", f"/api/images/{image}/jpeg").status_code == 404
+    assert ask(app, "GET", "/api/images/..%2F..%2Fetc%2Fpasswd/jpeg").status_code in (404, 422)
 
 
-def test_a_file_that_is_gone_is_a_clear_404(small_run, tmp_path):
+def test_a_missing_file_is_a_404_with_a_reason(small_run, tmp_path):
     service = service_of(small_run)
     path = tmp_path / "gone.png"
     service.gallery.index.add(torch.eye(8)[:1], [path], ["blue"], model=service.gallery.model)
-    answer = ask(create_app(service), "GET", "/api/images/48/picture")
+    answer = ask(create_app(service), "GET", "/api/images/48/jpeg")
     assert answer.status_code == 404
-    assert "gone" in answer.json()["error"]
+    assert "missing" in answer.json()["error"]
 
 
 def test_the_terms_of_why_are_those_of_the_equations(app, gallery):
@@ -232,10 +232,10 @@ def map_of(app):
         if answer["state"] == "ready":
             return answer
         time.sleep(0.1)
-    raise AssertionError("the map was never made")
+    raise AssertionError("the map was never ready")
 
 
-def test_the_map_places_all_images_and_proxies_and_is_kept(small_run):
+def test_the_map_has_all_images_and_proxies_and_is_cached(small_run):
     answer = map_of(application(small_run))
     assert answer["ids"] == list(range(48))
     assert len(answer["proxy_x"]) == len(answer["proxy_labels"]) == 6
@@ -243,17 +243,17 @@ def test_the_map_places_all_images_and_proxies_and_is_kept(small_run):
     assert answer["class_names"][answer["labels"][30]] == got(application(small_run), "/api/images/30")["class_name"]
     kept = (small_run / "serve" / "map.json").stat()
     assert map_of(application(small_run)) == answer
-    assert (small_run / "serve" / "map.json").stat().st_mtime_ns == kept.st_mtime_ns, "the map was made again"
+    assert (small_run / "serve" / "map.json").stat().st_mtime_ns == kept.st_mtime_ns, "the map was computed again"
 
 
-def test_a_damaged_map_is_made_again(small_run):
+def test_a_damaged_map_is_computed_again(small_run):
     answer = map_of(application(small_run))
     [file] = (small_run / "serve").glob("map-*.safetensors")
     file.write_bytes(file.read_bytes()[:-8])
     assert map_of(application(small_run)) == answer
 
 
-def test_a_large_index_is_mapped_by_a_sample(made_run, tmp_path):
+def test_the_map_of_a_large_index_is_a_subsample(made_run, tmp_path):
     service = service_of(made_run, map_points=10)
     service.maps.folder = tmp_path
     answer = map_of(create_app(service))
@@ -261,7 +261,7 @@ def test_a_large_index_is_mapped_by_a_sample(made_run, tmp_path):
     assert answer["images"] == 48
 
 
-def test_the_potential_attracts_where_the_class_is_and_repels_where_others_are(app):
+def test_the_potential_attracts_at_the_class_and_repels_at_other_classes(app):
     answer, places = got(app, "/api/map/potential", class_name=BOLD) if map_of(app) else None, map_of(app)
     values = torch.tensor(answer["values"]).reshape(answer["side"], answer["side"])
     assert values.abs().max() <= 1
@@ -276,11 +276,11 @@ def test_the_potential_attracts_where_the_class_is_and_repels_where_others_are(a
         return sum(value_at(places["x"][k], places["y"][k]) for k in chosen) / len(chosen)
 
     assert mean(True) < 0 < mean(False)
-    assert "picture" in answer["explanation"]
+    assert "illustration" in answer["explanation"]
 
 
-def test_what_pfml_index_adds_is_taken_up(small_run, monkeypatch):
-    monkeypatch.setattr("pfml.serving.gallery.LOOK_EVERY", 0.0)
+def test_images_that_pfml_index_adds_are_served(small_run, monkeypatch):
+    monkeypatch.setattr("pfml.serving.gallery.REFRESH_INTERVAL", 0.0)
     app = application(small_run)
     assert got(app, "/api/status")["images"] == 48
     index = ImageIndex.open(small_run / "index")
@@ -290,8 +290,8 @@ def test_what_pfml_index_adds_is_taken_up(small_run, monkeypatch):
     assert got(app, "/api/search", id=48, k=1)["hits"]
 
 
-def test_a_threshold_that_is_found_meanwhile_is_taken_up(small_run, monkeypatch, caplog):
-    monkeypatch.setattr("pfml.serving.gallery.LOOK_EVERY", 0.0)
+def test_a_threshold_that_pfml_calibrate_writes_is_served(small_run, monkeypatch, caplog):
+    monkeypatch.setattr("pfml.serving.gallery.REFRESH_INTERVAL", 0.0)
     found, file = Threshold.load(small_run), small_run / "threshold.json"
     file.unlink()
     app = application(small_run)
@@ -314,7 +314,7 @@ def test_a_threshold_that_is_found_meanwhile_is_taken_up(small_run, monkeypatch,
 
 
 def test_an_unchanged_threshold_is_not_read_again(small_run, monkeypatch):
-    monkeypatch.setattr("pfml.serving.gallery.LOOK_EVERY", 0.0)
+    monkeypatch.setattr("pfml.serving.gallery.REFRESH_INTERVAL", 0.0)
     app = application(small_run)
     monkeypatch.setattr("pfml.search.Threshold.load", lambda run: pytest.fail("it was read"))
     assert got(app, "/api/status")["threshold"]["distance"] == 0.05
@@ -358,7 +358,7 @@ def test_decisions_are_saved_as_the_audit_reads_them(small_run):
     }
 
 
-def test_a_decision_can_be_changed_and_taken_back(small_run):
+def test_a_decision_can_be_changed_and_withdrawn(small_run):
     app = application(small_run)
     key = got(app, "/api/audit")["suspects"][0]["key"]
     for decision in ("accept", "reject"):
@@ -387,7 +387,7 @@ def test_without_an_audit_the_queue_is_empty(small_run):
     assert (answer["available"], answer["suspects"]) == (False, [])
 
 
-def test_images_that_wait_are_embedded_together(made_run):
+def test_waiting_images_are_embedded_in_one_batch(made_run):
     service, sizes = service_of(made_run), []
     forward = service.embedding.function
 
@@ -399,7 +399,7 @@ def test_images_that_wait_are_embedded_together(made_run):
     service.embedding.function = watched
 
     async def embeddings():
-        sent = [service.embedded(picture_bytes((k, 40, 220))) for k in range(0, 240, 10)]
+        sent = [service.embedded(image_bytes((k, 40, 220))) for k in range(0, 240, 10)]
         return await asyncio.gather(*sent)
 
     together = torch.stack(asyncio.run(embeddings()))
@@ -409,16 +409,16 @@ def test_images_that_wait_are_embedded_together(made_run):
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
 
 
-def test_a_failure_of_the_network_is_told_to_all_and_ends_nothing(made_run):
+def test_an_error_of_the_model_reaches_all_requests_and_the_server_keeps_serving(made_run):
     service = service_of(made_run)
     forward, service.embedding.function = service.embedding.function, lambda crops: crops[len(crops)]
     with pytest.raises(IndexError):
-        asyncio.run(service.embedded(picture_bytes()))
+        asyncio.run(service.embedded(image_bytes()))
     service.embedding.function = forward
-    assert asyncio.run(service.embedded(picture_bytes())).shape == (8,)
+    assert asyncio.run(service.embedded(image_bytes())).shape == (8,)
 
 
-def test_fifty_searches_at_a_time_are_all_answered_rightly(app, gallery):
+def test_fifty_concurrent_searches_are_all_correct(app, gallery):
     files = {image: file_of(gallery, image) for image in range(0, 48, 4)}
     chosen = [list(files)[k % len(files)] for k in range(50)]
 
@@ -444,8 +444,8 @@ def held(service, monkeypatch):
     return go
 
 
-def test_bodies_that_wait_share_a_budget_of_bytes(made_run, monkeypatch):
-    content = picture_bytes()
+def test_waiting_uploads_share_a_limit_of_bytes(made_run, monkeypatch):
+    content = image_bytes()
     service = service_of(made_run, limits=Limits(waiting_bytes=2 * len(content) + 1))
     app, go = create_app(service), held(service, monkeypatch)
 
@@ -460,23 +460,23 @@ def test_bodies_that_wait_share_a_budget_of_bytes(made_run, monkeypatch):
     assert sorted(answer.status_code for answer in answers) == [200, 200, 503, 503]
     busy = next(answer for answer in answers if answer.status_code == 503)
     assert busy.headers["retry-after"] == "1"
-    assert "bytes of images that wait" in busy.json()["error"]
-    assert later.status_code == 200, "what is answered is given back"
+    assert "bytes of uploads" in busy.json()["error"]
+    assert later.status_code == 200, "bytes are released after the response"
 
 
-def test_an_upload_larger_than_the_budget_of_bytes_is_taken_alone(made_run):
+def test_an_upload_larger_than_the_limit_of_bytes_is_admitted_alone(made_run):
     app = create_app(service_of(made_run, limits=Limits(waiting_bytes=1)))
-    assert ask(app, "POST", "/api/search", files={"file": ("x", picture_bytes())}).status_code == 200
+    assert ask(app, "POST", "/api/search", files={"file": ("x", image_bytes())}).status_code == 200
 
 
-def test_beyond_its_bound_the_server_says_busy_and_goes_on_answering(made_run, monkeypatch):
+def test_beyond_its_bound_the_server_responds_503_and_keeps_serving(made_run, monkeypatch):
     service = service_of(made_run, limits=Limits(waiting=2))
     app, go = create_app(service), held(service, monkeypatch)
 
     async def searches():
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=BASE) as client:
             sent = [
-                asyncio.ensure_future(client.post("/api/search", files={"file": ("x", picture_bytes())}))
+                asyncio.ensure_future(client.post("/api/search", files={"file": ("x", image_bytes())}))
                 for _ in range(6)
             ]
             done, _ = await asyncio.wait(sent, timeout=10, return_when=asyncio.FIRST_COMPLETED)
@@ -491,22 +491,22 @@ def test_beyond_its_bound_the_server_says_busy_and_goes_on_answering(made_run, m
     busy = next(answer for answer in answers if answer.status_code == 503)
     assert busy.headers["retry-after"] == "1"
     assert "busy" in busy.json()["error"]
-    assert upload(app, picture_bytes()).status_code == 200, "places are free again"
+    assert upload(app, image_bytes()).status_code == 200, "slots are free again"
 
 
 def test_the_api_describes_itself_with_types_and_without_the_network(app):
     answer = got(app, "/api/openapi.json")
     assert {"/api/search", "/api/why", "/api/map", "/api/audit/{key}"} <= set(answer["paths"])
     found = answer["paths"]["/api/search"]["post"]["responses"]
-    assert found["200"]["content"]["application/json"]["schema"]["$ref"].endswith("SearchAnswer")
-    assert found["413"]["content"]["application/json"]["schema"]["$ref"].endswith("ErrorAnswer")
+    assert found["200"]["content"]["application/json"]["schema"]["$ref"].endswith("SearchResponse")
+    assert found["413"]["content"]["application/json"]["schema"]["$ref"].endswith("ErrorResponse")
     for path in ("/", "/api/docs", "/login", "/page/api.js", "/page/docs.js", "/page/style.css"):
         text = ask(app, "GET", path, follow_redirects=True).text
         assert "http://" not in text.replace("http://www.w3.org", "")
         assert "https://" not in text
 
 
-@pytest.mark.parametrize("path", ["/api/search?id={}", "/api/why?id={}", "/api/images/{}", "/api/images/{}/picture"])
+@pytest.mark.parametrize("path", ["/api/search?id={}", "/api/why?id={}", "/api/images/{}", "/api/images/{}/jpeg"])
 def test_a_number_beyond_64_bits_is_no_image(app, path):
     for number in (2**63, -(2**70), 10**30):
         answer = ask(app, "GET", path.format(number))
@@ -514,7 +514,7 @@ def test_a_number_beyond_64_bits_is_no_image(app, path):
         assert "has no image" in answer.json()["error"]
 
 
-def test_answers_name_no_folder_of_the_machine(small_run, monkeypatch, caplog):
+def test_responses_name_no_folder_of_the_machine(small_run, monkeypatch, caplog):
     service = service_of(small_run)
     app = create_app(service)
     suspects = small_run / "audit" / "suspects.csv"

@@ -1,4 +1,4 @@
-"""Files of the run that are damaged under a running server: the good state is kept, and it is said."""
+"""Files of the run that are damaged while the server runs: it keeps the last valid state, and reports it."""
 
 import os
 import stat
@@ -15,12 +15,12 @@ from pfml.search import ImageIndex, ModelIdentity
 from pfml.serving import create_app
 from pfml.serving.gallery import Gallery
 
-pytestmark = pytest.mark.usefixtures("one_thread", "looks_at_once")
+pytestmark = pytest.mark.usefixtures("one_thread", "refreshes_at_once")
 
 
 @pytest.fixture
-def looks_at_once(monkeypatch):
-    monkeypatch.setattr("pfml.serving.gallery.LOOK_EVERY", 0.0)
+def refreshes_at_once(monkeypatch):
+    monkeypatch.setattr("pfml.serving.gallery.REFRESH_INTERVAL", 0.0)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_a_server_with_a_whole_index_is_ready(made_run):
 
 
 @pytest.mark.parametrize("damage", ["half", "gone", "folder", "other model"])
-def test_a_damaged_or_deleted_manifest_leaves_the_state_before_and_it_is_said(small_run, caplog, damage):
+def test_a_damaged_or_deleted_manifest_leaves_the_previous_state_and_is_reported(small_run, caplog, damage):
     app = application(small_run)
     before, manifest = hits_of(app), small_run / "index" / "index.json"
     whole = manifest.read_bytes()
@@ -77,7 +77,7 @@ def test_a_damaged_or_deleted_manifest_leaves_the_state_before_and_it_is_said(sm
     assert str(small_run) not in answer.text
     assert got(app, "/api/status")["problem"] == answer.json()["problem"]
     said = [line for line in caplog.messages if "the index stays as it was" in line]
-    assert len(said) == 1, "it is said once"
+    assert len(said) == 1, "it is logged once"
     if manifest.is_dir():
         manifest.rmdir()
     for left in (small_run / "index").glob("index-*") if damage == "other model" else ():
@@ -88,7 +88,7 @@ def test_a_damaged_or_deleted_manifest_leaves_the_state_before_and_it_is_said(sm
         assert any("can be read again" in line for line in caplog.messages)
 
 
-def test_the_next_good_state_is_taken_up_after_a_damaged_one(small_run):
+def test_the_next_valid_state_is_served_after_a_damaged_one(small_run):
     app, manifest = application(small_run), small_run / "index" / "index.json"
     whole = manifest.read_bytes()
     manifest.write_bytes(b"{")
@@ -99,7 +99,7 @@ def test_the_next_good_state_is_taken_up_after_a_damaged_one(small_run):
     assert got(app, "/api/status")["images"] == 49
 
 
-def test_shards_that_are_damaged_on_disk_are_served_from_memory_and_it_is_said(small_run, caplog):
+def test_shards_that_are_damaged_on_disk_are_served_from_memory_and_reported(small_run, caplog):
     app = application(small_run)
     before = hits_of(app)
     overwrite(shard_of(small_run))
@@ -118,7 +118,7 @@ def cut_short(path):
 
 @pytest.mark.parametrize("damage", [overwrite, cut_short])
 @pytest.mark.usefixtures("from_files")
-def test_a_large_index_that_is_damaged_is_a_503_in_words_and_not_ready(small_run, damage):
+def test_a_large_index_that_is_damaged_is_a_503_with_a_reason_and_not_ready(small_run, damage):
     app = application(small_run)
     before, whole = hits_of(app), shard_of(small_run).read_bytes()
     damage(shard_of(small_run))
@@ -178,7 +178,7 @@ def unwritable(folder, monkeypatch):
         monkeypatch.setattr("pfml.serving.audit_queue.write_atomically", refused)
 
 
-def test_a_decision_that_cannot_be_written_is_a_503_that_says_what_to_do(small_run, monkeypatch):
+def test_a_decision_that_cannot_be_written_is_a_503_with_advice(small_run, monkeypatch):
     app = application(small_run)
     key = got(app, "/api/audit")["suspects"][0]["key"]
     unwritable(small_run / "audit", monkeypatch)

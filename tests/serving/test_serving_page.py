@@ -43,7 +43,7 @@ class Server:
                 break
         assert port, self.said
         self.address = f"http://127.0.0.1:{port[1]}/"
-        for _ in range(200):  # it says its address a moment before it listens
+        for _ in range(200):  # the socket listens before the address is printed
             with socket.socket() as caller:
                 if caller.connect_ex(("127.0.0.1", int(port[1]))) == 0:
                     return
@@ -181,11 +181,11 @@ def test_why_lists_what_attracts_and_repels(page):
     assert not page.locator("#why").is_visible()
 
 
-def test_why_says_that_an_upload_is_in_the_index_already(page, served_run):
+def test_why_reports_that_an_upload_is_in_the_index_already(page, served_run):
     page.set_input_files("#file", ImageIndex.open(served_run / "index").entry(30).path)
     page.wait_for_selector("#grid .distance")
     page.click("#query-why")
-    expect(page.locator(".why-left-out")).to_have_text("One indexed image is this very image: left out.")
+    expect(page.locator(".why-left-out")).to_have_text("One indexed image is a duplicate of this image: left out.")
     assert abs(first_share(page.locator("#why .sources .share").first.inner_text())) < 99
 
 
@@ -203,7 +203,7 @@ def test_the_map_draws_hovers_and_searches(page):
     page.wait_for_selector("#map-canvas[data-drawn='48']")
     page.select_option("#map-class", "blue")
     page.wait_for_selector("#map-canvas[data-potential='blue']")
-    assert "picture" in page.locator("#map-explanation").inner_text()
+    assert "illustration" in page.locator("#map-explanation").inner_text()
     colors = page.evaluate(
         """() => { const canvas = document.getElementById("map-canvas");
         const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -256,7 +256,7 @@ def test_the_map_names_the_colors_of_few_classes(page):
     expect(page.locator("#map-classes")).to_be_hidden()
 
 
-def test_hovering_a_point_shows_its_picture_and_a_click_searches_by_it(page):
+def test_hovering_a_point_shows_its_image_and_a_click_searches_by_it(page):
     page.click("#tab-map")
     page.wait_for_selector("#map-canvas[data-drawn='48']")
     page.focus("#map-canvas")
@@ -302,7 +302,7 @@ def test_audit_decisions_are_saved_to_the_table(page, served_run):
     assert page.locator("#audit-count").inner_text() == "3"
 
 
-def test_undo_takes_back_one_decision_after_the_other_and_goes_back_to_its_image(page, served_run):
+def test_undo_withdraws_one_decision_after_the_other_and_returns_to_its_image(page, served_run):
     (served_run / "audit" / "decisions.csv").unlink(missing_ok=True)
     page.click("#tab-audit")
     page.wait_for_selector("#suspect-neighbors .card img")
@@ -332,7 +332,7 @@ def test_undo_takes_back_one_decision_after_the_other_and_goes_back_to_its_image
     expect(page.locator("#audit-undo")).to_be_disabled()
 
 
-def test_a_decision_that_cannot_be_saved_is_said_and_the_queue_stays(page, served_run):
+def test_a_decision_that_cannot_be_saved_is_a_toast_and_the_queue_stays(page, served_run):
     table = served_run / "audit" / "decisions.csv"
     table.unlink(missing_ok=True)
     table.mkdir()  # a folder in the place of the table: no user may write it, not even root
@@ -350,7 +350,7 @@ def test_a_decision_that_cannot_be_saved_is_said_and_the_queue_stays(page, serve
     page.wrong.clear()  # the browser reports the status 503
 
 
-def test_the_page_says_that_the_index_is_damaged_for_as_long_as_it_is(page, served_run):
+def test_the_page_shows_that_the_index_is_damaged_as_long_as_it_is(page, served_run):
     manifest = served_run / "index" / "index.json"
     whole = manifest.read_bytes()
     expect(page.locator("#problem")).to_be_hidden()
@@ -396,7 +396,7 @@ def test_the_documentation_of_the_api_needs_no_network(page, server):
     shot(page, "api")
 
 
-def test_the_login_lets_in_and_the_server_ends_when_it_is_told_to(browser, served_run):
+def test_the_login_admits_and_the_server_shuts_down_on_request(browser, served_run):
     server = Server(served_run, "--token", TOKEN, "--host", "0.0.0.0")
     context = browser.new_context(viewport={"width": 700, "height": 600})
     page = context.new_page()

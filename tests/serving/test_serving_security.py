@@ -1,4 +1,4 @@
-"""Who may ask, what may be sent, and what every answer carries."""
+"""Security of the server: access, uploads, and headers of responses."""
 
 import asyncio
 import io
@@ -15,7 +15,7 @@ from PIL import Image
 
 pytest.importorskip("fastapi", reason="pfml serve needs the extra serve")
 
-from api_client import BASE, application, ask, picture_bytes, service_of, upload
+from api_client import BASE, application, ask, image_bytes, service_of, upload
 
 from pfml.cli import main
 from pfml.search import list_images, update_index
@@ -70,7 +70,7 @@ BAD_UPLOADS = {
         415,
         "another kind",
     ),
-    "too many pixels": (picture_bytes(size=(101, 100)), 413, "101 x 100"),
+    "too many pixels": (image_bytes(size=(101, 100)), 413, "101 x 100"),
     "a decompression bomb": (png_of_size(60_000, 60_000), 413, "pixels"),
     "a strip": (png_of_size(1, 9_000), 413, "times longer than wide"),
     "too many rows": (png_of_size(1, 40_000_000), 413, "on a side"),
@@ -85,7 +85,7 @@ BAD_UPLOADS = {
 
 
 @pytest.mark.parametrize(("content", "status", "word"), BAD_UPLOADS.values(), ids=BAD_UPLOADS)
-def test_a_bad_upload_is_refused_in_words(app, content, status, word):
+def test_a_bad_upload_is_refused_with_a_reason(app, content, status, word):
     answer = upload(app, content)
     assert answer.status_code == status, answer.text
     assert list(answer.json()) == ["error"]
@@ -94,11 +94,11 @@ def test_a_bad_upload_is_refused_in_words(app, content, status, word):
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF"])
 def test_every_usual_format_is_taken(app, kind):
-    assert upload(app, picture_bytes(format=kind)).status_code == 200
+    assert upload(app, image_bytes(format=kind)).status_code == 200
 
 
 def test_an_upload_at_the_limits_is_taken(app):
-    assert upload(app, picture_bytes(size=(100, 100))).status_code == 200
+    assert upload(app, image_bytes(size=(100, 100))).status_code == 200
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1", "I;16"])
@@ -116,7 +116,7 @@ def test_floating_point_pixels_are_refused():
 
 
 def photograph(size=(800, 600), **options):
-    """A smooth picture that loses little at half its size."""
+    """A smooth image that loses little at half its size."""
     y, x = numpy.mgrid[: size[1], : size[0]] / 97.0
     waves = numpy.stack([numpy.sin(x), numpy.cos(y), numpy.sin(x + y)], axis=2)
     out = io.BytesIO()
@@ -138,9 +138,9 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_and_an_ordinary_one_at_its_full_s
 
 
 def test_what_cannot_be_decoded_at_a_fraction_has_a_lower_limit():
-    large = picture_bytes(size=(300, 200))
+    large = image_bytes(size=(300, 200))
     assert decoded_upload(large, most_pixels=100_000, decoded_pixels=60_000).shape == (3, 200, 300)
-    for content in (large, picture_bytes(size=(300, 200), format="WEBP", lossless=True)):
+    for content in (large, image_bytes(size=(300, 200), format="WEBP", lossless=True)):
         with pytest.raises(BadUploadError, match=r"at most 59,999 pixels, got 300 x 200: a JPEG may have 100,000"):
             decoded_upload(content, most_pixels=100_000, decoded_pixels=59_999)
     with pytest.raises(BadUploadError, match="at most 20,000 pixels"):  # the network needs more than an eighth
@@ -149,7 +149,7 @@ def test_what_cannot_be_decoded_at_a_fraction_has_a_lower_limit():
 
 def test_a_small_file_of_40_megapixels_is_refused_before_it_takes_time_or_memory(made_run):
     app = application(made_run)
-    content = bytearray(picture_bytes(size=(8, 8), format="WEBP", lossless=True))
+    content = bytearray(image_bytes(size=(8, 8), format="WEBP", lossless=True))
     content[21:25] = struct.pack("<I", 6323 | 6323 << 14)  # width and height, less one, as a VP8L has them
     answer = upload(app, bytes(content))
     assert answer.status_code == 413
@@ -164,32 +164,32 @@ def test_a_progressive_jpeg_of_very_many_scans_is_refused():
     with pytest.raises(BadUploadError, match="must come in fewer scans, got 1") as caught:
         decoded_upload(content[:start] + 100 * scan + end, most_pixels=20_000)
     assert caught.value.status == 413
-    # what stands behind the end of the picture, such as the film of a phone, is no scan
+    # bytes after the end of the image, such as the video of a phone, are no scan
     assert decoded_upload(content + 100 * scan, most_pixels=20_000).shape == (3, 100, 200)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such files")
-def test_an_indexed_file_that_became_huge_or_special_is_gone_and_no_failure(small_run, tmp_path):
-    picture = tmp_path / "one" / "a.png"
-    picture.parent.mkdir()
-    picture.write_bytes(picture_bytes())
+def test_an_indexed_file_that_became_huge_or_special_is_a_404(small_run, tmp_path):
+    file = tmp_path / "one" / "a.png"
+    file.parent.mkdir()
+    file.write_bytes(image_bytes())
     service = service_of(small_run)
     update_index(service.gallery.index, service.gallery.embedder, list_images(tmp_path / "one"))
-    image = service.gallery.index.find(str(picture)).id
+    image = service.gallery.index.find(str(file)).id
     app = create_app(service, Access())
-    path = f"/api/images/{image}/picture"
-    picture.write_bytes(png_of_size(30_000, 30_000))
+    path = f"/api/images/{image}/jpeg"
+    file.write_bytes(png_of_size(30_000, 30_000))
     assert ask(app, "GET", path).status_code == 404
-    picture.unlink()
-    os.mkfifo(picture)
+    file.unlink()
+    os.mkfifo(file)
     answer = ask(app, "GET", path, timeout=10)
     assert answer.status_code == 404
     assert "cannot be read" in answer.json()["error"]
-    picture.unlink()
-    picture.symlink_to("/dev/zero")
+    file.unlink()
+    file.symlink_to("/dev/zero")
     assert ask(app, "GET", path).status_code == 404
-    picture.unlink()
-    picture.write_bytes(picture_bytes())
+    file.unlink()
+    file.write_bytes(image_bytes())
     assert ask(app, "GET", path).status_code == 200
 
 
@@ -219,7 +219,7 @@ def test_other_bodies_are_small(app):
 def test_a_form_without_a_file_is_refused(app):
     assert ask(app, "POST", "/api/search", data={"k": "3"}).status_code == 422
     headers = {"content-type": "multipart/form-data"}
-    assert ask(app, "POST", "/api/search", content=b"rubbish", headers=headers).status_code in (400, 422)
+    assert ask(app, "POST", "/api/search", content=b"no form", headers=headers).status_code in (400, 422)
 
 
 @pytest.mark.parametrize(
@@ -255,15 +255,15 @@ def test_a_server_on_a_network_answers_to_addresses_and_to_given_names(made_run)
         ({"sec-fetch-site": "same-origin"}, True),
     ],
 )
-def test_changes_come_from_our_own_page_only(app, headers, allowed):
+def test_changes_must_come_from_the_page_of_the_server(app, headers, allowed):
     answer = ask(app, "DELETE", "/api/audit/none", headers=headers)
     assert answer.status_code == (404 if allowed else 403)
-    sent = ask(app, "POST", "/api/search", files={"file": ("x", picture_bytes())}, headers=headers)
+    sent = ask(app, "POST", "/api/search", files={"file": ("x", image_bytes())}, headers=headers)
     assert sent.status_code == (200 if allowed else 403)
 
 
-def test_every_answer_carries_the_headers_that_protect_it(app):
-    for path in ("/", "/api/status", "/api/nothing", "/page/api.js", "/api/images/1/picture"):
+def test_every_response_has_the_security_headers(app):
+    for path in ("/", "/api/status", "/api/nothing", "/page/api.js", "/api/images/1/jpeg"):
         headers = ask(app, "GET", path).headers
         assert "default-src 'self'" in headers["content-security-policy"]
         assert "frame-ancestors 'none'" in headers["content-security-policy"]
@@ -280,7 +280,7 @@ def test_the_page_folder_is_not_left(app, path):
 
 
 def test_without_a_token_nothing_is_served(closed):
-    for path in ("/api/status", "/api/images/1/picture", "/api/openapi.json", "/page/api.js", "/api/docs"):
+    for path in ("/api/status", "/api/images/1/jpeg", "/api/openapi.json", "/page/api.js", "/api/docs"):
         answer = ask(closed, "GET", path)
         assert answer.status_code == 401
         assert answer.headers["www-authenticate"] == "Bearer"
@@ -307,7 +307,7 @@ def test_the_token_is_a_bearer_or_a_cookie_that_the_login_gives(closed):
     wrong, right, status, login = asyncio.run(visit())
     assert wrong.status_code == 401
     assert "set-cookie" not in wrong.headers
-    assert "not the token" in wrong.text
+    assert "not the token of the server" in wrong.text
     assert (right.status_code, right.headers["location"]) == (303, "/")
     assert {"HttpOnly", "SameSite=strict"} <= set(right.headers["set-cookie"].split("; "))
     assert TOKEN not in right.headers["set-cookie"]
@@ -349,12 +349,12 @@ def test_a_short_token_is_refused():
         (("--index", "nowhere"), "pfml index"),
     ],
 )
-def test_the_command_refuses_bad_options_in_words(made_run, options, message):
+def test_the_command_refuses_bad_options(made_run, options, message):
     with pytest.raises(SystemExit, match=message):
         main(["serve", str(made_run), *options])
 
 
-def test_thumbnails_are_held_up_to_a_bound(tmp_path):
+def test_the_cache_of_thumbnails_is_bounded(tmp_path):
     for number in range(20):
         Image.effect_noise((200, 200), 80).save(tmp_path / f"{number}.png")
     held = Thumbnails(most_bytes=100_000)
@@ -365,7 +365,7 @@ def test_thumbnails_are_held_up_to_a_bound(tmp_path):
     assert max(Image.open(io.BytesIO(first[0])).size) <= 224
 
 
-def test_uploads_are_held_up_to_a_bound():
+def test_the_cache_of_uploads_is_bounded():
     held = Uploads(most=2)
     names = [held.add(number) for number in range(3)]
     assert [held.get(name) for name in names[1:]] == [1, 2]

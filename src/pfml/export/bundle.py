@@ -29,8 +29,8 @@ from pfml.data import ImageSet
 from pfml.export.onnx import export_onnx, preprocessing_description
 from pfml.models import Embedder, load_embedder
 from pfml.models.embedder import EMBEDDER, model_folder
-from pfml.runs.saved_loss import LOSS, TrainedField, load_field
-from pfml.search import Hit, ImageIndex, ModelIdentity, Threshold
+from pfml.runs.saved_loss import LOSS, TrainedField
+from pfml.search import Hit, ImageIndex, ModelIdentity, Threshold, open_run
 from pfml.search.index_folder import IndexFolder
 from pfml.search.threshold import THRESHOLD
 from pfml.storage.bundle import LARGEST_BUNDLE, extract_zip, read_listing, refuse_tampering, write_listing, write_zip
@@ -244,21 +244,14 @@ def _loaded(path: Path, folder: Path, unpacked: TemporaryDirectory[str] | None) 
     """The bundle in `folder`, which the caller named `path`."""
     files = read_listing(folder, path)["files"]
     refuse_tampering(folder, files)
-    embedder = load_embedder(folder / "model")
-    identity = ModelIdentity.of(embedder)
-    index = ImageIndex.open(folder / "index") if "index/index.json" in files else None
-    threshold = Threshold.load(folder) if "threshold.json" in files else None
-    if index is not None:
-        index.model.require(identity, f"the index of {path}")
-    if threshold is not None:
-        threshold.model.require(identity, f"the threshold of {path}")
+    opened = open_run(folder, device="cpu", require_index=False)
     return Bundle(
         path,
-        embedder,
-        identity,
-        load_field(folder) if "loss/loss.json" in files else None,
-        threshold,
-        index,
+        opened.embedder,
+        opened.model,
+        opened.field(),
+        opened.threshold,
+        opened.index,
         (folder / "model" / "README.md").read_text(encoding="utf-8") if "model/README.md" in files else "",
         folder / "onnx" / "model.onnx" if "onnx/model.onnx" in files else None,
         unpacked,

@@ -1,12 +1,11 @@
-"""A page and an API over the model of a run: search, the map of the embedding, why, and the audit queue.
+"""A page and an API over a run: search, the map of the embedding, why, and the audit queue.
 
-`pfml serve RUN` is `serve(Service(Gallery.open(RUN)), Access(), 8000)`; docs/SERVE.md tells the rest.
-The packages of the extra `serve` are needed.
+`pfml serve RUN` is `serve(Service(Gallery.open(RUN)), Access(), 8000)`; see docs/SERVE.md. It needs the extra `serve`.
 """
 
 from pfml.serving.app import create_app
 from pfml.serving.gallery import Gallery
-from pfml.serving.guard import Access
+from pfml.serving.middleware import Access
 from pfml.serving.server import serve
 from pfml.serving.service import Limits, Service
 

@@ -1,4 +1,4 @@
-"""The suspects of `pfml audit` as a queue, and what a person decides, kept in a table for `pfml audit --apply`."""
+"""The suspects of `pfml audit` as a queue, and decisions about them in a table for `pfml audit --apply`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
 
 
 class AuditFileError(OSError):
-    """A table of the audit cannot be read or written; `is_full` if for want of room."""
+    """A table of the audit cannot be read or written; `is_full` if the disk is full."""
 
     def __init__(self, path: Path, verb: Literal["read", "write"], error: OSError) -> None:
         self.is_full = error.errno in FULL
         name = f"{path.parent.name}/{path.name}"
         reason = error.strerror or type(error).__name__
-        advice = "make room on the disk" if self.is_full else f"let the user that runs pfml serve {verb} it"
+        advice = "free space on the disk" if self.is_full else f"let the user that runs pfml serve {verb} it"
         outcome = "nothing was saved" if verb == "write" else "the queue cannot be shown"
         may = "may not" if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else "cannot"
         super().__init__(
@@ -40,17 +40,17 @@ class AuditFileError(OSError):
 
 @dataclass(frozen=True)
 class QueuedSuspect:
-    """A line of suspects.csv.
+    """A row of suspects.csv.
 
     Args:
-        key: Names it in requests; a digest of its path.
-        path: Of the image, as the audit wrote it.
-        given: Its class.
+        key: Its id in requests, a digest of the path.
+        path: The file of the image.
+        given: The class by its label.
         suggested: The class that it may belong to.
         score: How suspicious it is.
-        confidence: The probability that the label is wrong.
-        listed: Whether the audit calls the label wrong.
-        neighbors: What the audit wrote about its neighbors.
+        confidence: The probability that the label is noise.
+        listed: Whether the audit lists the label as noise.
+        neighbors: Its neighbors as the audit described them.
     """
 
     key: str
@@ -65,14 +65,14 @@ class QueuedSuspect:
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided about an image; `label` is the class that it then has, "" if it is left out."""
+    """A decision about an image; `label` is its class from then on, "" if the image is left out."""
 
     decision: Verdict
     label: str
 
 
 class AuditQueue:
-    """RUN/audit: suspects.csv, which is read, and decisions.csv, which is written at once and whole."""
+    """RUN/audit: suspects.csv, which is read, and decisions.csv, which is rewritten atomically at each decision."""
 
     def __init__(self, run: Path, class_names: tuple[str, ...]) -> None:
         self.suspects_file = run / "audit" / "suspects.csv"
@@ -82,7 +82,7 @@ class AuditQueue:
         self._read: tuple[tuple[int, int], dict[str, QueuedSuspect]] | None = None
 
     def suspects(self) -> dict[str, QueuedSuspect]:
-        """Key -> suspect, most suspicious first; empty before `pfml audit`. A new audit is taken up."""
+        """Key -> suspect, most suspicious first; empty before `pfml audit`. A new audit is read again."""
         try:
             found = self.suspects_file.stat()
         except FileNotFoundError:
@@ -94,16 +94,16 @@ class AuditQueue:
             return self._read[1]
 
     def decisions(self) -> dict[str, Decision]:
-        """Path -> what was decided, the newest decision last."""
+        """Path -> decision, in the order of the decisions."""
         if not self.decisions_file.is_file():
             return {}
         return {row["path"]: _decision(self.decisions_file, row) for row in _rows(self.decisions_file)}
 
     def decide(self, key: str, decision: Verdict, label: str = "") -> Decision:
-        """Decide about a suspect, in place of what was decided before; written before this returns.
+        """Decide about a suspect, replacing an earlier decision; on disk before this returns.
 
         Args:
-            key: Of a suspect; KeyError if there is none.
+            key: Of the suspect; KeyError if there is none.
             decision: accept takes the suggested class, reject keeps the given one, relabel takes `label`, drop leaves
                 the image out.
             label: A training class, for relabel.
@@ -119,13 +119,13 @@ class AuditQueue:
         return decided
 
     def withdraw(self, key: str) -> None:
-        """Take back what was decided about a suspect; KeyError if there is none."""
+        """Withdraw the decision about a suspect; KeyError if there is no such suspect."""
         self._write(self.suspects()[key].path, None)
 
     def _write(self, path: str, decision: Decision | None) -> None:
         with self._lock:
             decided = self.decisions()
-            decided.pop(path, None)  # so that the newest is the last line
+            decided.pop(path, None)  # so that the newest is the last row
             if decision is not None:
                 decided[path] = decision
             text = io.StringIO()
@@ -140,7 +140,7 @@ class AuditQueue:
 
 
 def key_of(path: str) -> str:
-    """What names the suspect with this path in requests."""
+    """The id in requests of the suspect with this path."""
     return hashlib.sha256(path.encode(errors="surrogateescape")).hexdigest()[:16]
 
 

@@ -1,12 +1,12 @@
-"""A connection that must get on: without a bound, clients that send a byte now and then would hold all places.
+"""Timeouts of connections, against clients that send or read too slowly (slowloris), and a drain at shutdown.
 
-uvicorn closes connections that are idle between requests, but waits for ever for the rest of a request, and for a
-client that does not read its answer. Here a request has a time that grows with what has arrived, so that a slow line
-is served and one that only drips is not, and an answer must leave the buffer bit by bit.
+uvicorn closes connections that are idle between requests, but waits without limit for the rest of a request, and for a
+client that does not read its response. Here the time of a request grows with the bytes that have arrived, so that a
+slow line is served and a dripping one is not; and a response must leave the buffer steadily.
 
-uvicorn's own connection is watched from two sides, each by a public interface: the bytes, as an `asyncio.Protocol` that
-hands all calls on to it, and the requests, as an ASGI application that stands before all others. Both belong together
-by the address of the client.
+This is ours since `pfml serve` is used without a reverse proxy, which would set these limits (docs/SERVE.md has both).
+uvicorn's connections are wrapped through two public interfaces: the bytes by an `asyncio.Protocol` that forwards all
+calls, the requests by an ASGI application. Both are matched by the address of the client.
 """
 
 from __future__ import annotations
@@ -22,139 +22,138 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["Connections", "Pace", "all_waiting"]
+__all__ = ["Connections", "Timeouts", "accept_pending"]
 
-#: Bytes that earn a request a further second: a full upload of 10 MiB may take twenty minutes.
+#: Bytes that extend the timeout of a request by a second: an upload of 10 MiB may take twenty minutes.
 BYTES_PER_SECOND = 2**13
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-ENDING = json.dumps({"error": "the server ends before it could answer: try again when it is back"}).encode()
+SHUTTING_DOWN = json.dumps({"error": "the server shut down before it could answer: try again when it is back"}).encode()
 CLOSE = (b"connection", b"close")
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How slow a client may be.
+class Timeouts:
+    """Timeouts of a connection, in seconds.
 
     Args:
-        request_seconds: That a request has to arrive, at least.
-        reading_seconds: In which a client must read something of its answer.
-        look_every: Seconds from one look at a connection to the next.
-        quiet_seconds: For which a connection must have been silent when the server ends, before it is closed: a request
-            may be on its way.
+        request: Until a request must have arrived, and more for what has arrived (`BYTES_PER_SECOND`).
+        read: Until a client must have read some of its response.
+        poll_interval: Between two checks of a connection.
+        drain: For which a connection must have been silent before it is closed at shutdown: a request may be in flight.
     """
 
-    request_seconds: float = 20.0
-    reading_seconds: float = 30.0
-    look_every: float = 1.0
-    quiet_seconds: float = 0.25
+    request: float = 20.0
+    read: float = 30.0
+    poll_interval: float = 1.0
+    drain: float = 0.25
 
 
 class Connections:
-    """All connections of a server: makes them for uvicorn, and tells them of the requests that pass.
+    """The connections of a server: a factory for uvicorn, which wraps its protocol and the application.
 
     Args:
-        pace: How slow clients may be.
+        timeouts: Of clients.
     """
 
-    #: What makes uvicorn's own connections.
+    #: Factory of uvicorn's own connections.
     protocol: Callable[..., asyncio.Protocol]
 
-    def __init__(self, pace: Pace | None = None) -> None:
-        self.pace = pace or Pace()
-        self.is_ending = False
-        self.by_client: dict[tuple[str, int], BoundedConnection] = {}
+    def __init__(self, timeouts: Timeouts | None = None) -> None:
+        self.timeouts = timeouts or Timeouts()
+        self.is_shutting_down = False
+        self.by_client: dict[tuple[str, int], TimedConnection] = {}
         self._options: dict[str, Any] | None = None
 
-    def __call__(self, **options: Any) -> BoundedConnection:
-        """A new connection, with the options that uvicorn gives to its own."""
+    def __call__(self, **options: Any) -> TimedConnection:
+        """A new connection, with the options that uvicorn passes to its own."""
         self._options = options
-        return BoundedConnection(self.protocol(**options), self)
+        return TimedConnection(self.protocol(**options), self)
 
-    def before(self, app: ASGIApp) -> ASGIApp:
-        """The application that tells the connections of requests, and passes these on to `app`."""
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        """`app` behind an application that reports requests to their connections."""
 
-        async def told(scope: Scope, receive: Receive, send: Send) -> None:
+        async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
             connection = self.by_client.get(tuple(scope.get("client") or ()))  # type: ignore[arg-type]
             if scope["type"] != "http" or connection is None:
                 await app(scope, receive, send)
             else:
-                await connection.answer(app, scope, receive, send)
+                await connection.respond(app, scope, receive, send)
 
-        return told
+        return wrapped
 
-    async def take(self, callers: list[socket.socket]) -> None:
-        """Make connections of callers that were accepted elsewhere."""
+    async def adopt(self, sockets: list[socket.socket]) -> None:
+        """Serve connections that were accepted by `accept_pending`."""
         loop, options = asyncio.get_running_loop(), self._options
-        for caller in callers:
-            if options is None:  # the first callers of all come in the moment in which the server ends
-                caller.close()
+        for accepted in sockets:
+            if options is None:  # uvicorn has made no connection yet: the first ones arrive at shutdown
+                accepted.close()
             else:
-                await loop.connect_accepted_socket(lambda: self(**options), caller)
+                await loop.connect_accepted_socket(lambda: self(**options), accepted)
 
     def is_quiet(self) -> bool:
-        """Whether no request seems to be on its way."""
+        """Whether no request seems to be in flight."""
         now = asyncio.get_running_loop().time()
         return all(one.is_quiet(now) for one in self.by_client.values())
 
 
-class BoundedConnection(asyncio.Protocol):
-    """A connection of uvicorn, closed when its client is too slow.
+class TimedConnection(asyncio.Protocol):
+    """A connection of uvicorn with timeouts.
 
     Args:
-        inner: uvicorn's own, which speaks HTTP.
+        inner: uvicorn's own connection, which implements HTTP.
         connections: All of the server.
     """
 
     def __init__(self, inner: asyncio.Protocol, connections: Connections) -> None:
         self.inner = inner
         self.connections = connections
-        self.pace = connections.pace
+        self.timeouts = connections.timeouts
         self.loop = asyncio.get_running_loop()
         self.transport: asyncio.Transport
         self._client: tuple[str, int] | None = None
         self._lost = asyncio.Event()
-        self._began: float | None = None  # when the request did that is arriving
-        self._received = 0  # bytes of it
-        self._is_answering = False
-        self._has_begun_answer = False
-        self._heard_at = 0.0  # when something came last
-        self._unread = 0  # bytes of the answer that waited at the last progress
-        self._read_at = 0.0  # when that was
-        self._next_look: asyncio.TimerHandle | None = None
+        self._began: float | None = None  # when the arriving request began
+        self._received = 0  # bytes of that request
+        self._is_responding = False
+        self._has_begun_response = False
+        self._received_at = 0.0  # when the last byte arrived
+        self._unread = 0  # bytes of the response in the buffer at the last progress
+        self._read_at = 0.0  # when that progress was
+        self._next_poll: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the clocks of a new connection."""
+        """Start the timeouts of a new connection."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self._began = self._heard_at = self._read_at = self.loop.time()
+        self._began = self._received_at = self._read_at = self.loop.time()
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             self._client = str(peer[0]), int(peer[1])
             self.connections.by_client[self._client] = self
-        self._next_look = self.loop.call_later(self.pace.look_every, self._look)
+        self._next_poll = self.loop.call_later(self.timeouts.poll_interval, self._poll)
         self.inner.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clocks and tell the inner protocol."""
-        if self._next_look is not None:
-            self._next_look.cancel()
+        """Stop the timeouts, and tell the inner protocol."""
+        if self._next_poll is not None:
+            self._next_poll.cancel()
         if self._client is not None and self.connections.by_client.get(self._client) is self:
             del self.connections.by_client[self._client]
         self.inner.connection_lost(exc)
         self._lost.set()
 
     def data_received(self, data: bytes) -> None:
-        """Note when data came, then pass it on."""
-        self._heard_at = self.loop.time()
-        # while a request is being answered, this is the next one, which waits for us
-        if self._began is None and not self._is_answering:
-            self._began, self._received = self._heard_at, 0
+        """Record when data arrived, and pass it on."""
+        self._received_at = self.loop.time()
+        # during a response this is the next request, which waits for the server
+        if self._began is None and not self._is_responding:
+            self._began, self._received = self._received_at, 0
         self._received += len(data)
         try:
             self.inner.data_received(data)
-        except Exception as error:  # no HTTP, and in the middle of an answer, where uvicorn cannot say so
+        except Exception as error:  # invalid HTTP in the middle of a response, where uvicorn cannot answer 400
             log.info("a connection was closed: %r", error)
             self.transport.close()
 
@@ -171,15 +170,15 @@ class BoundedConnection(asyncio.Protocol):
         self.inner.resume_writing()
 
     def is_quiet(self, now: float) -> bool:
-        """Whether nothing has come for a while, or a request is being answered, which the server waits for anyway."""
-        return self._is_answering or now - self._heard_at >= self.pace.quiet_seconds
+        """Whether nothing arrived for a while, or a response is under way, which the shutdown waits for anyway."""
+        return self._is_responding or now - self._received_at >= self.timeouts.drain
 
-    async def answer(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have a request answered by `app`, and watch how far it is."""
-        self._is_answering, self._has_begun_answer, is_complete = True, False, False
+    async def respond(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let `app` respond to a request, and track how far it is."""
+        self._is_responding, self._has_begun_response, is_complete = True, False, False
         if not _has_body(scope):
             self._began = None
-        elif self._began is None:  # it came before its turn, with a part of its body
+        elif self._began is None:  # it was pipelined, with a part of its body
             self._began, self._received = self.loop.time(), 0
 
         async def receiving() -> Message:
@@ -193,67 +192,67 @@ class BoundedConnection(asyncio.Protocol):
             if self.transport.is_closing():
                 return
             if message["type"] == "http.response.start":
-                self._has_begun_answer = True
-                if self.connections.is_ending:
+                self._has_begun_response = True
+                if self.connections.is_shutting_down:
                     kept = [(name, value) for name, value in message.get("headers", []) if name.lower() != CLOSE[0]]
                     message = {**message, "headers": [*kept, CLOSE]}
             elif message["type"] == "http.response.body" and not message.get("more_body", False):
                 is_complete = True
                 # before it is sent: uvicorn may then begin with the next request
-                self._is_answering, self._began, self._heard_at = False, None, self.loop.time()
+                self._is_responding, self._began, self._received_at = False, None, self.loop.time()
             await send(message)
 
         try:
             await app(scope, receiving, sending)
         except asyncio.CancelledError:
-            if not self.connections.is_ending or self._has_begun_answer:
+            if not self.connections.is_shutting_down or self._has_begun_response:
                 raise
-            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(ENDING)).encode())]
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(SHUTTING_DOWN)).encode())]
             await sending({"type": "http.response.start", "status": 503, "headers": [*headers, (b"retry-after", b"5")]})
-            await sending({"type": "http.response.body", "body": ENDING})
+            await sending({"type": "http.response.body", "body": SHUTTING_DOWN})
         finally:
             if not is_complete:
-                self._is_answering = False
+                self._is_responding = False
                 if self.transport.is_closing():
-                    await self._lost.wait()  # so that uvicorn knows why there is no answer
+                    await self._lost.wait()  # so that uvicorn knows why there is no response
 
-    def _look(self) -> None:
-        """Close the connection if its client is too slow, else look again later."""
+    def _poll(self) -> None:
+        """Close the connection if a timeout has passed; else check again later."""
         now = self.loop.time()
         if self._is_not_reading(now):
             self.transport.abort()
             return
         if self._is_dripping(now) and not self.transport.is_closing():
-            if not (self._is_answering and self._has_begun_answer):
+            if not (self._is_responding and self._has_begun_response):
                 self.transport.write(TOO_SLOW)
             self.transport.close()
-        self._next_look = self.loop.call_later(self.pace.look_every, self._look)
+        self._next_poll = self.loop.call_later(self.timeouts.poll_interval, self._poll)
 
     def _is_dripping(self, now: float) -> bool:
         """Whether the request should have arrived by now."""
         if self._began is None:
             return False
-        return now - self._began > self.pace.request_seconds + self._received / BYTES_PER_SECOND
+        return now - self._began > self.timeouts.request + self._received / BYTES_PER_SECOND
 
     def _is_not_reading(self, now: float) -> bool:
-        """Whether the answer has waited for its reader for too long."""
+        """Whether the client has read nothing of its response for too long."""
         unread = self.transport.get_write_buffer_size()
         if unread == 0 or unread != self._unread:
             self._unread, self._read_at = unread, now
-        return now - self._read_at > self.pace.reading_seconds
+        return now - self._read_at > self.timeouts.read
 
 
-def all_waiting(listening: socket.socket) -> list[socket.socket]:
-    """The callers that wait at a socket, accepted."""
+def accept_pending(listening: socket.socket) -> list[socket.socket]:
+    """Accept all connections in the queue of a socket."""
     accepted = []
     listening.setblocking(False)
-    with suppress(OSError):  # nobody waits any more
+    with suppress(OSError):  # the queue is empty
         while True:
             accepted.append(listening.accept()[0])
     return accepted
 
 
 def _has_body(scope: Scope) -> bool:
-    """Whether more than the head of a request is to come."""
+    """Whether a request has a body."""
     headers = dict(scope["headers"])
     return b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip(b"0 ") != b""

@@ -1,8 +1,8 @@
-"""Decoding in bounded memory: how many pixels are decoded at a time, and whose turn it is.
+"""Decoding in bounded memory: a budget of pixels, and a priority queue in which small images come first.
 
-A file of a few bytes may hold many millions of pixels. So work is counted in pixels and not in requests: all threads
-that decode share one budget, and an image waits the longer for its turn the larger it is. An ordinary photograph does
-not wait behind any number of images that were made to be large.
+A file of a few bytes may hold millions of pixels. So work is counted in pixels and not in requests: all threads that
+decode share one budget, and a larger image gets a later turn. An ordinary photograph does not wait behind any number
+of images that were made large on purpose. No executor of the standard library or of anyio has weights, so this is ours.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
-from pfml.serving.workers import Turnstile
+from pfml.serving.workers import Admission
 
 __all__ = ["DecodeQueue", "PixelBudget"]
 
-#: Seconds later that an image counts as having arrived, for each of its pixels: 16 megapixels, 32 seconds. Whoever has
-#: waited longer than that comes first, however large.
-LATER_PER_PIXEL = 2e-6
+#: Penalty in seconds for each pixel, added to the time of arrival: 32 seconds for 16 megapixels. A large image that
+#: has waited longer than its penalty comes first.
+PENALTY_PER_PIXEL = 2e-6
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
 class PixelBudget:
-    """How many pixels all threads together may be decoding.
+    """A bound on the pixels that all threads decode at a time.
 
     Args:
-        most: That many. An image of more is decoded while no other one is.
+        most: The bound. A larger image is decoded while no other one is.
     """
 
     def __init__(self, most: int) -> None:
@@ -44,7 +44,7 @@ class PixelBudget:
 
     @contextmanager
     def taken(self, pixels: int) -> Iterator[None]:
-        """Within the block the pixels are this thread's; it waits until there are so many."""
+        """Hold `pixels` within the block, after waiting until they are free."""
         with self.changed:
             self._waiting += 1
             try:
@@ -58,14 +58,14 @@ class PixelBudget:
             self.give_back(pixels)
 
     def try_take(self, pixels: int) -> bool:
-        """Take the pixels if they are free and nobody waits for any; the caller holds `changed`."""
+        """Take the pixels if they are free and no thread waits; the caller holds `changed`."""
         if self._waiting or not self._is_free(pixels):
             return False
         self._taken += min(pixels, self.most)
         return True
 
     def give_back(self, pixels: int) -> None:
-        """End what `try_take` began."""
+        """Release the pixels of `try_take`."""
         with self.changed:
             self._taken -= min(pixels, self.most)
             self.changed.notify_all()
@@ -75,17 +75,17 @@ class PixelBudget:
 
 
 class DecodeQueue:
-    """A few threads that decode what was sent, small images before large ones.
+    """A few threads that decode uploads, small images before large ones.
 
     Args:
-        budget: Of all decoding threads together.
+        budget: Shared by all threads that decode.
         threads: How many work at a time.
-        most: Tasks that may be under way or waiting.
+        most: Tasks that may run or wait.
     """
 
     def __init__(self, budget: PixelBudget, *, threads: int, most: int) -> None:
         self.budget = budget
-        self._turnstile = Turnstile(most)
+        self._admission = Admission(most)
         self._numbers = itertools.count()
         self._tasks: list[tuple[float, int, int, Callable[[], Any], Future[Any]]] = []
         self._is_closed = False
@@ -95,22 +95,22 @@ class DecodeQueue:
     async def run(
         self, pixels: int, function: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
     ) -> Result:
-        """function(...) in a thread, which decodes so many pixels; BusyError if too many wait."""
-        self._turnstile.enter()
+        """function(...) in a thread, which decodes `pixels`; BusyError if too many wait."""
+        self._admission.acquire()
         future: Future[Result] = Future()
-        # not when the caller goes away: its task may still be at work
-        future.add_done_callback(lambda _: self._turnstile.leave())
+        # not when the request is cancelled: its task may still run
+        future.add_done_callback(lambda _: self._admission.release())
         with self.budget.changed:
             if self._is_closed:
                 future.cancel()
-            turn = time.monotonic() + LATER_PER_PIXEL * pixels
+            turn = time.monotonic() + PENALTY_PER_PIXEL * pixels
             task = turn, next(self._numbers), pixels, lambda: function(*args, **options), future
             heapq.heappush(self._tasks, task)
             self.budget.changed.notify_all()
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """End the threads; what waits is not begun."""
+        """End the threads; waiting tasks are cancelled."""
         with self.budget.changed:
             self._is_closed = True
             waiting = [task[-1] for task in self._tasks]
@@ -125,14 +125,14 @@ class DecodeQueue:
             try:
                 if future.set_running_or_notify_cancel():
                     future.set_result(call())
-            except BaseException as error:  # whoever waits is told
+            except BaseException as error:  # the request gets it
                 future.set_exception(error)
             finally:
                 self.budget.give_back(pixels)
-            del task, call, future  # else the image would be held until the next one comes
+            del task, call, future  # else the image would stay in memory until the next one
 
     def _next(self) -> tuple[int, Callable[[], Any], Future[Any]] | None:
-        """The task whose turn it is, with its pixels taken; None when there is no more to do."""
+        """The next task, with its pixels taken; None after `close`."""
         with self.budget.changed:
             self.budget.changed.wait_for(
                 lambda: self._is_closed or (bool(self._tasks) and self.budget.try_take(self._tasks[0][2]))

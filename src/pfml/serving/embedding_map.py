@@ -1,4 +1,4 @@
-"""A map of the embedding: every image and every proxy as a point of a plane, and a class potential under them."""
+"""The map of the embedding: images and proxies as points of a plane, and the potential of a class on that plane."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensor
 
 __all__ = ["PLANE", "EmbeddingMap", "MapMaker", "compute_map", "plane_potential"]
 
-MAP = Format("embedding map", 1, "remove it: pfml serve makes it again")
-#: The law of the picture's field, in widths of the map: flat enough to see from afar.
+MAP = Format("embedding map", 2, "remove it: pfml serve computes it again")
+#: The decay law of the potential on the map, in widths of the map: flat enough to be seen at a distance.
 PLANE_LAW = PowerLaw(delta=0.04, alpha=2.0)
-#: What the picture of a field shows of either axis; the map lies in [0, 1].
+#: The interval of both axes on which the potential is computed; the map lies in [0, 1].
 PLANE = (-0.5, 1.5)
-#: Distances that are held at once.
+#: Distances in memory at a time.
 DISTANCES_AT_ONCE = 2**22
 MARGIN = 0.04
 
@@ -35,23 +35,23 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class EmbeddingMap:
-    """Where the images and proxies lie on the plane.
+    """The coordinates of images and proxies on the plane.
 
     Args:
-        ids: (n,) of the images.
-        places: (n, 2) in [0, 1].
-        proxy_places: (p, 2).
+        ids: (n,) ids of the images.
+        points: (n, 2) in [0, 1].
+        proxy_points: (p, 2) in [0, 1].
         method: "tsne" or "pca".
     """
 
     ids: Tensor
-    places: Tensor
-    proxy_places: Tensor
+    points: Tensor
+    proxy_points: Tensor
     method: Method
 
 
 def compute_map(contents: Contents, method: Method, *, most: int = 5000, seed: int = 0) -> EmbeddingMap:
-    """The map of at most `most` images, drawn with a seed, and of all proxies."""
+    """The map of at most `most` images, a subsample by `seed`, and of all proxies."""
     rows = torch.arange(len(contents.ids))
     if len(rows) > most:
         rows = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:most].sort().values
@@ -61,15 +61,16 @@ def compute_map(contents: Contents, method: Method, *, most: int = 5000, seed: i
     return EmbeddingMap(contents.ids[rows], coordinates[: len(rows)], coordinates[len(rows) :], method)
 
 
-def plane_potential(made: EmbeddingMap, contents: Contents, label: int, *, side: int = 96) -> Tensor:
-    """The potential of a class on a grid (side, side) over `PLANE` squared, rows from the top, as shades in [-1, 1].
+def plane_potential(embedding_map: EmbeddingMap, contents: Contents, label: int, *, side: int = 96) -> Tensor:
+    """The potential of a class on a grid (side, side) over `PLANE` squared, rows from the top, scaled to [-1, 1].
 
-    It is a picture, not the field that trained: charges act where the map put them, under `PLANE_LAW`. A shade is
-    sign(v) log(1 + |v| / v1), v1 the attraction of one charge on contact, over its 99.5th percentile, clipped.
+    It illustrates the field of training, and differs from it: charges act from their points on the map, by `PLANE_LAW`.
+    A value is sign(v) log(1 + |v| / v1), with v1 the attraction of one charge on contact, divided by its 99.5th
+    percentile and clipped.
     """
-    rows = torch.searchsorted(contents.ids, made.ids).clamp(max=max(len(contents.ids) - 1, 0))
+    rows = torch.searchsorted(contents.ids, embedding_map.ids).clamp(max=max(len(contents.ids) - 1, 0))
     labels = torch.cat([contents.labels[rows], contents.proxy_labels])
-    charges = torch.cat([made.places, made.proxy_places]).float()[labels >= 0]
+    charges = torch.cat([embedding_map.points, embedding_map.proxy_points]).float()[labels >= 0]
     labels = labels[labels >= 0]
     low, high = PLANE
     steps = low + (high - low) * (torch.arange(side) + 0.5) / side
@@ -79,13 +80,13 @@ def plane_potential(made: EmbeddingMap, contents: Contents, label: int, *, side:
         for some in grid.split(max(DISTANCES_AT_ONCE // max(len(charges), 1), 1))
     ]
     values = torch.cat(parts).reshape(side, side)
-    shades = values.sign() * (values.abs() * PLANE_LAW.delta**PLANE_LAW.alpha).log1p()
-    largest = float(shades.abs().quantile(0.995)) or 1.0
-    return (shades / largest).clamp(-1, 1)
+    scaled = values.sign() * (values.abs() * PLANE_LAW.delta**PLANE_LAW.alpha).log1p()
+    largest = float(scaled.abs().quantile(0.995)) or 1.0
+    return (scaled / largest).clamp(-1, 1)
 
 
 class MapMaker:
-    """Makes the map in a thread of its own, once for each state of the index, and keeps it in a folder."""
+    """Computes the map in a thread, once for each state of the index, and caches it in a folder."""
 
     def __init__(self, gallery: Gallery, folder: Path, method: Method, most: int) -> None:
         self.gallery = gallery
@@ -98,7 +99,7 @@ class MapMaker:
         self._made: tuple[Contents, EmbeddingMap] | None = None
 
     def current(self) -> tuple[Contents, EmbeddingMap] | None:
-        """The map with the charges that it shows; None while it is being made, which this call begins."""
+        """The map with the charges that it shows; None while it is being computed, which this call starts."""
         contents = self.gallery.contents()
         with self._lock:
             made = self._made
@@ -106,7 +107,7 @@ class MapMaker:
                 return made
             if self._thread is None or not self._thread.is_alive():
                 self.error = None
-                # a daemon: t-SNE cannot be interrupted, and must not hold up the end of the server
+                # a daemon: t-SNE cannot be interrupted, and must not delay the shutdown of the server
                 self._thread = threading.Thread(target=self._make, args=(contents,), name="pfml map", daemon=True)
                 self._thread.start()
         return None
@@ -114,32 +115,32 @@ class MapMaker:
     def _make(self, contents: Contents) -> None:
         try:
             key = self._key(contents)
-            made = self._kept(key)
+            made = self._cached(key)
             if made is None:
                 made = compute_map(contents, self.method, most=self.most)
-                tensors = {"ids": made.ids, "places": made.places, "proxy_places": made.proxy_places}
+                tensors = {"ids": made.ids, "points": made.points, "proxy_points": made.proxy_points}
                 write_sealed_tensors(self.folder, "map", tensors, {"key": key, "method": made.method}, MAP)
-        except Exception as error:  # a thread of its own: whoever asks for the map is told
-            log.exception("the map could not be made")
+        except Exception as error:  # in a thread: the next request for the map gets it
+            log.exception("the map could not be computed")
             self.error = f"{type(error).__name__}: {error}"
             return
         with self._lock:
             self._made = contents, made
 
-    def _kept(self, key: str) -> EmbeddingMap | None:
-        """The map in the folder, if it is that of these charges."""
+    def _cached(self, key: str) -> EmbeddingMap | None:
+        """The map in the folder, if it belongs to these charges."""
         if not (self.folder / "map.json").is_file():
             return None
         try:
             content, tensors = read_sealed_tensors(self.folder, "map", MAP)
         except (DamagedFileError, FileNotFoundError) as error:
-            log.warning("the map is made again: %s", error)
+            log.warning("the map is computed again: %s", error)
             return None
         if content.get("key") != key:
             return None
-        # copies, since what is loaded is mapped: it would follow the file
-        ids, places, proxy_places = (tensors[name].clone() for name in ("ids", "places", "proxy_places"))
-        return EmbeddingMap(ids, places, proxy_places, content["method"])
+        # copies, since the loaded tensors are mapped from the file
+        ids, points, proxy_points = (tensors[name].clone() for name in ("ids", "points", "proxy_points"))
+        return EmbeddingMap(ids, points, proxy_points, content["method"])
 
     def _key(self, contents: Contents) -> str:
         """A digest of everything that the map depends on."""

@@ -1,4 +1,4 @@
-"""What is served: the model of a run, its index, its threshold, and the charges of its field."""
+"""The gallery: the model of a run, its index and threshold, and the charges of its field, kept up to date."""
 
 from __future__ import annotations
 
@@ -12,24 +12,20 @@ import torch
 from torch import Tensor
 
 from pfml.field import DecayLaw, PowerLaw
-from pfml.models import Embedder, load_embedder
-from pfml.runs.folder import RunFolder
-from pfml.runs.saved_loss import TrainedField, load_field
-from pfml.search import Entry, Hit, ImageIndex, ModelIdentity, Threshold
-from pfml.terminal import readable
-from pfml.training.environment import resolve_device
+from pfml.search import Hit, ModelIdentity, OpenedRun, Threshold, open_run
+from pfml.search.opened import load_threshold
 
-__all__ = ["Contents", "Gallery", "ThresholdFile", "shown_name"]
+__all__ = ["Contents", "Gallery", "ThresholdFile"]
 
 log = logging.getLogger(__name__)
 
 
 class ThresholdFile:
-    """RUN/threshold.json: refused if it is wrong when the server starts, held to its last good state thereafter.
+    """RUN/threshold.json: an error at the start if it is wrong, later kept in its last valid state.
 
     Args:
         run: Folder of the run.
-        model: What serves; the distances must be its own.
+        model: The model that is served, to which the threshold must belong.
     """
 
     def __init__(self, run: Path, model: ModelIdentity) -> None:
@@ -41,9 +37,9 @@ class ThresholdFile:
         self.threshold = self._read()
 
     def refresh(self) -> None:
-        """Read the file again if it is another one than before; one that cannot be read changes nothing.
+        """Read the file again if it has changed; a file that cannot be read changes nothing.
 
-        Such a file may be half of what is being copied into its place, so that it is tried again at the next look.
+        Such a file may be half copied, so that the next refresh tries again.
         """
         version = self._found()
         if version == self._version:
@@ -55,7 +51,7 @@ class ThresholdFile:
                 log.warning("the threshold stays as it was: %s", error)
             self._refused = version
             return
-        # of before reading: what has replaced the file meanwhile is another version, and is read at the next look
+        # taken before reading: a file that was replaced meanwhile has another version, and is read at the next refresh
         self._version = version
 
     def _found(self) -> tuple[int, int, int] | None:
@@ -66,30 +62,27 @@ class ThresholdFile:
         return found.st_mtime_ns, found.st_size, found.st_ino
 
     def _read(self) -> Threshold | None:
-        threshold = Threshold.load(self.run)
-        if threshold is not None:
-            threshold.model.require(self.model, f"the threshold {self.path}")
-        return threshold
+        return load_threshold(self.run, self.model)
 
 
-#: Seconds for which the index is taken to be as it was.
-LOOK_EVERY = 1.0
-#: Size of an index up to which its vectors are held in memory, 130,000 images of 512 dimensions: damage of the files
-#: then leaves the state that was read. A larger index is read in every search, and a changed file is refused.
+#: Seconds between two checks of the files.
+REFRESH_INTERVAL = 1.0
+#: Size of an index up to which its vectors are held in memory, 130,000 images of 512 dimensions: the server then
+#: survives damage of the files. A larger index is read in every search, and a changed file is refused.
 HOLD_BYTES = 2**28
 
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """The charges of one state of the index, and of the proxies.
+    """The charges of the field: the images in one state of the index, and the proxies.
 
     Args:
-        ids: (n,) of the images, ascending.
-        points: (n, D) their embeddings.
-        labels: (n,) their classes, -1 where the class is unknown.
+        ids: (n,) ids of the images, ascending.
+        points: (n, D) embeddings of the images.
+        labels: (n,) classes of the images, -1 where the class is unknown.
         class_names: The training classes first, then those that only the index has.
-        proxies: (p, D), on the unit sphere.
-        proxy_labels: (p,).
+        proxies: (p, D) unit vectors.
+        proxy_labels: (p,) classes of the proxies.
     """
 
     ids: Tensor
@@ -100,48 +93,42 @@ class Contents:
     proxy_labels: Tensor
 
     def row(self, image: int) -> int | None:
-        """The row of an image by its id, None if it is not there."""
+        """The row of an image by its id; None if there is none."""
         row = int(torch.searchsorted(self.ids, image)) if len(self.ids) else 0
         return row if row < len(self.ids) and int(self.ids[row]) == image else None
 
 
 class Gallery:
-    """A run with its index, for many readers at a time; index and threshold follow what other processes write."""
+    """A run with its index, safe for concurrent readers; follows what other processes write.
 
-    def __init__(self, run: Path, embedder: Embedder, index: ImageIndex, field: TrainedField | None) -> None:
-        self.run = run
-        self.embedder = embedder
-        self.model = ModelIdentity.of(embedder)
-        index.model.require(self.model, f"the index {index.path}")
-        self.index = index
-        self.field = field
-        self._threshold_file = ThresholdFile(run, self.model)
+    Args:
+        opened: The run; it must have an index.
+    """
+
+    def __init__(self, opened: OpenedRun) -> None:
+        self.run = opened.folder
+        self.embedder = opened.embedder
+        self.model = opened.model
+        self.index = opened.gallery
+        self.field = opened.field()
+        self._threshold_file = ThresholdFile(self.run, self.model)
         self._lock = threading.Lock()
-        self._looked = time.monotonic()
+        self._refreshed_at = time.monotonic()
         self._contents: Contents | None = None
         self._problem: str | None = None
-        self._said: str | None = None  # what the log was told last
+        self._logged: str | None = None  # the last message of the log
         self._is_searchable = True
 
     @classmethod
     def open(cls, run: str | Path, *, index: str | Path | None = None, device: str = "auto") -> Gallery:
-        """The gallery of a run.
+        """Open the gallery of a run.
 
         Args:
             run: Folder of a run, or of a saved embedder.
             index: Folder of the index; by default `index` in the run.
-            device: Where to embed.
+            device: Device of the model.
         """
-        run = Path(run)
-        place = run / "index" if index is None else Path(index)
-        embedder = load_embedder(run).to(resolve_device(device))
-        if not (place / "index.json").is_file():
-            raise FileNotFoundError(
-                f"{place} must hold an index, but there is none: make one with pfml index {run} FOLDER"
-            )
-        folder = RunFolder(run)
-        trained = (folder.loss / "loss.json").is_file() or folder.checkpoints.is_dir()
-        return cls(run, embedder, ImageIndex.open(place, hold_bytes=HOLD_BYTES), load_field(run) if trained else None)
+        return cls(open_run(run, index=index, hold_bytes=HOLD_BYTES, device=device))
 
     @property
     def threshold(self) -> Threshold | None:
@@ -150,39 +137,39 @@ class Gallery:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the files of the index as of the last `refresh`, without their paths; None if nothing."""
+        """What is wrong with the files of the index as of the last `refresh`, without paths; None if nothing is."""
         return self._problem
 
     @property
     def is_searchable(self) -> bool:
-        """Whether the state that is served can be searched, as of the last `refresh`, whatever is on disk."""
+        """Whether the index can be searched, as of the last `refresh`."""
         return self._is_searchable
 
     @property
     def law(self) -> DecayLaw:
-        """The law of the field that is shown: the run's if it decays with the distance, else the paper's."""
+        """The decay law of the field: that of the run if it decays with the distance, else that of the paper."""
         law = PowerLaw() if self.field is None else self.field.law
         return law if law.decays else PowerLaw(delta=law.contact)
 
     @property
     def trained_classes(self) -> tuple[str, ...]:
-        """The classes that the run was trained on, in the order of its labels; empty if it does not say."""
+        """The training classes, in the order of their labels; empty if the run does not record them."""
         if self.field is not None:
             return self.field.class_names
         trained_on = self.embedder.trained_on
         return () if trained_on is None else trained_on.class_names
 
     def refresh(self) -> None:
-        """Take up what `pfml index` and `pfml calibrate` have written since; looks once a second at most.
+        """Load what `pfml index` and `pfml calibrate` have written since; checks once a second at most.
 
-        What cannot be read changes nothing: the state before is served, and `problem` and the log say so.
+        Files that cannot be read change nothing: the previous state is served, and `problem` and the log say so.
         """
-        if time.monotonic() - self._looked < LOOK_EVERY:
+        if time.monotonic() - self._refreshed_at < REFRESH_INTERVAL:
             return
         with self._lock:
             self._refresh_index()
             self._threshold_file.refresh()
-            self._looked = time.monotonic()
+            self._refreshed_at = time.monotonic()
 
     def _refresh_index(self) -> None:
         refused: Exception | None = None
@@ -194,24 +181,24 @@ class Gallery:
         damaged, unreadable = self.index.damaged_files(), self.index.unreadable_files()
         problem = None
         if unreadable:
-            problem = f"{_listed(unreadable)} of the index changed on disk, so that searches are refused"
+            problem = f"{_listed(unreadable)} of the index changed on disk; searches are refused"
         elif damaged:
-            problem = f"{_listed(damaged)} of the index is damaged or gone; what was read before is served"
+            problem = f"{_listed(damaged)} of the index is damaged or missing; the previous state is served"
         elif refused is not None:
-            problem = "index.json is damaged, gone or of another model; what was read before is served"
+            problem = "index.json is damaged, missing or of another model; the previous state is served"
         if problem is not None:
             problem += f" ({len(self.index):,} images): restore the index, or index again and restart pfml serve"
         self._problem, self._is_searchable = problem, not unreadable
-        said = problem if refused is None else f"{problem}: {refused}"
-        if said != self._said:
+        message = problem if refused is None else f"{problem}: {refused}"
+        if message != self._logged:
             if problem is None:
                 log.warning("the index can be read again: %d images", len(self.index))
             else:
-                log.warning("the index stays as it was: %s", said)
-        self._said = said
+                log.warning("the index stays as it was: %s", message)
+        self._logged = message
 
     def contents(self) -> Contents:
-        """The charges of the index as it is now."""
+        """The charges of the current state."""
         self.refresh()
         with self._lock:
             if self._contents is None:
@@ -219,7 +206,7 @@ class Gallery:
             return self._contents
 
     def search(self, vector: Tensor, k: int, class_names: list[str], *, without: int | None = None) -> list[Hit]:
-        """The k nearest images to a vector (D,), of some classes or of all; `without` an image."""
+        """The k images nearest to a vector (D,), in `class_names` or in all classes, except `without`."""
         self.refresh()
         count = k + (without is not None)
         [hits] = self.index.search(vector[None], count, model=self.model, class_names=class_names or None)
@@ -245,13 +232,5 @@ class Gallery:
 
 
 def _listed(names: list[str]) -> str:
-    """The first of some names, and how many there are besides."""
+    """The first name, and how many more there are."""
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files"
-
-
-def shown_name(entry: Entry | Hit) -> str:
-    """The name of an image without the folder that was indexed, whatever bytes it has: paths stay on this machine."""
-    path, source = Path(entry.path), getattr(entry, "source", "")
-    around = Path(source) if not source.endswith(".csv") else Path(source).parent
-    short = path.relative_to(around) if source and around in path.parents else Path(*path.parts[-2:])
-    return readable(str(short))

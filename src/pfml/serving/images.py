@@ -1,4 +1,4 @@
-"""Pictures in both directions: uploads that may be anything, and thumbnails of indexed images."""
+"""Images of requests and responses: uploads, which are not trusted, and thumbnails of indexed images."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 __all__ = ["BadUploadError", "Thumbnails", "Upload", "decoded_upload", "opened_upload"]
 
-#: The longer side of pictures that are sent, in pixels.
+#: The longer side of thumbnails, in pixels.
 SIZES = {"thumbnail": 224, "large": 896}
-#: Pixels that thumbnails of one server may decode at a time, unless it gives a budget of its own.
-PICTURE_PIXELS = 90_000_000
-#: Pixels times passes over them that a progressive JPEG may ask for, as a multiple of the most pixels of an upload.
-MOST_PASSES = 25
-#: A byte that begins a segment of a JPEG; within compressed data there is none.
+#: Pixels that are decoded at a time for thumbnails, without a budget that is shared with uploads.
+THUMBNAIL_PIXELS = 90_000_000
+#: Limit of pixels times scans of a progressive JPEG, as a multiple of the most pixels of an upload.
+MOST_SCANS = 25
+#: The marker of a segment of a JPEG; compressed data has none.
 JPEG_MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])", re.DOTALL)
 START_OF_IMAGE, START_OF_SCAN, END_OF_IMAGE = b"\xd8", b"\xda", b"\xd9"
 
 
 class BadUploadError(ValueError):
-    """An upload that is no image to search by; `status` is the HTTP status that says so."""
+    """An upload that is refused; `status` is the HTTP status of the response."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -50,12 +50,12 @@ class BadUploadError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """An image that was sent and may be decoded.
+    """An upload that was accepted by its header.
 
     Args:
-        content: Its file.
-        cost: Pixels that decoding it takes memory for.
-        draft: Width and height, or a bit more, at which a JPEG is decoded; None to decode all pixels.
+        content: The file.
+        cost: Pixels that decoding needs memory for.
+        draft: Least width and height at which a JPEG is decoded; None for its full size.
     """
 
     content: bytes
@@ -63,7 +63,7 @@ class Upload:
     draft: tuple[int, int] | None = None
 
     def pixels(self) -> Tensor:
-        """Its pixels, uint8 (3, height, width); BadUploadError if it is damaged."""
+        """The pixels, uint8 (3, height, width); BadUploadError if the file is damaged."""
         try:
             with opened_image(self.content, formats=UPLOAD_FORMATS, name="the upload") as image:
                 if self.draft is not None:
@@ -76,7 +76,7 @@ class Upload:
 def decoded_upload(
     content: bytes, *, most_pixels: int, decoded_pixels: int | None = None, short_side: int = 512
 ) -> Tensor:
-    """The image that was sent, uint8 (3, height, width); see `opened_upload`."""
+    """The pixels of an upload, uint8 (3, height, width); see `opened_upload`."""
     upload = opened_upload(content, most_pixels=most_pixels, decoded_pixels=decoded_pixels, short_side=short_side)
     return upload.pixels()
 
@@ -84,19 +84,19 @@ def decoded_upload(
 def opened_upload(
     content: bytes, *, most_pixels: int, decoded_pixels: int | None = None, short_side: int = 512
 ) -> Upload:
-    """The image that was sent, after looking at its header only.
+    """Check an upload by its header, before any pixel is decoded.
 
     The orientation in EXIF is not applied, as in the index.
 
     Args:
         content: The file.
-        most_pixels: That it may have.
-        decoded_pixels: That may be decoded of it, None for all: a JPEG of more is decoded at a half, a quarter or an
-            eighth of its sides; another format cannot be, and is refused.
-        short_side: What a JPEG that is decoded at a fraction keeps at least of its shorter side.
+        most_pixels: Largest number of pixels.
+        decoded_pixels: Pixels that may be decoded, None for all: a larger JPEG is decoded at a half, a quarter or an
+            eighth of its size; a larger image of another format is refused.
+        short_side: Least short side of a JPEG that is decoded at a fraction.
 
     Raises:
-        BadUploadError: With the status and the sentence to answer.
+        BadUploadError: With the status and the message of the response.
     """
     if not content:
         raise BadUploadError(400, "the upload must be an image, got an empty file")
@@ -118,21 +118,21 @@ def opened_upload(
 
 
 def _admitted(image: Image.Image, content: bytes, most: int, decoded: int, short_side: int) -> Upload:
-    """The upload, if an image of this kind and size is taken."""
+    """The upload, if its format and size are accepted."""
     size = f"{image.width} x {image.height}"
     pixels = image.width * image.height
     if pixels > most:
         raise BadUploadError(413, f"an image must have at most {most:,} pixels, got {size}")
-    # a JPEG of a phone may carry a second view of the same moment (MPO); the first one is the photograph
+    # a JPEG of a phone may hold a second view (MPO); the first one is the photograph
     if image.format != "MPO" and getattr(image, "is_animated", False):
-        raise BadUploadError(415, "the upload must be one picture, got an animation or several pages")
+        raise BadUploadError(415, "the upload must be one image, got an animation or several pages")
     if image.mode == "F":
         raise BadUploadError(415, "pixels must be whole numbers, got floating-point ones")
     is_jpeg = image.format in ("JPEG", "MPO")
     is_progressive = bool(image.info.get("progressive"))
-    if is_progressive and pixels * _scans(content) > MOST_PASSES * most:
+    if is_progressive and pixels * _scans(content) > MOST_SCANS * most:
         raise BadUploadError(413, f"a JPEG of {size} pixels must come in fewer scans, got {_scans(content):,}")
-    # all coefficients of a progressive JPEG are held at once, whatever is made of them
+    # the decoder holds all coefficients of a progressive JPEG at once, at any fraction
     held = 2 * pixels // 5 if is_progressive else 0
     if pixels <= decoded:
         return Upload(content, pixels + held)
@@ -149,7 +149,7 @@ def _admitted(image: Image.Image, content: bytes, most: int, decoded: int, short
 
 
 def _scans(content: bytes) -> int:
-    """How many passes over its pixels a JPEG asks for."""
+    """The number of scans of a JPEG."""
     at, scans = 0, 0
     while (found := JPEG_MARKER.search(content, at)) is not None and found[1] != END_OF_IMAGE:
         at = found.end()
@@ -160,22 +160,22 @@ def _scans(content: bytes) -> int:
 
 
 class Thumbnails:
-    """JPEG pictures of files, made on demand; the latest ones stay in memory, up to a number of bytes.
+    """Thumbnails of files as JPEG, with a cache of the latest ones.
 
     Args:
-        most_bytes: So many.
-        budget: Of the pixels that are decoded at a time.
+        most_bytes: Size of the cache.
+        budget: Pixels that are decoded at a time.
     """
 
     def __init__(self, most_bytes: int = 2**26, budget: PixelBudget | None = None) -> None:
         self.most_bytes = most_bytes
         self.held_bytes = 0
-        self.budget = budget or PixelBudget(PICTURE_PIXELS)
+        self.budget = budget or PixelBudget(THUMBNAIL_PIXELS)
         self._lock = threading.Lock()
         self._held: OrderedDict[tuple[int, str], bytes] = OrderedDict()
 
     def get(self, image: int, path: str, size: str) -> bytes:
-        """The picture of the image with that id; ImageError if its file cannot be read."""
+        """The thumbnail of an image by its id; ImageError if its file cannot be read."""
         key = image, size
         with self._lock:
             if key in self._held:
@@ -200,7 +200,7 @@ def _jpeg(path: Path, longest: int, budget: PixelBudget) -> bytes:
         image.draft("RGB", (2 * longest, 2 * longest))  # decodes a large JPEG at a fraction of its size
         held.enter_context(budget.taken(image.width * image.height))
         shown = rgb_image(ImageOps.exif_transpose(image))
-        if max(shown.size) < 64:  # tiny pictures in whole pixels: browsers would blur them
+        if max(shown.size) < 64:  # tiny images are enlarged by whole pixels: browsers would blur them
             factor = -(-96 // max(shown.size))
             shown = shown.resize((shown.width * factor, shown.height * factor), Image.Resampling.NEAREST)
         shown.thumbnail((longest, longest))

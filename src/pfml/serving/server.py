@@ -1,4 +1,4 @@
-"""The server: an application at an address, until it is interrupted."""
+"""The server: serves an application at an address until a shutdown request (SIGINT or SIGTERM)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from pfml.serving.app import create_app
-from pfml.serving.connection import Connections, Pace, all_waiting
-from pfml.serving.guard import Access
+from pfml.serving.connection import Connections, Timeouts, accept_pending
+from pfml.serving.middleware import Access
 from pfml.serving.service import Service
 
 __all__ = ["LOGGING", "OneLine", "address_of", "serve"]
 
-#: Characters that move the cursor, color or clear a terminal, or begin a line.
+#: Characters that move the cursor, set colors, clear a terminal, or begin a line.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
@@ -29,7 +29,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 class OneLine(logging.Formatter):
-    """Time, level, who says it, and the message with its control characters escaped; a traceback has its lines."""
+    """A log record as one line with control characters escaped; tracebacks keep their lines."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -52,23 +52,23 @@ LOGGING: dict[str, Any] = {
     "handlers": {"terminal": {"class": "logging.StreamHandler", "formatter": "line", "stream": "ext://sys.stderr"}},
     "root": {"handlers": ["terminal"], "level": "WARNING"},
     "loggers": {
-        # a body that is no form is the client's affair, who is told: 400
+        # a malformed form is answered with 400, and not logged
         "python_multipart": {"level": "ERROR"},
         "multipart": {"level": "ERROR"},
     },
 }
 
 
-#: Seconds that requests have to end when the server does; what is not answered by then gets 503.
-PATIENCE = 25
-#: Seconds that requests have to begin then, on connections that are open.
-LAST_CALL = 2.0
+#: Seconds that requests have to finish at shutdown; then they get 503.
+SHUTDOWN_SECONDS = 25
+#: Seconds in which open connections may still send a request at shutdown.
+DRAIN_SECONDS = 2.0
 #: Connections at a time.
 CONNECTIONS = 512
 
 
 def address_of(host: str, port: int) -> str:
-    """Where a browser finds the page."""
+    """The URL of the page."""
     reachable = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
     return f"http://{f'[{reachable}]' if ':' in reachable else reachable}:{port}/"
 
@@ -76,11 +76,12 @@ def address_of(host: str, port: int) -> str:
 def listening_socket(host: str, port: int) -> socket.socket:
     """A socket that listens at an address; port 0 for any free one.
 
-    Callers wait from now on, and are answered once the server runs: an address that was printed is never refused.
+    The socket is bound early; connections queue until the server is ready. So an address that was printed never
+    refuses a connection.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # said to be TCP, since asyncio sends answers at once on such sockets only: on others their second part waits until
-    # the client has acknowledged the first, 40 ms on Linux
+    # IPPROTO_TCP is explicit since asyncio sets TCP_NODELAY on such sockets only: else the second packet of a response
+    # would wait until the client has acknowledged the first, 40 ms on Linux
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -93,25 +94,25 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 class GracefulServer(uvicorn.Server):
-    """uvicorn's server, which ends after everyone who has called is answered.
+    """uvicorn's server with a graceful shutdown: every request that was sent before it is answered.
 
-    uvicorn closes its socket, and then every connection on which it has not read a request yet: those who wait to be
-    taken, and those whose request lies unread in the system, would find their connection reset.
+    uvicorn closes its socket, and then every connection on which it has not read a request yet. It would reset
+    connections in the queue of the socket, and those with a request that is still unread.
 
     Args:
-        app: What answers.
-        pace: How slow clients may be.
+        app: The ASGI application.
+        timeouts: Of clients.
         options: Of `uvicorn.Config`.
     """
 
-    def __init__(self, app: ASGIApp, pace: Pace | None = None, **options: Any) -> None:
-        self.connections = Connections(pace)
+    def __init__(self, app: ASGIApp, timeouts: Timeouts | None = None, **options: Any) -> None:
+        self.connections = Connections(timeouts)
         config = uvicorn.Config(
-            self.connections.before(app),
+            self.connections.wrap(app),
             interface="asgi3",
-            http="h11",  # what uvicorn always has; others may be installed, and differ in what they refuse
+            http="h11",  # always installed; other parsers differ in what they refuse
             ws="none",
-            proxy_headers=False,  # a header of the request says nothing about who asks
+            proxy_headers=False,  # a header does not prove who sent the request
             **options,
         )
         config.load()
@@ -120,16 +121,16 @@ class GracefulServer(uvicorn.Server):
         super().__init__(config)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more callers, answer those that are there, and end."""
-        self.connections.is_ending = True
-        for _ in range(3):  # rounds of the loop, in which it takes those who wait itself
+        """Accept no new connections, answer the open ones, and stop."""
+        self.connections.is_shutting_down = True
+        for _ in range(3):  # the event loop accepts some pending connections itself
             await asyncio.sleep(0)
-        waiting = [caller for listening in sockets or [] for caller in all_waiting(listening)]
-        for server in self.servers:  # at once: who calls from now on is refused, and not reset
+        pending = [accepted for listening in sockets or [] for accepted in accept_pending(listening)]
+        for server in self.servers:  # at once: later connections are refused, and not reset
             server.close()
-        await self.connections.take(waiting)
-        quiet_from = time.monotonic() + self.connections.pace.quiet_seconds
-        until = time.monotonic() + LAST_CALL
+        await self.connections.adopt(pending)
+        quiet_from = time.monotonic() + self.connections.timeouts.drain
+        until = time.monotonic() + DRAIN_SECONDS
         while not self.force_exit and time.monotonic() < until:
             if self.connections.is_quiet() and time.monotonic() > quiet_from:
                 break
@@ -138,17 +139,17 @@ class GracefulServer(uvicorn.Server):
 
 
 def serve(service: Service, access: Access, port: int) -> None:
-    """Answer requests until SIGINT or SIGTERM; requests under way are then answered, new ones are not taken."""
+    """Serve until SIGINT or SIGTERM; then answer the requests that were sent, accept no new ones, and return."""
     with listening_socket(access.host, port) as listening:
-        print(f"pfml serve: {address_of(access.host, listening.getsockname()[1])}  (Ctrl-C ends it)", flush=True)
+        print(f"pfml serve: {address_of(access.host, listening.getsockname()[1])}  (Ctrl-C to stop)", flush=True)
         server = GracefulServer(
             create_app(service, access),
             log_config=LOGGING,
             access_log=False,
             server_header=False,
             limit_concurrency=CONNECTIONS,
-            timeout_graceful_shutdown=PATIENCE,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
-        # uvicorn hands the signal on once all is closed: for a server it is no interruption, but the usual end
+        # uvicorn raises the signal again after its shutdown; for a server that is the usual end
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[listening])

@@ -1,4 +1,4 @@
-"""What requests share: the gallery, the threads, the caches, and the limits."""
+"""The service: what requests share, that is the gallery, worker threads, caches and limits."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from pfml.serving.decode_queue import DecodeQueue, PixelBudget
 from pfml.serving.embedding_map import MapMaker
 from pfml.serving.gallery import Gallery
 from pfml.serving.images import Thumbnails, Upload, opened_upload
-from pfml.serving.workers import Batches, ByteBudget, Turnstile, Workers
+from pfml.serving.workers import Admission, DynamicBatcher, Workers
 from pfml.terminal import readable
 
-__all__ = ["Limits", "Service", "UnknownNameError", "Uploads", "shown"]
+__all__ = ["Limits", "Service", "UnknownNameError", "Uploads"]
 
-
-#: Images in the network at a time.
+#: Images per batch of the model.
 BATCH = 16
 
 
 class UnknownNameError(KeyError):
-    """A request names something that is not there."""
+    """A request names something that does not exist."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -37,16 +36,17 @@ class UnknownNameError(KeyError):
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a request may ask for.
+    """Limits of requests.
 
     Args:
-        upload_bytes: Of an image that is sent.
-        upload_pixels: Of it.
-        decoded_pixels: That are decoded of it at most: a JPEG of more is decoded at a fraction of its sides, which is
-            still more than the network sees; an image of another format is refused.
-        pixels_at_a_time: That all threads decode together, uploads and pictures; each takes about 20 bytes of memory.
-        waiting: Searches by upload that may wait; more are answered with 503.
-        waiting_bytes: That their files may have together in memory; beyond, too.
+        upload_bytes: Bytes of an upload.
+        upload_pixels: Pixels of an upload.
+        decoded_pixels: Pixels that are decoded of an upload: a larger JPEG is decoded at a fraction of its size, still
+            more than the model needs; a larger image of another format is refused.
+        pixels_at_a_time: Pixels that all threads decode together, for uploads and thumbnails; each takes about 20
+            bytes of memory.
+        waiting: Searches by upload that may run or wait; more get 503.
+        waiting_bytes: Bytes that their uploads may hold in memory together; more get 503.
     """
 
     upload_bytes: int = 10 * 2**20
@@ -63,7 +63,7 @@ class Limits:
 
 
 class Uploads:
-    """The embeddings of the latest uploads, by names that cannot be guessed."""
+    """The embeddings of the latest uploads, by random keys."""
 
     def __init__(self, most: int = 256) -> None:
         self.most = most
@@ -71,7 +71,7 @@ class Uploads:
         self._vectors: OrderedDict[str, Tensor] = OrderedDict()
 
     def add(self, vector: Tensor) -> str:
-        """Keep an embedding; returns its name."""
+        """Keep an embedding; returns its key."""
         name = secrets.token_urlsafe(12)
         with self._lock:
             self._vectors[name] = vector
@@ -80,22 +80,22 @@ class Uploads:
         return name
 
     def get(self, name: str) -> Tensor:
-        """The embedding of this name."""
+        """The embedding of a key; UnknownNameError (404) if it is no longer kept."""
         with self._lock:
             if name not in self._vectors:
-                raise UnknownNameError("this upload is no longer held: send the image again")
+                raise UnknownNameError("this upload is no longer kept: send the image again")
             self._vectors.move_to_end(name)
             return self._vectors[name]
 
 
 class Service:
-    """A gallery and what it takes to serve it.
+    """A gallery with the workers, caches and limits to serve it.
 
     Args:
-        gallery: What is served.
+        gallery: The run and its index.
         limits: Of requests.
-        map_method: How the map is made.
-        map_points: Images on the map; of a larger index, a sample.
+        map_method: The projection of the map.
+        map_points: Images on the map; of a larger index, a subsample.
     """
 
     def __init__(
@@ -108,30 +108,29 @@ class Service:
         budget = PixelBudget(self.limits.pixels_at_a_time)
         self.thumbnails = Thumbnails(budget=budget)
         self.uploads = Uploads()
-        self.turnstile = Turnstile(self.limits.waiting)
-        self.bodies = ByteBudget(self.limits.waiting_bytes)
+        self.searches_by_upload = Admission(self.limits.waiting)
+        self.upload_bytes = Admission(self.limits.waiting_bytes, "bytes of uploads")
         self.decoding = DecodeQueue(budget, threads=2, most=self.limits.waiting)
-        #: one network, one thread: torch itself uses the cores
-        self.embedding: Batches[Tensor, Tensor] = Batches("embedding", self._embedded, BATCH)
-        self.searching = Workers("search", threads=2, most=2 * self.limits.waiting)
-        self.drawing = Workers("pictures", threads=2, most=512)
+        #: one model, one thread: torch itself uses all cores
+        self.embedding: DynamicBatcher[Tensor, Tensor] = DynamicBatcher("embedding", self._embedded, BATCH)
+        self.searching = Workers(threads=2, most=2 * self.limits.waiting)
+        #: of thumbnails
+        self.scaling = Workers(threads=2, most=512)
 
     def close(self) -> None:
         """End the threads."""
         self.embedding.close()
         self.decoding.close()
-        for workers in (self.searching, self.drawing):
-            workers.close()
 
     async def embedded(self, content: bytes) -> Tensor:
-        """The embedding (D,) of an image that was sent; BusyError if too many are under way."""
-        with self.turnstile.passed():
+        """The embedding (D,) of an upload; BusyError if too many wait."""
+        with self.searches_by_upload.held():
             upload = await self.decoding.run(0, self.opened, content)
             crop = await self.decoding.run(upload.cost, self.cropped, upload)
             return await self.embedding.run(crop)
 
     def opened(self, content: bytes) -> Upload:
-        """An image that was sent, by its header: whether it is taken, and what it costs to decode it."""
+        """An upload, by its header: whether it is accepted, and how many pixels are decoded."""
         return opened_upload(
             content,
             most_pixels=self.limits.upload_pixels,
@@ -140,7 +139,7 @@ class Service:
         )
 
     def cropped(self, upload: Upload) -> Tensor:
-        """What the network sees of an image that was sent, (3, crop, crop): small, so that many may wait."""
+        """The input of the model for an upload, (3, crop, crop): small, so that many may wait."""
         pixels = upload.pixels()
         windows = self.gallery.embedder.preprocessing.windows(torch.arange(1), torch.tensor([pixels.shape[1:]]))
         return resample(lambda _: pixels, windows)[0]
@@ -155,22 +154,17 @@ class Service:
         """The embedding (D,) of an indexed image."""
         try:
             return self.gallery.index.vectors([image])[0]
-        except (KeyError, OverflowError):  # numbers beyond 64 bits are no ids either
+        except (KeyError, OverflowError):  # numbers beyond 64 bits are not ids either
             raise UnknownNameError(f"the index has no image {image}") from None
 
     def class_named(self, name: str) -> str:
-        """The class of the index or of the training set that is shown as `name`."""
-        known = {shown(one): one for one in (*self.gallery.index.class_counts(), *self.gallery.trained_classes)}
+        """The class of the index or of the training set that responses call `name`."""
+        known = {readable(one): one for one in (*self.gallery.index.class_counts(), *self.gallery.trained_classes)}
         if name not in known or not name:
             raise UnknownNameError(f"the run and its index have no class {name!r}")
         return known[name]
 
     def indexed_as(self, path: str) -> int | None:
-        """The id of a training image in the index, by its path; None if it is not there."""
+        """The id of an image in the index, by its path; None if it is not indexed."""
         entry = self.gallery.index.find(str(Path(path).absolute()))
         return None if entry is None else entry.id
-
-
-def shown(text: str) -> str:
-    """The text as it can be sent: bytes of a file name that are no UTF-8 are escaped, as everywhere."""
-    return readable(text)

@@ -1,4 +1,7 @@
-"""Threads that do the work of requests, and say no when too much of it waits."""
+"""Worker threads of the server, with bounded queues: beyond a bound a request gets BusyError (503) at once.
+
+anyio limits the threads; it has no bound on what waits, no batches, and no limit by bytes, which are here.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,17 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, Generic, ParamSpec, TypeVar
+from functools import cached_property, partial
+from typing import Generic, ParamSpec, TypeVar
 
-__all__ = ["Batches", "BusyError", "ByteBudget", "Turnstile", "Workers"]
+from anyio import CapacityLimiter, to_thread
 
-#: Seconds that a thread has to end.
-ENDING = 5.0
+__all__ = ["Admission", "BusyError", "DynamicBatcher", "Workers"]
+
+#: Seconds that `DynamicBatcher.close` waits for its thread.
+CLOSE_SECONDS = 5.0
 
 Arguments = ParamSpec("Arguments")
 Item = TypeVar("Item")
@@ -21,76 +27,76 @@ Result = TypeVar("Result")
 
 
 class BusyError(RuntimeError):
-    """More work waits than is taken on; to be tried again in a moment."""
+    """The queue is full: try again in a moment."""
 
 
-class Turnstile:
-    """Lets so many requests in at a time, and refuses the next.
-
-    Args:
-        most: How many.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._lock = threading.Lock()
-        self._inside = 0
-
-    @contextmanager
-    def passed(self) -> Iterator[None]:
-        """Inside for the block; BusyError if it is full."""
-        self.enter()
-        try:
-            yield
-        finally:
-            self.leave()
-
-    def enter(self) -> None:
-        """Count one in; BusyError if it is full."""
-        with self._lock:
-            if self._inside >= self.most:
-                raise BusyError(f"the server is busy with {self._inside} requests: try again in a moment")
-            self._inside += 1
-
-    def leave(self) -> None:
-        """Count one out."""
-        with self._lock:
-            self._inside -= 1
-
-
-class ByteBudget:
-    """Bytes that requests may hold while they wait, all together.
+class Admission:
+    """A bound on what requests hold at a time, in requests or in bytes; beyond it BusyError.
 
     Args:
-        most: How many. A request of more is let in alone.
+        most: The bound. A single request of more is admitted while nothing else is held.
+        unit: What is counted, for the message.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, unit: str = "requests") -> None:
         self.most = most
+        self.unit = unit
         self._lock = threading.Lock()
         self._held = 0
 
     @contextmanager
-    def held(self, size: int) -> Iterator[None]:
-        """So many more are held within the block; BusyError if that is too many."""
-        with self._lock:
-            if self._held and self._held + size > self.most:
-                raise BusyError(f"the server holds {self._held:,} bytes of images that wait: try again in a moment")
-            self._held += size
+    def held(self, amount: int = 1) -> Iterator[None]:
+        """Hold `amount` within the block."""
+        self.acquire(amount)
         try:
             yield
         finally:
-            with self._lock:
-                self._held -= size
+            self.release(amount)
+
+    def acquire(self, amount: int = 1) -> None:
+        """Hold `amount` until `release`, from any thread."""
+        with self._lock:
+            if self._held and self._held + amount > self.most:
+                raise BusyError(f"the server is busy with {self._held:,} {self.unit}: try again in a moment")
+            self._held += amount
+
+    def release(self, amount: int = 1) -> None:
+        """End an `acquire`."""
+        with self._lock:
+            self._held -= amount
 
 
-class Batches(Generic[Item, Result]):
-    """One thread that takes all items which wait, up to a number, and works on them together.
+class Workers:
+    """A few threads with a bounded queue.
+
+    Args:
+        threads: How many work at a time.
+        most: Calls that may run or wait.
+    """
+
+    def __init__(self, *, threads: int, most: int) -> None:
+        self.threads = threads
+        self._admission = Admission(most)
+
+    @cached_property
+    def _limiter(self) -> CapacityLimiter:
+        return CapacityLimiter(self.threads)  # at the first call, since it needs an event loop
+
+    async def run(
+        self, function: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
+    ) -> Result:
+        """function(...) in a thread; BusyError if too many wait."""
+        with self._admission.held():
+            return await to_thread.run_sync(partial(function, *args, **options), limiter=self._limiter)
+
+
+class DynamicBatcher(Generic[Item, Result]):
+    """One thread that processes all waiting items in one batch, up to a size.
 
     Args:
         name: Of the thread.
-        function: Results of some items, in their order.
-        most: Items at a time.
+        function: Results of a batch, in its order.
+        most: Size of a batch.
     """
 
     def __init__(self, name: str, function: Callable[[list[Item]], Sequence[Result]], most: int) -> None:
@@ -107,12 +113,12 @@ class Batches(Generic[Item, Result]):
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """End the thread after what waits, and wait for that a while.
+        """End the thread after the items that wait, and wait for it.
 
-        A thread that is still within torch when Python ends makes the whole process abort.
+        A thread that is still within torch when Python exits would abort the process.
         """
         self._waiting.put(None)
-        self._thread.join(ENDING)
+        self._thread.join(CLOSE_SECONDS)
 
     def _work(self) -> None:
         while (first := self._waiting.get()) is not None:
@@ -123,47 +129,16 @@ class Batches(Generic[Item, Result]):
                     is_last = True
                     break
                 batch.append(following)
-            self._answer([(item, future) for item, future in batch if future.set_running_or_notify_cancel()])
+            self._process([(item, future) for item, future in batch if future.set_running_or_notify_cancel()])
             if is_last:
                 return
 
-    def _answer(self, batch: list[tuple[Item, Future[Result]]]) -> None:
+    def _process(self, batch: list[tuple[Item, Future[Result]]]) -> None:
         try:
             results = self.function([item for item, _ in batch]) if batch else []
-        except Exception as error:  # whoever waits is told
+        except Exception as error:  # every request of the batch gets it
             for _, future in batch:
                 future.set_exception(error)
             return
         for (_, future), result in zip(batch, results, strict=True):
             future.set_result(result)
-
-
-class Workers:
-    """A few threads with a bounded queue.
-
-    Args:
-        name: Of the threads.
-        threads: How many work at a time.
-        most: Tasks that may be under way or waiting.
-    """
-
-    def __init__(self, name: str, *, threads: int, most: int) -> None:
-        self._turnstile = Turnstile(most)
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"pfml {name}")
-
-    async def run(
-        self, function: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
-    ) -> Result:
-        """function(...) in a thread; BusyError if too many wait."""
-        self._turnstile.enter()
-        future = self._executor.submit(function, *args, **options)
-        # not when the caller goes away: its task may still be at work
-        future.add_done_callback(self._leave)
-        return await asyncio.wrap_future(future)
-
-    def close(self) -> None:
-        """End the threads; what waits is not begun."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
-
-    def _leave(self, _: Future[Any]) -> None:
-        self._turnstile.leave()

@@ -1,10 +1,11 @@
-// Requests, and the small tools that every view uses. Text from the server only ever becomes textContent.
+// Requests, and helpers of all views. Text from the server only ever becomes textContent.
 
-let underWay = 0;
+let pending = 0;
 
-async function request(path, options = {}) {
+// The JSON of a response; an error of the server is thrown with its message.
+export async function request(path, options = {}) {
   const progress = document.getElementById("progress");
-  underWay += 1;
+  pending += 1;
   if (progress && !options.quiet) progress.hidden = false;
   try {
     const response = await fetch(path, options);
@@ -13,19 +14,20 @@ async function request(path, options = {}) {
       throw new Error("Log in first.");
     }
     if (response.status === 204) return null;
-    const answer = await response.json();
-    if (!response.ok) throw new Error(answer.error ?? `The server answered ${response.status}.`);
-    return answer;
+    const body = await response.json();
+    if (!response.ok) throw new Error(body.error ?? `The server answered ${response.status}.`);
+    return body;
   } catch (error) {
     if (error instanceof TypeError) throw new Error("The server does not answer: is pfml serve still running?");
     throw error;
   } finally {
-    underWay -= 1;
-    if (progress && underWay === 0) progress.hidden = true;
+    pending -= 1;
+    if (progress && pending === 0) progress.hidden = true;
   }
 }
 
-function query(values) {
+// A query string; lists repeat their name, and empty values are left out.
+export function query(values) {
   const parameters = new URLSearchParams();
   for (const [name, value] of Object.entries(values)) {
     for (const one of Array.isArray(value) ? value : [value]) {
@@ -37,7 +39,7 @@ function query(values) {
 
 export const api = {
   status: () => request("/api/status"),
-  // The words of a server that is not ready are wanted too: no error, whatever the status.
+  // A server that is not ready describes its problem, too: the status is no error here.
   ready: () => fetch("/ready").then((response) => response.json()),
   classes: () => request("/api/classes"),
   images: (values) => request(`/api/images?${query(values)}`),
@@ -63,7 +65,7 @@ export const api = {
   },
 };
 
-export const pictureOf = (id, size = "thumbnail") => `/api/images/${id}/picture?size=${size}`;
+export const imageUrl = (id, size = "thumbnail") => `/api/images/${id}/jpeg?size=${size}`;
 
 // An element with properties, listeners (on...), attributes (the rest) and children; strings become text.
 export function element(tag, properties = {}, ...children) {
@@ -78,26 +80,26 @@ export function element(tag, properties = {}, ...children) {
   return made;
 }
 
-// The picture of an indexed image; where its file is gone, a gray field that says so.
-export function picture(id, text, size = "thumbnail") {
-  const image = element("img", { src: pictureOf(id, size), alt: text, loading: "lazy", decoding: "async" });
+// An indexed image; if its file is missing, a gray box that says so.
+export function indexedImage(id, text, size = "thumbnail") {
+  const image = element("img", { src: imageUrl(id, size), alt: text, loading: "lazy", decoding: "async" });
   image.addEventListener("error", () => {
-    const gone = element("span", { class: "gone", role: "img", "aria-label": `${text}: no picture` }, "no picture");
-    image.replaceWith(gone);
+    const missing = element("span", { class: "missing", role: "img", "aria-label": `${text}: file missing` }, "file missing");
+    image.replaceWith(missing);
   });
   return image;
 }
 
 export function toast(message, kind = "error") {
-  const place = document.getElementById("toasts");
+  const toasts = document.getElementById("toasts");
   const made = element("div", { class: `toast ${kind}` }, element("span", {}, message));
   made.append(element("button", { "aria-label": "Dismiss", onclick: () => made.remove() }, "✕"));
-  place.append(made);
-  while (place.children.length > 3) place.firstChild.remove();
+  toasts.append(made);
+  while (toasts.children.length > 3) toasts.firstChild.remove();
   setTimeout(() => made.remove(), kind === "error" ? 8000 : 3000);
 }
 
-// Runs what may fail; a failure becomes a toast, except that of a request which a newer one replaced.
+// The result of a task, or null after showing its error as a toast; a request that a newer one replaced shows none.
 export async function attempt(task) {
   try {
     return await task();

@@ -1,21 +1,21 @@
 // The audit queue: one suspect at a time, with its neighbors; decisions are saved at once.
 
-import { api, attempt, element, percent, picture, readable, toast } from "/page/api.js";
+import { api, attempt, element, indexedImage, percent, readable, toast } from "/page/api.js";
 
 const byId = (id) => document.getElementById(id);
-const WORDS = { accept: "relabeled as suggested", reject: "kept as given", relabel: "relabeled", drop: "left out" };
+const OUTCOMES = { accept: "relabeled as suggested", reject: "kept as given", relabel: "relabeled", drop: "left out" };
 
-export function startAudit({ status, searchByImage }) {
+export function start({ status, searchByImage }) {
   let queue = null;
   let here = 0;
   let history = []; // the decided suspects, the newest decision last
-  let underWay = Promise.resolve();
+  let lastChange = Promise.resolve();
 
   const suspect = () => queue.suspects[here];
   const decided = () => queue.suspects.filter((one) => one.decision).length;
 
-  // One change after the other, so that U after a quick A finds the decision that it takes back.
-  const inTurn = (task) => (underWay = underWay.then(task, task));
+  // One change after the other, so that U right after A finds the decision to withdraw.
+  const inTurn = (task) => (lastChange = lastChange.then(task, task));
 
   function showCount() {
     const left = queue ? queue.suspects.length - decided() : status.suspects;
@@ -32,8 +32,8 @@ export function startAudit({ status, searchByImage }) {
           element(
             "button",
             { class: "queued", "data-decision": one.decision?.decision, "aria-current": k === here ? "true" : null, onclick: () => go(k) },
-            one.image === null ? element("span", { class: "mini gone" }, "?") : picture(one.image, ""),
-            element("span", { class: "queued-words" }, element("span", {}, one.given), element("span", { class: "quiet" }, `→ ${one.suggested}`)),
+            one.image === null ? element("span", { class: "mini missing" }, "?") : indexedImage(one.image, ""),
+            element("span", { class: "queued-text" }, element("span", {}, one.given), element("span", { class: "quiet" }, `→ ${one.suggested}`)),
             element("span", { class: "mark", "aria-label": one.decision?.decision ?? "open" }, { accept: "✓", reject: "✕", relabel: "✎", drop: "⊘" }[one.decision?.decision] ?? ""),
           ),
         ),
@@ -52,9 +52,9 @@ export function startAudit({ status, searchByImage }) {
   }
 
   function showDecision(one) {
-    const words = one.decision ? WORDS[one.decision.decision] : "not yet";
+    const outcome = one.decision ? OUTCOMES[one.decision.decision] : "not yet";
     const label = ["accept", "relabel"].includes(one.decision?.decision) ? `: ${one.decision.label}` : "";
-    byId("suspect-decision").textContent = words + label;
+    byId("suspect-decision").textContent = outcome + label;
   }
 
   function neighborCard(one, given, suggested) {
@@ -65,7 +65,7 @@ export function startAudit({ status, searchByImage }) {
       element(
         "button",
         { class: "card-main", title: one.name, "aria-label": `Search by ${one.name}`, onclick: () => searchByImage(one) },
-        picture(one.id, one.name),
+        indexedImage(one.id, one.name),
         element("span", { class: "card-class" }, readable(one.class_name)),
       ),
       element("div", { class: "card-facts" }, element("span", { class: "distance" }, one.distance.toFixed(3))),
@@ -78,11 +78,11 @@ export function startAudit({ status, searchByImage }) {
     byId("suspect-name").textContent = one.name;
     byId("suspect-given").textContent = one.given;
     byId("suspect-suggested").textContent = one.suggested;
-    const isEstimated = queue.suspects.some((each) => each.confidence > 0); // else the audit cannot tell how many are wrong
+    const isEstimated = queue.suspects.some((each) => each.confidence > 0); // else the audit has no estimate
     const confidence = isEstimated ? percent(one.confidence, 0) : "no estimate";
     byId("suspect-confidence").textContent = confidence + (one.listed ? "" : " (not listed by the audit)");
-    byId("suspect-picture").replaceChildren(
-      one.image === null ? element("span", { class: "gone" }, "not in the index") : picture(one.image, one.name, "large"),
+    byId("suspect-image").replaceChildren(
+      one.image === null ? element("span", { class: "missing" }, "not in the index") : indexedImage(one.image, one.name, "large"),
     );
     byId("suspect-evidence").textContent = one.image === null ? `The audit found: ${one.evidence}. Index the training images to see them.` : "";
     showDecision(one);
@@ -116,7 +116,7 @@ export function startAudit({ status, searchByImage }) {
     });
   }
 
-  // The decision on the image that is shown, else the last one: after a decision the page has moved on.
+  // Withdraws the decision on the image that is shown, or else the last one: a decision moves to the next image.
   function undo() {
     return inTurn(async () => {
       const one = suspect().decision ? suspect() : history.at(-1);
@@ -158,7 +158,7 @@ export function startAudit({ status, searchByImage }) {
     byId("audit-empty").hidden = some;
     byId("audit-empty").textContent = queue.available
       ? "The audit lists no suspects."
-      : "No audit yet: pfml audit RUN ranks the training images by how wrong their labels look. Then load this page again.";
+      : "No audit yet: pfml audit RUN ranks the training images by suspected label noise. Then reload this page.";
     showCount();
     if (!some) return;
     byId("trained-names").replaceChildren(...queue.class_names.map((name) => element("option", { value: name })));

@@ -1,4 +1,4 @@
-// The API's documentation from openapi.json, without anything from elsewhere.
+// The documentation of the API, from openapi.json; nothing is loaded from other servers.
 
 import { attempt, element } from "/page/api.js";
 
@@ -33,29 +33,29 @@ function operation(path, method, one, schemas) {
     const schema = content.schema.$ref ? schemas[nameOf(content.schema.$ref)] : content.schema;
     rows.push(...fields(schema).map((row) => [row[0], `${row[1]}, ${kind}`, row[2]]));
   }
-  const answers = Object.entries(one.responses).map(([code, answer]) => {
-    const content = Object.entries(answer.content ?? {})[0];
+  const responses = Object.entries(one.responses).map(([code, response]) => {
+    const content = Object.entries(response.content ?? {})[0];
     const type = content ? typeOf(content[1].schema) || content[0] : "nothing";
-    return [code, type, answer.description];
+    return [code, type, response.description];
   });
-  const words = (one.description ?? one.summary ?? "").trim();
+  const summary = (one.description ?? one.summary ?? "").trim();
   return element(
     "details",
     { class: "panel operation", id: `${method}-${path}` },
-    element("summary", {}, element("code", { class: `method ${method}` }, method.toUpperCase()), element("code", {}, path), element("span", { class: "quiet" }, words)),
+    element("summary", {}, element("code", { class: `method ${method}` }, method.toUpperCase()), element("code", {}, path), element("span", { class: "quiet" }, summary)),
     element("h3", {}, "Parameters"),
     rows.length ? table(rows) : element("p", { class: "quiet" }, "none"),
-    element("h3", {}, "Answers"),
-    table(answers),
+    element("h3", {}, "Responses"),
+    table(responses),
   );
 }
 
 attempt(async () => {
-  const answer = await (await fetch("/api/openapi.json")).json();
-  const schemas = answer.components?.schemas ?? {};
-  document.getElementById("title").textContent = `${answer.info.title} ${answer.info.version}`;
-  document.getElementById("about").textContent = answer.info.description ?? "";
-  for (const [path, methods] of Object.entries(answer.paths)) {
+  const openapi = await (await fetch("/api/openapi.json")).json();
+  const schemas = openapi.components?.schemas ?? {};
+  document.getElementById("title").textContent = `${openapi.info.title} ${openapi.info.version}`;
+  document.getElementById("about").textContent = openapi.info.description ?? "";
+  for (const [path, methods] of Object.entries(openapi.paths).sort()) {
     for (const [method, one] of Object.entries(methods)) {
       document.getElementById("operations").append(operation(path, method, one, schemas));
     }

@@ -1,16 +1,23 @@
-// The views, their tabs, and what is served.
+// The views: every section.view of index.html, with a tab and the script /page/NAME.js.
 
-import { api, attempt } from "/page/api.js";
-import { startAudit } from "/page/audit.js";
-import { startMap } from "/page/map.js";
-import { startSearch } from "/page/search.js";
+import { api, attempt, element } from "/page/api.js";
 
-const views = ["search", "map", "audit"];
-const parts = {};
-const started = new Set();
+const POLL_INTERVAL = 10000; // milliseconds
+const sections = [...document.querySelectorAll("section.view")];
+const views = sections.map((section) => section.id.replace("view-", ""));
+const started = {};
+const visited = new Set();
+
+function addTab(section, view) {
+  const count = element("span", { id: `${view}-count`, class: "count", hidden: true });
+  const options = { role: "tab", id: `tab-${view}`, "aria-controls": section.id, "data-view": view, onclick: () => show(view) };
+  document.querySelector(".tabs").append(element("button", options, `${section.dataset.title} `, count));
+  section.setAttribute("role", "tabpanel");
+  section.setAttribute("aria-labelledby", `tab-${view}`);
+}
 
 function show(name) {
-  const chosen = views.includes(name) ? name : "search";
+  const chosen = views.includes(name) ? name : views[0];
   for (const view of views) {
     const tab = document.getElementById(`tab-${view}`);
     document.getElementById(`view-${view}`).hidden = view !== chosen;
@@ -18,32 +25,40 @@ function show(name) {
     tab.tabIndex = view === chosen ? 0 : -1;
   }
   if (location.hash.slice(1) !== chosen) history.replaceState(null, "", `#${chosen}`);
-  const first = !started.has(chosen);
-  started.add(chosen);
-  parts[chosen].shown(first);
+  const first = !visited.has(chosen);
+  visited.add(chosen);
+  started[chosen].shown(first);
 }
 
-const LOOK_EVERY = 10000; // milliseconds
-
-// What is wrong with the files of the index, for as long as it is.
+// Shows what is wrong with the files of the index, as long as it is.
 function showProblem(problem) {
-  const place = document.getElementById("problem");
-  place.hidden = !problem;
-  if (place.textContent !== (problem ?? "")) place.textContent = problem ?? "";
+  const banner = document.getElementById("problem");
+  banner.hidden = !problem;
+  if (banner.textContent !== (problem ?? "")) banner.textContent = problem ?? "";
 }
 
-async function watchIndex() {
+async function pollIndex() {
   if (document.hidden) return;
-  const answer = await api.ready().catch(() => null); // a server that is gone is told by what one does next
+  const answer = await api.ready().catch(() => null); // the next action reports a server that does not answer
   if (answer && "problem" in answer) showProblem(answer.problem);
 }
 
+function onTabKey(event) {
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (!step) return;
+  const next = views[(views.indexOf(event.target.dataset.view) + step + views.length) % views.length];
+  show(next);
+  document.getElementById(`tab-${next}`).focus();
+}
+
 async function begin() {
+  sections.forEach((section, k) => addTab(section, views[k]));
+  const scripts = Promise.all(views.map((view) => import(`/page/${view}.js`)));
   const [status, classes] = await Promise.all([api.status(), api.classes()]);
   document.title = `${status.run} · pfml`;
   document.getElementById("run-name").textContent = status.run;
   const count = (number, one, many) => `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
-  // The threshold of the latest answer: pfml calibrate may find another one while the page is open.
+  // The threshold of the latest response: pfml calibrate may write another one while the page is open.
   const showFacts = (threshold) => {
     const facts = [count(status.images, "image", "images"), count(status.classes, "class", "classes")];
     if (threshold) facts.push(`unknown beyond ${threshold.distance.toFixed(3)}`);
@@ -51,25 +66,15 @@ async function begin() {
   };
   showFacts(status.threshold);
   showProblem(status.problem);
-  setInterval(watchIndex, LOOK_EVERY);
-  document.addEventListener("visibilitychange", watchIndex);
-  const context = { status, classes, show, showFacts };
-  parts.search = startSearch(context);
-  context.searchByImage = (image) => {
+  setInterval(pollIndex, POLL_INTERVAL);
+  document.addEventListener("visibilitychange", pollIndex);
+  const searchByImage = (image) => {
     show("search");
-    parts.search.byImage(image);
+    started.search.byImage(image);
   };
-  parts.map = startMap(context);
-  parts.audit = startAudit(context);
-  for (const view of views) document.getElementById(`tab-${view}`).addEventListener("click", () => show(view));
-  document.querySelector(".tabs").addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
-    const here = views.indexOf(event.target.dataset.view);
-    const next = views[(here + step + views.length) % views.length];
-    show(next);
-    document.getElementById(`tab-${next}`).focus();
-  });
+  const context = { status, classes, show, showFacts, searchByImage };
+  (await scripts).forEach((script, k) => (started[views[k]] = script.start(context)));
+  document.querySelector(".tabs").addEventListener("keydown", onTabKey);
   addEventListener("hashchange", () => show(location.hash.slice(1)));
   show(location.hash.slice(1));
   document.body.dataset.ready = "yes";

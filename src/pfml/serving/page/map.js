@@ -1,21 +1,35 @@
 // The map of the embedding: points and stars on a canvas, the potential of a class under them.
 
-import { api, attempt, classColor, element, pictureOf, readable } from "/page/api.js";
-import { showClasses } from "/page/legend.js";
+import { api, attempt, classColor, element, imageUrl, readable } from "/page/api.js";
 
 const byId = (id) => document.getElementById(id);
 const SMALLEST = 0.8;
 const LARGEST = 60;
 const NEAR = 14; // pixels
+const LEGEND_CLASSES = 12; // the colors of more classes are too similar
 
-export function startMap({ classes, searchByImage }) {
+// Fills the legend with the classes on the map; hides it if they are many, or none.
+function showClasses(list, map) {
+  const labels = [...new Set([...map.labels, ...map.proxy_labels])].sort((a, b) => a - b);
+  list.hidden = labels.length > LEGEND_CLASSES || labels.length === 0;
+  if (list.hidden) return list.replaceChildren();
+  const entries = labels.map((label) => {
+    const name = readable(map.class_names[label]);
+    const color = element("i", { "aria-hidden": "true" });
+    color.style.setProperty("--color", classColor(label));
+    return element("li", { title: name }, color, element("span", {}, name));
+  });
+  return list.replaceChildren(...entries);
+}
+
+export function start({ classes, searchByImage }) {
   const canvas = byId("map-canvas");
   const pen = canvas.getContext("2d");
   const tip = byId("map-tip");
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const view = { x: 0.5, y: 0.5, zoom: 1 };
   let data = null;
-  let field = null; // the potential as a small picture
+  let field = null; // the potential as an image
   let chosen = -1;
   let hovered = -1;
   let drawing = 0;
@@ -46,12 +60,12 @@ export function startMap({ classes, searchByImage }) {
     const size = side() * view.zoom * (field.high - field.low);
     pen.imageSmoothingEnabled = true;
     pen.imageSmoothingQuality = "high";
-    pen.drawImage(field.picture, left, top, size, size);
+    pen.drawImage(field.image, left, top, size, size);
   }
 
   function drawPoints(paper) {
     const radius = Math.min(7, 2.6 + 1.2 * Math.log2(Math.max(1, view.zoom))) * (data.ids.length > 2500 ? 0.8 : 1.15);
-    const order = chosen < 0 ? [null] : [false, true]; // the chosen class last, over the others
+    const order = chosen < 0 ? [null] : [false, true]; // the chosen class last, on top
     for (const pass of order) {
       for (let k = 0; k < data.ids.length; k += 1) {
         const label = data.labels[k];
@@ -139,7 +153,7 @@ export function startMap({ classes, searchByImage }) {
     if (point >= 0) {
       const [left, top] = toScreen(data.x[point], data.y[point]);
       const name = data.labels[point] < 0 ? "" : data.class_names[data.labels[point]];
-      tip.querySelector("img").src = pictureOf(data.ids[point]);
+      tip.querySelector("img").src = imageUrl(data.ids[point]);
       tip.querySelector("p").textContent = readable(name);
       tip.style.left = `${Math.min(Math.max(left + 14, 4), canvas.clientWidth - 148)}px`;
       tip.style.top = `${top > canvas.clientHeight - 190 ? Math.max(4, top - 178) : top + 14}px`;
@@ -165,7 +179,7 @@ export function startMap({ classes, searchByImage }) {
 
   const zoomCenter = (factor) => zoomAt(canvas.clientWidth / 2, canvas.clientHeight / 2, factor);
 
-  // The whole map in the frame, whatever the shapes of both.
+  // Fits the whole map into the frame.
   function reset() {
     Object.assign(view, { x: 0.5, y: 0.5, zoom: 1 });
     const [x, y] = data ? [[...data.x, ...data.proxy_x], [...data.y, ...data.proxy_y]] : [[], []];
@@ -182,15 +196,15 @@ export function startMap({ classes, searchByImage }) {
   function listenToPointers() {
     const pointers = new Map();
     let moved = 0;
-    const place = (event) => [event.offsetX, event.offsetY];
+    const position = (event) => [event.offsetX, event.offsetY];
     canvas.addEventListener("pointerdown", (event) => {
       canvas.setPointerCapture(event.pointerId);
-      pointers.set(event.pointerId, place(event));
+      pointers.set(event.pointerId, position(event));
       if (pointers.size === 1) moved = 0;
     });
     canvas.addEventListener("pointermove", (event) => {
       const before = pointers.get(event.pointerId);
-      const [left, top] = place(event);
+      const [left, top] = position(event);
       if (!before) return hover(nearest(left, top, NEAR));
       const others = [...pointers].filter(([id]) => id !== event.pointerId);
       moved += Math.abs(left - before[0]) + Math.abs(top - before[1]);
@@ -210,7 +224,7 @@ export function startMap({ classes, searchByImage }) {
       const alone = pointers.size === 1;
       pointers.delete(event.pointerId);
       if (event.type !== "pointerup" || !alone || moved > 3) return;
-      const point = nearest(...place(event), event.pointerType === "touch" ? 22 : NEAR);
+      const point = nearest(...position(event), event.pointerType === "touch" ? 22 : NEAR);
       if (point >= 0) searchBy(point);
     };
     canvas.addEventListener("pointerup", up);
@@ -253,13 +267,13 @@ export function startMap({ classes, searchByImage }) {
     if (!name) return delete canvas.dataset.potential;
     const answer = await attempt(() => api.potential(name));
     if (!answer || byId("map-class").value !== name) return;
-    field = { picture: pictureOfField(answer), low: answer.low, high: answer.high };
+    field = { image: imageOfField(answer), low: answer.low, high: answer.high };
     byId("map-explanation").textContent = answer.explanation;
     canvas.dataset.potential = name;
     redraw();
   }
 
-  function pictureOfField(answer) {
+  function imageOfField(answer) {
     const made = element("canvas", { width: answer.side, height: answer.side });
     const inside = made.getContext("2d");
     const pixels = inside.createImageData(answer.side, answer.side);
@@ -279,17 +293,17 @@ export function startMap({ classes, searchByImage }) {
 
   async function load() {
     const answer = await attempt(() => api.map());
-    if (!answer) return empty("The map could not be made; the message says why.");
+    if (!answer) return empty("The map could not be computed; the message says why.");
     if (answer.state === "computing") {
-      empty("Making the map … this happens once.");
+      empty("Computing the map …");
       setTimeout(load, 1200);
       return;
     }
     data = answer;
     empty(data.ids.length ? "" : "The index is empty: pfml index RUN FOLDER adds images.");
-    const sample = data.ids.length < data.images ? `${data.ids.length.toLocaleString("en")} of ` : "";
+    const subsample = data.ids.length < data.images ? `${data.ids.length.toLocaleString("en")} of ` : "";
     const method = { tsne: "t-SNE", pca: "PCA" }[data.method] ?? data.method;
-    byId("map-note").textContent = `${method} of ${sample}${data.images.toLocaleString("en")} images, ${data.proxy_x.length} proxies`;
+    byId("map-note").textContent = `${method} of ${subsample}${data.images.toLocaleString("en")} images, ${data.proxy_x.length} proxies`;
     showClasses(byId("map-classes"), data);
     reset();
   }

@@ -1,15 +1,15 @@
 // Search by upload, drop, paste or click; results as a grid.
 
-import { api, attempt, element, picture, pictureOf, readable, toast } from "/page/api.js";
+import { api, attempt, element, imageUrl, indexedImage, readable, toast } from "/page/api.js";
 import { showWhy } from "/page/why.js";
 
 const byId = (id) => document.getElementById(id);
 const PAGE = 48;
 
-export function startSearch({ status, classes, showFacts }) {
+export function start({ status, classes, showFacts }) {
   const chosen = [];
   let query = null; // {image} of the index, or {file, upload}
-  let last = null; // the request under way, which a newer one replaces
+  let last = null; // the pending request, which a newer one replaces
   let preview = null;
 
   const k = () => Number(byId("k").value);
@@ -20,7 +20,7 @@ export function startSearch({ status, classes, showFacts }) {
     const label = element(
       "button",
       { class: "card-main", title: image.name, "aria-label": `Search by ${text}`, onclick: () => byImage(image) },
-      picture(image.id, text),
+      indexedImage(image.id, text),
       element("span", { class: "card-class" }, readable(image.class_name)),
     );
     const facts = element("div", { class: "card-facts" });
@@ -40,14 +40,14 @@ export function startSearch({ status, classes, showFacts }) {
   }
 
   function showQuery() {
-    const shown = byId("query-picture");
+    const shown = byId("query-image");
     byId("query-facts").hidden = query === null;
-    byId("drop-words").hidden = query !== null;
+    byId("drop-hint").hidden = query !== null;
     shown.hidden = query === null;
     if (preview) URL.revokeObjectURL(preview);
     preview = query?.file ? URL.createObjectURL(query.file) : null;
     if (query === null) return shown.removeAttribute("src");
-    shown.src = preview ?? pictureOf(query.image.id, "large");
+    shown.src = preview ?? imageUrl(query.image.id, "large");
     byId("query-name").textContent = query.image
       ? `${readable(query.image.class_name)} · ${query.image.name}`
       : query.file.name || "pasted image";

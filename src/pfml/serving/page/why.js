@@ -1,6 +1,6 @@
-// "Why is this image here?": the terms of the potential, strongest first, with the rest added up.
+// "Why is this image here?": the terms of the potential, strongest first, and the sum of the rest.
 
-import { api, attempt, element, percent, picture, pictureOf, readable, signed } from "/page/api.js";
+import { api, attempt, element, imageUrl, indexedImage, percent, readable, signed } from "/page/api.js";
 
 const dialog = document.getElementById("why");
 const body = document.getElementById("why-body");
@@ -25,21 +25,21 @@ function row(source, largest, searchBy) {
             searchBy({ id: source.id, name: source.name, class_name: source.class_name });
           },
         },
-        picture(source.id, source.name),
+        indexedImage(source.id, source.name),
       )
     : element("span", { class: "mini star", role: "img", "aria-label": "proxy" }, "★");
-  const words = element(
+  const text = element(
     "span",
-    { class: "source-words" },
+    { class: "source-text" },
     element("span", {}, readable(source.class_name)),
     element("span", { class: "quiet" }, `at ${source.distance.toFixed(3)} · ${source.name.split("/").pop()}`),
   );
-  return element("li", {}, shown, words, bar(source.share, largest), element("span", { class: "share" }, `${signed(100 * source.share)} %`));
+  return element("li", {}, shown, text, bar(source.share, largest), element("span", { class: "share" }, `${signed(100 * source.share)} %`));
 }
 
 function restRow(group, what) {
-  const words = element("span", { class: "source-words quiet" }, `${group.count.toLocaleString("en")} ${group.potential ? `others that ${what}` : "others, out of reach"}`);
-  return element("li", { class: "rest" }, element("span", { class: "mini" }), words, element("span"), element("span", { class: "share" }, `${signed(100 * group.share)} %`));
+  const text = element("span", { class: "source-text quiet" }, `${group.count.toLocaleString("en")} ${group.potential ? `others that ${what}` : "others, out of reach"}`);
+  return element("li", { class: "rest" }, element("span", { class: "mini" }), text, element("span"), element("span", { class: "share" }, `${signed(100 * group.share)} %`));
 }
 
 function list(title, sources, group, what, largest, searchBy) {
@@ -55,10 +55,10 @@ function list(title, sources, group, what, largest, searchBy) {
   );
 }
 
-function leftOutWords(count, isIndexed) {
+function leftOutNote(count, isIndexed) {
   if (!count) return null;
-  const words = count === 1 ? "indexed image is" : "indexed images are";
-  return element("p", { class: "why-left-out quiet" }, `${count === 1 ? "One" : count} ${isIndexed ? "other " : ""}${words} this very image: left out.`);
+  const subject = count === 1 ? "indexed image is a duplicate" : "indexed images are duplicates";
+  return element("p", { class: "why-left-out quiet" }, `${count === 1 ? "One" : count} ${isIndexed ? "other " : ""}${subject} of this image: left out.`);
 }
 
 function classPicker(answer, ask) {
@@ -77,15 +77,15 @@ export async function showWhy(which, name, searchBy, preview = null) {
   const ask = async (className) => {
     const answer = await attempt(() => api.why({ ...which, class_name: className }));
     if (!answer) return;
-    const shown = element("img", { class: "why-picture", src: preview ?? pictureOf(which.id, "large"), alt: name });
+    const shown = element("img", { class: "why-image", src: preview ?? imageUrl(which.id, "large"), alt: name });
     const total = element(
       "p",
       { class: "why-total" },
       element("strong", {}, `Ψ = ${answer.total.toPrecision(4).replace("-", "−")}`),
-      element("span", { class: "quiet" }, ` attraction and repulsion together: ${signed(100 * answer.total_share)} % of all that acts`),
+      element("span", { class: "quiet" }, ` attraction and repulsion together: ${signed(100 * answer.total_share)} % of all terms`),
     );
-    const leftOut = leftOutWords(answer.left_out, which.id !== undefined);
-    // one scale for both lists: bars of equal length are terms of equal size
+    const leftOut = leftOutNote(answer.left_out, which.id !== undefined);
+    // one scale for both lists: bars of equal length are equal terms
     const largest = Math.max(...[...answer.attracting, ...answer.repelling].map((one) => Math.abs(one.share)), 1e-12);
     body.replaceChildren(
       element("div", { class: "why-top" }, shown, element("div", {}, element("p", { class: "break" }, name), element("label", { class: "quiet" }, "Potential of ", classPicker(answer, ask)), total, leftOut)),
@@ -98,7 +98,7 @@ export async function showWhy(which, name, searchBy, preview = null) {
       element(
         "p",
         { class: "quiet small-print" },
-        `Fields superpose, so these terms are exact: they add up to Ψ. Indexed images and the run's proxies are the charges; the image itself is left out. Law: ${answer.law}. Charges out of reach add a constant of ${answer.constant.toPrecision(4)} to Eq. 3, which moves nothing.`,
+        `Fields superpose, so these terms are exact: they add up to Ψ. The charges are the indexed images and the proxies of the run, without the image itself. Law: ${answer.law}. Charges out of reach add a constant of ${answer.constant.toPrecision(4)} to Eq. 3, which exerts no force.`,
       ),
     );
     if (!dialog.open) dialog.showModal();

@@ -1,10 +1,10 @@
-"""What stands before every request: who may ask, from where, how much may be sent; and the headers of every answer.
+"""Security of the server, in front of all routes: host, origin, token, size of bodies, and headers of responses.
 
-- The Host header must be a name of this server: a page of another site that rebinds its own name to this address has
-  another one. An address in digits cannot be rebound.
-- A request that changes something must come from our own page, or from no page at all.
-- With a token, every request carries it as a bearer, or the cookie that the login gave for it.
-- Bodies are counted while they arrive.
+- The Host header must be a name of this server, against DNS rebinding. Starlette's TrustedHostMiddleware has a fixed
+  list of names; a server on a network must also accept any numeric address, which cannot be rebound. So this is ours.
+- A request that changes something must come from the server's own page, or from no page (CSRF).
+- With a token, every request has it as a bearer token, or has the session cookie of the login.
+- The bytes of a body are counted while they arrive.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["Access", "Guard", "is_loopback"]
+__all__ = ["Access", "SecurityMiddleware", "is_loopback"]
 
 COOKIE = "pfml_session"
+#: Paths that need no token.
 OPEN_PATHS = ("/login", "/ready", "/page/style.css", "/page/icon.svg")
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
-FORM_BYTES = 2**16  # of a body that is no image
+#: Bytes of a body without an upload, and of the form around an upload.
+FORM_BYTES = 2**16
 HEADERS = {
     "content-security-policy": (
         "default-src 'self'; img-src 'self' blob:; object-src 'none'; base-uri 'none'; form-action 'self'; "
@@ -37,14 +39,14 @@ HEADERS = {
     ),
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "referrer-policy": "same-origin",  # with none at all, browsers hide the origin of our own forms too
+    "referrer-policy": "same-origin",  # "no-referrer" would hide the origin of our own forms, too
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
+    """Whether the address can be reached from this machine only."""
     if host == "localhost":
         return True
     address = _address(host)
@@ -53,12 +55,12 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask.
+    """Who may send requests.
 
     Args:
         host: The address that the server is bound to.
-        token: What a request must carry; None for anyone who reaches the address, which must then be a loopback one.
-        names: Further names of the server that the Host header may have.
+        token: What a request must carry; None for anyone who reaches the address, which then must be loopback.
+        names: Further names of the server, for the Host header.
     """
 
     host: str = "127.0.0.1"
@@ -74,12 +76,12 @@ class Access:
             )
         if self.token is None and not is_loopback(self.host):
             raise ValueError(
-                f"without a token the server must be bound to this machine (127.0.0.1), got --host {self.host}: "
+                f"without a token the server must be bound to a loopback address (127.0.0.1), got --host {self.host}: "
                 f"give --token-file FILE or the environment variable PFML_TOKEN, of at least 16 characters"
             )
 
     def allows_host(self, host: str) -> bool:
-        """Whether a Host header names this server; its port does not matter."""
+        """Whether a Host header names this server, with any port."""
         name = _host_name(host)
         if is_loopback(name) or name in {one.lower() for one in self.names}:
             return True
@@ -87,15 +89,15 @@ class Access:
         return not is_loopback(self.host) and (_address(name) is not None or name in own)
 
     def is_token(self, given: str) -> bool:
-        """Whether `given` is the token, in a time that does not tell how much of it is right."""
+        """Whether `given` is the token, compared in constant time."""
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
 
     def session(self) -> str:
-        """What the cookie holds: not the token itself, and of this process only."""
+        """The value of the session cookie: derived from the token, and valid for this process only."""
         return hmac.new(self._secret, (self.token or "").encode(), hashlib.sha256).hexdigest()
 
     def admits(self, headers: Headers) -> bool:
-        """Whether a request carries the token or the session, if there must be one."""
+        """Whether a request has the token or the session cookie, or needs none."""
         if self.token is None:
             return True
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -105,13 +107,13 @@ class Access:
         return hmac.compare_digest(session.encode(), self.session().encode())
 
 
-class Guard:
-    """The ASGI application that asks all of this before it passes a request on.
+class SecurityMiddleware:
+    """ASGI middleware: refuses requests that `access` does not allow, and adds security headers to every response.
 
     Args:
         app: The application behind it.
-        access: Who may ask.
-        upload_bytes: Of the body of a search.
+        access: Who may send requests.
+        upload_bytes: Largest upload.
     """
 
     def __init__(self, app: ASGIApp, access: Access, upload_bytes: int) -> None:
@@ -123,37 +125,40 @@ class Guard:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        if scope["type"] != "http":  # there are no web sockets here
+        if scope["type"] != "http":  # there are no web sockets
             return
         send = _with_headers(send, scope["path"])
         refused = self._refusal(scope, Headers(scope=scope))
         if refused is not None:
-            await _answer(send, *refused)
+            await _respond(send, *refused)
             return
-        most = self.upload_bytes + FORM_BYTES if scope["path"] == "/api/search" else FORM_BYTES
-        await self.app(scope, _counted(receive, most), send)
+        await self.app(scope, _counted(receive, self._most_bytes(scope)), send)
+
+    def _most_bytes(self, scope: Scope) -> int:
+        """Largest body of a request."""
+        return self.upload_bytes + FORM_BYTES if scope["path"] == "/api/search" else FORM_BYTES
 
     def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
-        """Status, sentence and headers of a refusal; None if the request may pass."""
+        """Status, message and headers of a refusal; None if the request may pass."""
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self.access.allows_host(hosts[0]):
             return 421, "the Host header must name this server: start pfml serve with --name for further names", []
         if scope["method"] not in SAFE_METHODS and not _is_same_origin(headers, hosts[0]):
-            return 403, "a change must come from the page of this server, got another origin", []
+            return 403, "changes must come from the page of this server, got another origin", []
         if scope["path"] not in OPEN_PATHS and not self.access.admits(headers):
             if scope["path"] == "/" and scope["method"] == "GET":
                 return 303, "log in first", [(b"location", b"/login")]
             challenge = [(b"www-authenticate", b"Bearer")]
             return 401, "a request must carry the token: Authorization: Bearer TOKEN, or log in at /login", challenge
         length = headers.get("content-length", "0")
-        most = self.upload_bytes + FORM_BYTES if scope["path"] == "/api/search" else FORM_BYTES
+        most = self._most_bytes(scope)
         if not length.isdecimal() or int(length) > most:
             return 413, f"a body must have at most {most:,} bytes, got {length}", [(b"connection", b"close")]
         return None
 
 
 def _is_same_origin(headers: Headers, host: str) -> bool:
-    """Whether a browser says that our own page asks; what is no browser says nothing."""
+    """Whether the request comes from our own page; clients that are not browsers send neither header."""
     origin = headers.get("origin")
     if origin is not None:
         scheme, _, netloc = origin.partition("://")
@@ -181,14 +186,14 @@ def _with_headers(send: Send, path: str) -> Send:
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers[name] = value
-            # a picture by its id never changes; everything else may
+            # routes that may be cached say so themselves
             headers.setdefault("cache-control", "no-cache" if path.startswith("/page/") else "no-store")
         await send(message)
 
     return sending
 
 
-async def _answer(send: Send, status: int, error: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+async def _respond(send: Send, status: int, error: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
     body = json.dumps({"error": error}).encode()
     plain = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*plain, *headers]})
@@ -196,10 +201,10 @@ async def _answer(send: Send, status: int, error: str, headers: Iterable[tuple[b
 
 
 def _host_name(host: str) -> str:
-    """The name in a Host header, without the port; "" if it is none."""
+    """The name in a Host header, without the port; "" if it is malformed."""
     try:
         return urlsplit(f"//{host}").hostname or ""
-    except ValueError:  # half an IPv6 address
+    except ValueError:  # such as half an IPv6 address
         return ""
 
 

@@ -1,0 +1,81 @@
+"""What routers share: the service as a dependency, and the response models of errors and images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import Depends, HTTPException, Request
+from pydantic import BaseModel, Field
+from torch import Tensor
+
+from pfml.search import Entry, Hit
+from pfml.serving.service import Service, UnknownNameError
+from pfml.terminal import readable
+
+__all__ = [
+    "ErrorResponse",
+    "ImageResponse",
+    "SharedService",
+    "display_name",
+    "entry_of",
+    "image_response",
+    "query_vector",
+    "service_of",
+]
+
+
+def service_of(request: Request) -> Service:
+    """The service of the application."""
+    service: Service = request.app.state.service
+    return service
+
+
+#: The type of a route's parameter that gets the service.
+SharedService = Annotated[Service, Depends(service_of)]
+
+
+class ErrorResponse(BaseModel):
+    """The body of every error."""
+
+    error: str = Field(description="One sentence: what must hold, what was got.")
+
+
+class ImageResponse(BaseModel):
+    """An image of the index."""
+
+    id: int
+    name: str
+    class_name: str = Field(description="Empty if the class is unknown.")
+
+
+def image_response(entry: Entry) -> ImageResponse:
+    """The response model of an entry of the index."""
+    return ImageResponse(id=entry.id, name=display_name(entry), class_name=readable(entry.class_name))
+
+
+def display_name(entry: Entry | Hit) -> str:
+    """The path of an image relative to the folder that was indexed: responses name no folder of this machine.
+
+    Bytes of a file name that are not UTF-8 are escaped.
+    """
+    path, source = Path(entry.path), getattr(entry, "source", "")
+    folder = Path(source) if not source.endswith(".csv") else Path(source).parent
+    short = path.relative_to(folder) if source and folder in path.parents else Path(*path.parts[-2:])
+    return readable(str(short))
+
+
+def entry_of(service: Service, image: int) -> Entry:
+    """The entry of an image of the index; UnknownNameError (404) if there is none."""
+    try:
+        return service.gallery.index.entry(image)
+    except (KeyError, RuntimeError, OverflowError):  # numbers beyond 64 bits are not ids either
+        raise UnknownNameError(f"the index has no image {image}") from None
+
+
+def query_vector(service: Service, image: int | None, upload: str | None) -> Tensor:
+    """The embedding (D,) of an image of the index or of an upload, exactly one of which must be given."""
+    if (image is None) == (upload is None):
+        raise HTTPException(422, "a request must give either id or upload, got both or neither")
+    service.gallery.refresh()
+    return service.uploads.get(upload) if upload is not None else service.vector_of(image or 0)

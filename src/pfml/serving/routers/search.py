@@ -1,0 +1,230 @@
+"""Routes of images: status, classes, lists of images, thumbnails, and search."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, File, Form, HTTPException, Query, Response, UploadFile
+from pydantic import BaseModel, Field
+from torch import Tensor
+
+from pfml.search import Hit, Threshold
+from pfml.serving.dependencies import (
+    ErrorResponse,
+    ImageResponse,
+    SharedService,
+    entry_of,
+    image_response,
+    query_vector,
+)
+from pfml.serving.service import Service
+from pfml.terminal import readable
+
+__all__ = ["router"]
+
+MOST_HITS = 200
+Count = Annotated[int, Query(ge=1, le=MOST_HITS, description="Number of results.")]
+Classes = Annotated[list[str], Query(max_length=1000, description="Search these classes only.")]
+
+router = APIRouter(prefix="/api", tags=["images"])
+ERRORS: dict[int | str, dict[str, type[ErrorResponse]]] = {404: {"model": ErrorResponse}, 422: {"model": ErrorResponse}}
+UPLOAD_ERRORS: dict[int | str, dict[str, type[ErrorResponse]]] = {
+    code: {"model": ErrorResponse} for code in (400, 404, 413, 415, 422, 503)
+}
+
+
+class ThresholdResponse(BaseModel):
+    """The distance beyond which an image is unknown, and the false accept rate it was chosen for."""
+
+    distance: float
+    false_accept_rate: float
+
+
+class StatusResponse(BaseModel):
+    """The run, its index and the limits of uploads."""
+
+    run: str
+    model: str
+    images: int
+    classes: int
+    proxies: int
+    law: str
+    law_is_of_run: bool
+    threshold: ThresholdResponse | None
+    suspects: int
+    problem: str | None = Field(description="What is wrong with the files of the index; null if nothing is.")
+    most_upload_bytes: int
+    most_upload_pixels: int
+
+
+class ClassResponse(BaseModel):
+    """A class of the index or of the training set."""
+
+    name: str
+    images: int = Field(description="How many of its images the index has.")
+    trained: bool = Field(description="Whether the run was trained on it.")
+
+
+class ImagesResponse(BaseModel):
+    """A page of the list of indexed images."""
+
+    total: int
+    images: list[ImageResponse]
+
+
+class HitResponse(ImageResponse):
+    """A result of a search."""
+
+    distance: float = Field(description="Euclidean, on the unit sphere: 0 to 2.")
+    unknown: bool | None = Field(description="Whether it is farther than the threshold; null without a threshold.")
+
+
+class QueryResponse(BaseModel):
+    """The query of a search: an image of the index, or an upload."""
+
+    image: ImageResponse | None = None
+    upload: str | None = Field(default=None, description="A key of the upload for further searches, valid for a while.")
+
+
+class SearchResponse(BaseModel):
+    """The results of a search, nearest first."""
+
+    query: QueryResponse
+    unknown: bool | None = Field(description="Whether the nearest result is unknown; null without a threshold.")
+    threshold: ThresholdResponse | None = Field(description="The threshold that was applied.")
+    hits: list[HitResponse]
+
+
+@router.get("/status")
+async def status(service: SharedService) -> StatusResponse:
+    """The run, its index and the limits of uploads."""
+    gallery = service.gallery
+    contents = await service.searching.run(gallery.contents)
+    threshold, field = gallery.threshold, gallery.field
+    return StatusResponse(
+        run=readable(gallery.run.resolve().name),
+        model=str(gallery.model),
+        images=len(contents.ids),
+        classes=sum(1 for name in gallery.index.class_counts() if name),
+        proxies=len(contents.proxies),
+        law=str(gallery.law),
+        law_is_of_run=field is not None and field.has_own_law and field.law == gallery.law,
+        threshold=_threshold_response(threshold),
+        suspects=len(service.audit.suspects()),
+        problem=gallery.problem,
+        most_upload_bytes=service.limits.upload_bytes,
+        most_upload_pixels=service.limits.upload_pixels,
+    )
+
+
+@router.get("/classes")
+async def classes(service: SharedService) -> list[ClassResponse]:
+    """The classes of the index and of the training set, by name."""
+    await service.searching.run(service.gallery.refresh)
+    counts, trained = service.gallery.index.class_counts(), set(service.gallery.trained_classes)
+    names = sorted(name for name in {*counts, *trained} if name)
+    return [ClassResponse(name=readable(name), images=counts.get(name, 0), trained=name in trained) for name in names]
+
+
+@router.get("/images", responses=ERRORS)
+async def images(
+    service: SharedService,
+    class_name: Annotated[str | None, Query(description="Of this class only.")] = None,
+    offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
+    limit: Annotated[int, Query(ge=1, le=MOST_HITS)] = 48,
+) -> ImagesResponse:
+    """The images of the index in pages, by id."""
+
+    def page() -> ImagesResponse:
+        contents = service.gallery.contents()
+        ids = contents.ids
+        if class_name is not None:
+            ids = ids[contents.labels == contents.class_names.index(service.class_named(class_name))]
+        found = [service.gallery.index.entry(image) for image in ids[offset : offset + limit].tolist()]
+        return ImagesResponse(total=len(ids), images=[image_response(entry) for entry in found])
+
+    return await service.searching.run(page)
+
+
+@router.get("/images/{image}", responses=ERRORS)
+async def image(service: SharedService, image: int) -> ImageResponse:
+    """An image of the index."""
+    return image_response(entry_of(service, image))
+
+
+@router.get(
+    "/images/{image}/jpeg",
+    response_class=Response,
+    responses={200: {"content": {"image/jpeg": {}}}, 404: {"model": ErrorResponse}, 503: {"model": ErrorResponse}},
+)
+async def jpeg(service: SharedService, image: int, size: Literal["thumbnail", "large"] = "thumbnail") -> Response:
+    """An image of the index as a JPEG file, scaled down."""
+    entry = entry_of(service, image)
+    try:
+        content = await service.scaling.run(service.thumbnails.get, image, entry.path, size)
+    except (OSError, ValueError):
+        raise HTTPException(404, f"the file of image {image} is missing or cannot be read: index again") from None
+    # an id stands for one version of one file; but a new index begins at 0 again, so not for ever
+    return Response(content, media_type="image/jpeg", headers={"cache-control": "private, max-age=300"})
+
+
+@router.get("/search", responses=ERRORS)
+async def search(
+    service: SharedService,
+    id: Annotated[int | None, Query(description="An image of the index; it is left out of the results.")] = None,  # noqa: A002
+    upload: Annotated[str | None, Query(description="An earlier upload.")] = None,
+    k: Count = 24,
+    class_name: Classes = [],  # noqa: B006 - FastAPI copies it
+) -> SearchResponse:
+    """The images nearest to an image of the index, or to an earlier upload."""
+
+    def respond() -> SearchResponse:
+        vector = query_vector(service, id, upload)
+        query = QueryResponse(image=None if id is None else image_response(entry_of(service, id)), upload=upload)
+        return _found(service, vector, k, class_name, query, without=id)
+
+    return await service.searching.run(respond)
+
+
+@router.post("/search", responses=UPLOAD_ERRORS)
+async def search_by_upload(
+    service: SharedService,
+    file: Annotated[UploadFile, File(description="JPEG, PNG, WebP, GIF, BMP or TIFF; one image.")],
+    k: Annotated[int, Form(ge=1, le=MOST_HITS)] = 24,
+    class_name: Annotated[list[str], Form()] = [],  # noqa: B006
+) -> SearchResponse:
+    """The images nearest to an uploaded image."""
+    most = service.limits.upload_bytes
+    size = file.size or 0  # most of it is still in a temporary file
+    if size > most:
+        raise HTTPException(413, f"an image must have at most {most:,} bytes, got more")
+    with service.upload_bytes.held(size):
+        vector = await service.embedded(await file.read())
+    query = QueryResponse(upload=service.uploads.add(vector))
+    return await service.searching.run(_found, service, vector, k, class_name, query)
+
+
+def _found(
+    service: Service, vector: Tensor, k: int, class_names: list[str], query: QueryResponse, without: int | None = None
+) -> SearchResponse:
+    names = [service.class_named(name) for name in class_names]
+    indexed = service.gallery.index.class_counts()
+    names, asked = [name for name in names if name in indexed], bool(names)
+    hits = service.gallery.search(vector, k, names, without=without) if names or not asked else []
+    threshold = service.gallery.threshold
+    found = [_hit(service, hit, threshold) for hit in hits]
+    # without results, nothing is near
+    unknown = None if threshold is None else not found or bool(found[0].unknown)
+    return SearchResponse(query=query, unknown=unknown, threshold=_threshold_response(threshold), hits=found)
+
+
+def _threshold_response(threshold: Threshold | None) -> ThresholdResponse | None:
+    if threshold is None:
+        return None
+    return ThresholdResponse(distance=threshold.distance, false_accept_rate=threshold.false_accept_rate)
+
+
+def _hit(service: Service, hit: Hit, threshold: Threshold | None) -> HitResponse:
+    unknown = None if threshold is None else threshold.is_unknown(hit.distance)
+    image = image_response(entry_of(service, hit.id))
+    return HitResponse(**dict(image), distance=hit.distance, unknown=unknown)
