@@ -5,8 +5,9 @@ import torch
 from qdrant_client import QdrantClient, models
 
 from pfml.export import export_index
-from pfml.export.qdrant import export_vectors, point_id
+from pfml.export.qdrant import export_vectors
 from pfml.search import ImageIndex, ModelIdentity, OtherModelError
+from pfml.search.index import point_id
 from small_runs import letters, save_index, save_model
 
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
-from uuid import UUID, uuid5
 
 from pfml.export.vector_databases import IndexExport
-from pfml.search import Entry, ImageIndex, OtherModelError
+from pfml.search import ImageIndex, OtherModelError, Points
 
-__all__ = ["export_vectors", "point_id"]
+__all__ = ["export_vectors"]
 
-#: Of the ids, which are UUIDs: a path has the same one in every export.
-NAMESPACE = UUID("5f0c1e0a-8c1b-4d7e-9d4f-2b1c6a7e3d90")
 BATCH = 256
 
 
@@ -44,22 +40,14 @@ def export_vectors(
     Raises:
         OtherModelError: If the collection has vectors of another model or of unknown origin.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
     with _client(url, path, api_key) as client:
         _create_or_check(client, collection, index)
         written = 0
-        remaining = index.entries()
-        while entries := tuple(islice(remaining, batch_size)):
-            client.upsert(collection, _points(index, entries), wait=True)
-            written += len(entries)
+        for points in index.points(batch_size):
+            client.upsert(collection, _point_structs(points), wait=True)
+            written += len(points.ids)
         stale = client.count(collection, exact=True).count - written
     return IndexExport(collection, written, stale)
-
-
-def point_id(path: str) -> str:
-    """The id of an image in every collection."""
-    return str(uuid5(NAMESPACE, _text(path)))
 
 
 @contextmanager
@@ -105,24 +93,10 @@ def _create_or_check(client: Any, collection: str, index: ImageIndex) -> None:
         )
 
 
-def _points(index: ImageIndex, entries: tuple[Entry, ...]) -> list[Any]:
+def _point_structs(points: Points) -> list[Any]:
     from qdrant_client import models
 
-    vectors = index.vectors([entry.id for entry in entries]).tolist()
     return [
-        models.PointStruct(
-            id=point_id(entry.path),
-            vector=vector,
-            payload={
-                "path": _text(entry.path),
-                "class_name": _text(entry.class_name) or None,
-                "model": index.model.digest,
-            },
-        )
-        for entry, vector in zip(entries, vectors, strict=True)
+        models.PointStruct(id=point, vector=vector, payload=payload)
+        for point, vector, payload in zip(points.ids, points.vectors.tolist(), points.payloads, strict=True)
     ]
-
-
-def _text(name: str) -> str:
-    """The name with invalid Unicode escaped, which JSON cannot hold."""
-    return name.encode("utf-8", errors="backslashreplace").decode()

@@ -58,7 +58,7 @@ class Points:
     Args:
         ids: UUIDs, each a function of the path: an image has the same one in every export.
         vectors: (n, D) float32 of unit length.
-        payloads: {"path", "class" (None if it is unknown), "model" (its digest)}, in valid Unicode.
+        payloads: {"path", "class_name" (None if it is unknown), "model" (its digest)}, in valid Unicode.
     """
 
     ids: tuple[str, ...]
@@ -178,7 +178,7 @@ class ImageIndex:
         for rows in state.live.nonzero()[:, 0].split(batch_size):
             entries = [state.entry(row) for row in rows.tolist()]
             payloads = (
-                {"path": _text(entry.path), "class": _text(entry.class_name) or None, "model": model}
+                {"path": _text(entry.path), "class_name": _text(entry.class_name) or None, "model": model}
                 for entry in entries
             )
             if entries:
