@@ -47,6 +47,12 @@ def potential_energy(
             the same gradients where no two classes are closer than that, and finite everywhere.
         normalization: A key of `pfml.superposition.NORMALIZATIONS`; other than "none" only in the shifted form.
         backend: "auto" or a key of `pfml.backends.BACKENDS`.
+
+    Example:
+        >>> points, labels = torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1])
+        >>> law = PowerLaw(delta=0.5, alpha=1.0)
+        >>> potential_energy(points, labels, law=law)  # each attracts itself with 1 / delta, and repels the other
+        tensor(0., dtype=torch.float64)
     """
     law = PowerLaw() if law is None else law
     given = points
@@ -84,6 +90,11 @@ def forces(points: Tensor, labels: Tensor, *, law: DecayLaw | None = None, backe
     """-dU / dpoints, (n, D): twice the field -grad Psi_y(z) at each point, since Eq. 6 counts each pair twice.
 
     Of the shifted form: below the law's core a pair keeps the size of force that it has there.
+
+    Example:
+        >>> forces(torch.tensor([[0.0], [1.0]]), torch.tensor([0, 0]), law=PowerLaw(delta=0.5, alpha=1.0))
+        tensor([[ 2.],
+                [-2.]])
     """
     moving = points.detach().requires_grad_()
     with torch.enable_grad():
@@ -105,6 +116,10 @@ def class_potential(
         points: The charges that create the field (samples and proxies), (m, D).
         labels: Their classes, (m,).
         law: The decay law; the paper's `PowerLaw()` if None.
+
+    Example:
+        >>> class_potential(torch.tensor([[2.0]]), 0, torch.tensor([[0.0]]), torch.tensor([0]), law=PowerLaw(alpha=1.0))
+        tensor([-0.5000])
     """
     law = PowerLaw() if law is None else law
     _check_points(points, labels)
@@ -127,6 +142,11 @@ def class_potentials(
     Psi_j = sum over all charges of psi_rep + sum over the charges of class j of (psi_att - psi_rep).
     The class of lowest potential is the one that the field would pull a charge at r into. With the law's core, so
     finite everywhere (`pfml.field.Interaction`).
+
+    Example:
+        >>> points, labels = torch.tensor([[0.0], [4.0]]), torch.tensor([0, 1])
+        >>> class_potentials(torch.tensor([[1.0]]), points, labels, num_classes=2).argmin(dim=1)
+        tensor([0])
     """
     law = PowerLaw() if law is None else law
     _check_points(points, labels)

@@ -125,6 +125,13 @@ class PowerLaw(_TwoRadii):
         delta: Radius inside which attraction stops (delta_att).
         delta_rep: Radius outside which repulsion stops; delta if None, as in the paper.
         alpha: Rate of decay, > 0. For alpha = 0 see `LogarithmicLaw` and `power_law`.
+
+    Example:
+        >>> law = PowerLaw(delta=0.5, alpha=1.0)
+        >>> law.attraction(torch.tensor([0.25, 1.0]))  # flat inside delta
+        tensor([-2., -1.])
+        >>> law.repulsion(torch.tensor([0.25, 1.0]))  # flat outside
+        tensor([4., 2.])
     """
 
     alpha: float = 3.0

@@ -40,9 +40,9 @@ def widened(points: Tensor, dtype: torch.dtype) -> Tensor:
         return points.to(dtype)
     if is_traced():
         return _widened_op(points, dtype)
-    _tell_what_has_arrived()
+    _report_arrived()
     wide = points.to(dtype)
-    wide.register_hook(_look_at)
+    wide.register_hook(_check_overflow)
     return wide
 
 
@@ -66,8 +66,8 @@ def _is_batched(gradient: Tensor) -> bool:
     return torch._C._functorch.is_legacy_batchedtensor(gradient)
 
 
-def _look_at(gradient: Tensor) -> None:
-    _tell_what_has_arrived()
+def _check_overflow(gradient: Tensor) -> None:
+    _report_arrived()
     if gradient.numel() == 0 or _is_batched(gradient):
         return
     largest = gradient.detach().abs().amax()
@@ -75,7 +75,7 @@ def _look_at(gradient: Tensor) -> None:
     if _scale and _scale[0].device == gradient.device:
         overflows &= largest >= OVERFLOW * _scale[0].abs()
     if not gradient.is_cuda:
-        _tell(bool(overflows))
+        _warn_if(bool(overflows))
     elif not torch.cuda.is_current_stream_capturing():
         flag = torch.empty((), dtype=torch.bool, pin_memory=True)
         flag.copy_(overflows, non_blocking=True)
@@ -84,12 +84,12 @@ def _look_at(gradient: Tensor) -> None:
         _under_way.append((copied, flag))
 
 
-def _tell_what_has_arrived() -> None:
+def _report_arrived() -> None:
     while _under_way and _under_way[0][0].query():
-        _tell(bool(_under_way.popleft()[1]))
+        _warn_if(bool(_under_way.popleft()[1]))
 
 
-def _tell(overflows: bool) -> None:
+def _warn_if(overflows: bool) -> None:
     if overflows:
         # from one place and with one text, so that Python shows it once
         warnings.warn(
@@ -116,7 +116,7 @@ def _(points: Tensor, dtype: torch.dtype) -> Tensor:
 
 @torch.library.custom_op("pfml::narrowed_gradient", mutates_args=())
 def _narrowed_gradient_op(gradient: Tensor) -> Tensor:
-    _look_at(gradient)
+    _check_overflow(gradient)
     return gradient.to(torch.float16, copy=True)
 
 

@@ -15,5 +15,10 @@ def inverse_norms(points: Tensor) -> Tensor:
 
 
 def unit(points: Tensor) -> Tensor:
-    """points / |points| in the dtype of `points`; a zero vector stays where it is, at the origin."""
+    """points / |points| in the dtype of `points`; a zero vector stays where it is, at the origin.
+
+    Example:
+        >>> unit(torch.tensor([3.0, 4.0]))
+        tensor([0.6000, 0.8000])
+    """
     return (points.double() * inverse_norms(points)).to(points.dtype)

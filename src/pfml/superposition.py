@@ -15,8 +15,8 @@ what follows from it is written here, once:
 with strength = -psi_att, c = -psi_att(0) = delta^-alpha. "log" and "anchor" are not in the paper. Their forces are
 relative: a charge counts by its share of the field at the anchor, so no pair dominates by being close.
 
-Of very many proxies a few may stand for all (`Anchors`). With a[i], how many anchors the charge i stands for (0 if it
-is none), s[i] = a[i] d energy / d sum, and w(j on i), what the charge j counts at the anchor i (`SourceWeights`),
+Of very many proxies a subsample may estimate all (`Anchors`). With a[i], how many anchors the charge i counts for (0 if
+it is none), s[i] = a[i] d energy / d sum, and w(j on i), what the charge j counts at the anchor i (`SourceWeights`),
 
     sum[i]                      = sum over all charges j but i of  w(j on i) pair(r_ij)
     d energy / d pair(r_ij)     = s[i] w(j on i) + s[j] w(i on j)
@@ -51,10 +51,10 @@ __all__ = [
 
 
 class Anchors(NamedTuple):
-    """The charges of a group that are anchors, and how many anchors each one stands for.
+    """The charges of a group that are anchors, and how many anchors each one counts for.
 
-    Rows are distinct but for those of weight 0, which are no anchors and may repeat any row: so that a draw of any size
-    fits into tensors of one size.
+    Rows are distinct but for those of weight 0, which are no anchors and may repeat any row: so that a subsample of any
+    size fits into tensors of one size.
     """
 
     rows: Tensor  # (k,), int64
@@ -128,7 +128,7 @@ def _sum_slopes(own: Tensor, other: Tensor, depth: float) -> tuple[Tensor, Tenso
 
 
 def _log_energy(own: Tensor, other: Tensor, depth: float) -> Tensor:
-    strength = torch.where(own < 0, -own, 1.0)  # an anchor without any mate is not attracted
+    strength = torch.where(own < 0, -own, 1.0)  # an anchor without positives is not attracted
     return torch.log1p(other / depth) - strength.log()
 
 
@@ -137,16 +137,16 @@ def _log_slopes(own: Tensor, other: Tensor, depth: float) -> tuple[Tensor, Tenso
 
 
 def _share_energy(own: Tensor, other: Tensor, depth: float) -> Tensor:
-    has_mate = own < 0  # without a mate there is no share to raise
-    strength = torch.where(has_mate, -own, 1.0)
-    total = torch.where(has_mate, -(own + other), 1.0)
+    has_positive = own < 0  # without positives there is no share to raise
+    strength = torch.where(has_positive, -own, 1.0)
+    total = torch.where(has_positive, -(own + other), 1.0)
     return total.log() - strength.log()
 
 
 def _share_slopes(own: Tensor, other: Tensor, depth: float) -> tuple[Tensor, Tensor]:
-    has_mate = own < 0
-    inverse_total = torch.where(has_mate, 1 / (own + other), 0.0)
-    return torch.where(has_mate, inverse_total - 1 / own, 0.0), inverse_total
+    has_positive = own < 0
+    inverse_total = torch.where(has_positive, 1 / (own + other), 0.0)
+    return torch.where(has_positive, inverse_total - 1 / own, 0.0), inverse_total
 
 
 NORMALIZATIONS: dict[str, Normalization] = {
@@ -261,7 +261,7 @@ class SourceWeights(NamedTuple):
 
 
 def source_weights(field: Field, weights: PairWeights, sampled: bool) -> tuple[SourceWeights, SourceWeights]:
-    """(own, other) weights of sources; `sampled`: only some proxies are anchors, and stand for the others.
+    """(own, other) weights of sources; `sampled`: only a subsample of the proxies are anchors, and estimate the others.
 
     Eq. 6 counts a sample and a proxy from both ends. Where proxies are sampled, both counts are given to the sample,
     which is always an anchor: then only pairs of proxies are estimated. "log" is no sum over pairs, so that there the
@@ -285,7 +285,7 @@ def _source_weights(
 
 
 def anchor_counts(samples: Charges, proxies: Charges, field: Field) -> Tensor:
-    """How many anchors each charge stands for, (n,) in float64, samples first; 0 if it is none."""
+    """How many anchors each charge counts for, (n,) in float64, samples first; 0 if it is none."""
     counts = samples.points.new_ones(len(samples.points) + len(proxies.points), dtype=torch.float64)
     of_proxies = counts[len(samples.points) :]
     if not field.rule.proxies_are_anchors:

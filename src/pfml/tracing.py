@@ -1,4 +1,4 @@
-"""Whether a program runs, or is looked at."""
+"""Whether the program is being traced."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ __all__ = ["is_traced"]
 
 
 def is_traced() -> bool:
-    """Whether something must see our operators as such: a compiler, a tracing mode, a transform of torch.func.
+    """Whether a compiler, a tracing mode or a transform of torch.func traces the program.
 
-    Otherwise the functions behind them are called directly: the way through torch.library costs more than they do.
+    Then our operators must go through torch.library. Otherwise the functions behind them are called directly, which
+    costs less.
     """
     return (
         torch.compiler.is_compiling()

@@ -264,3 +264,14 @@ def test_a_step_can_be_captured_in_a_cuda_graph():
     graph.replay()
     for mine, reference in zip(got, expected, strict=True):
         torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-6)
+
+
+def test_a_law_of_ones_own_is_one_row_of_a_table(monkeypatch):
+    from yukawa_kernel import gpu_yukawa
+
+    from pfml.backends.kernels.laws import GPU_LAWS
+
+    state = State(num_samples=12, num_classes=4, per_class=2, dim=17, spread=0.4)
+    assert "knows the laws that ship" in unavailable(torch.device(DEVICE), torch.float32, 17, Field(Yukawa()))
+    monkeypatch.setitem(GPU_LAWS, Yukawa, gpu_yukawa)
+    check_backend("triton", state, Field(Yukawa()), PairWeights(), device=DEVICE)

@@ -23,7 +23,7 @@ __all__ = ["CudaGraphed"]
 
 #: Calls of one kind before it is recorded: the first ones compile kernels, and some never come again.
 CALLS_BEFORE = 3
-#: Calls until it is tried again if that has failed, or if its recording had to give way to others.
+#: Calls until the next attempt if a recording has failed or was evicted.
 NOT_AGAIN_FOR = 10_000
 #: Graphs that are kept, each with its working memory.
 KEPT = 4
@@ -43,7 +43,7 @@ class _Recording(NamedTuple):
 
 
 class CudaGraphed:
-    """A function of charges that is recorded as a CUDA graph once it has been called a few times in the same way."""
+    """A function of charges that becomes a CUDA graph after a few calls of one kind."""
 
     def __init__(self, compute: Compute) -> None:
         self.compute = compute
@@ -81,7 +81,7 @@ class CudaGraphed:
                     self.calls[key] = -NOT_AGAIN_FOR
                     return self.compute(samples, proxies, field, weights, *tensors, **switches)
                 self.recordings[key] = recording
-                if len(self.recordings) > KEPT:  # what does not fit beside the others is better left alone
+                if len(self.recordings) > KEPT:  # an evicted kind is not recorded again for a while
                     evicted, _ = self.recordings.popitem(last=False)
                     self.calls[evicted] = -NOT_AGAIN_FOR
             self.recordings.move_to_end(key)
@@ -113,7 +113,7 @@ class CudaGraphed:
             points, labels, *tensors = inputs = tuple(given.detach().clone() for given in inputs)
             samples = samples._replace(points=points, labels=labels)
             stream = self.streams.setdefault(points.device, torch.cuda.Stream(points.device))
-            # Other threads may go on using the device meanwhile.
+            # Other threads may use the device meanwhile.
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 results = self.compute(samples, proxies, field, weights, *tensors, **switches)
                 parts, size = [], 0

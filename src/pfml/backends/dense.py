@@ -36,7 +36,7 @@ def dense_energy(samples: Charges, proxies: Charges, field: Field, weights: Pair
         table = points.new_tensor(of_sources).view(2, 2)  # by the kind of the anchor and the kind of the source
         weight = share * table[is_proxy[anchors].long()[:, None], is_proxy.long()[None, :]]  # (k, n)
         acts = (share > 0) & not_itself & (r >= pair.start) & (r < pair.stop)
-        # r = 1 stands in where nothing acts, so that no undefined gradient meets a zero weight
+        # r = 1 replaces the distance where nothing acts, so that no undefined gradient meets a zero weight
         potential = pair.potential(torch.where(acts, r, 1.0))
         sums.append((torch.where(acts, potential, 0.0) * weight).sum(dim=1))  # (k,)
 
@@ -53,7 +53,7 @@ def _shares(samples: Charges, same_class: Tensor) -> Tensor:
 
 
 def _anchors(samples: Charges, proxies: Charges, field: Field) -> tuple[Tensor, Tensor]:
-    """Which charges are anchors, samples first, and how many anchors each one stands for."""
+    """Which charges are anchors, samples first, and how many anchors each one counts for."""
     num_samples, num_proxies = len(samples.points), len(proxies.points)
     if not field.rule.proxies_are_anchors:
         num_proxies = 0
@@ -61,8 +61,8 @@ def _anchors(samples: Charges, proxies: Charges, field: Field) -> tuple[Tensor, 
     counts = torch.ones_like(rows, dtype=torch.float64)
     if proxies.anchors is None or num_proxies == 0:
         return rows, counts
-    drawn, of_drawn = proxies.anchors
+    subsample, of_subsample = proxies.anchors
     return (
-        torch.cat([rows[:num_samples], num_samples + drawn]),
-        torch.cat([counts[:num_samples], of_drawn.double()]),
+        torch.cat([rows[:num_samples], num_samples + subsample]),
+        torch.cat([counts[:num_samples], of_subsample.double()]),
     )

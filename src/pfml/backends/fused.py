@@ -177,7 +177,7 @@ class _Between:
             right = right._replace(slopes=torch.zeros_like(right.slopes))
         rounds = -(-tiles // at_once)
         if rounds > ROUNDS and not (rows.high.is_cuda and torch.cuda.is_current_stream_capturing()):
-            rounds = -(-int(listed.count) // at_once)
+            rounds = -(-int(listed.size) // at_once)
         warps, stages = INTERACT
         for first in range(0, rounds * at_once, at_once):
             kernels.interact[(at_once,)](
@@ -251,13 +251,13 @@ class _Between:
             found.gradient[:num] = of_samples.gradient[:num]
         return found
 
-    def from_anchors(self, everything: SplitPoints, drawn: Anchors) -> _Found:
-        """`interact` of all charges, where only samples and the drawn proxies are anchors."""
+    def from_anchors(self, everything: SplitPoints, anchors: Anchors) -> _Found:
+        """`interact` of all charges, where only samples and these proxies are anchors."""
         num_samples = self.charges.num_samples
-        samples = torch.arange(num_samples, device=drawn.rows.device)
-        order = torch.cat([samples, torch.where(drawn.weights > 0, drawn.rows + num_samples, -1)])
+        samples = torch.arange(num_samples, device=anchors.rows.device)
+        order = torch.cat([samples, torch.where(anchors.weights > 0, anchors.rows + num_samples, -1)])
         of_anchors, found = self.interact(self.charges.split(order), everything, of_columns=False)
-        place = order.clamp_min(0)  # what was not drawn adds zeros
+        place = order.clamp_min(0)  # padding adds zeros
         found.sums.zero_().index_add_(0, place, of_anchors.sums[: len(order)])
         if self.with_gradient:
             found.gradient.index_add_(0, place, of_anchors.gradient[: len(order)])
@@ -281,7 +281,7 @@ class TileList(NamedTuple):
 
     slots: Tensor  # (row blocks, column blocks) int32: the number of each tile, or -1; -2 for "from differences"
     listed: Tensor  # (tiles,) int32: tile by number
-    count: Tensor  # () int32: how many numbers there are
+    size: Tensor  # () int32: how many tiles are listed
 
 
 class TilePulls(NamedTuple):

@@ -14,8 +14,8 @@ others climb a ladder:
 A step is left out where few pairs are left. Where very many are (a tight crowd of points), the crowd becomes a tile
 around its own center first, in which the ladder starts again on the scale of the crowd.
 
-Where only some proxies are anchors, these are swept as a third group, copies that look at all proxies and are not
-looked back at: no symmetry, but few rows.
+Where only some proxies are anchors, these are swept as a third tile group of copies, against all proxies and in one
+direction: no symmetry, but few rows.
 
 Memory: the gradient (n, D), a working copy of the points if it is small, and one tile.
 """
@@ -57,7 +57,7 @@ NEAR = {
     (torch.float32, torch.float64): 1e-6,
     (torch.float64, torch.float64): 1e-5,
 }
-#: From this many delicate pairs on a tile is looked through for crowds, and a crowd gets a tile of its own.
+#: From this many delicate pairs on a tile is searched for crowds, and a crowd gets a tile of its own.
 CROWD_PAIRS = 2**10
 #: ... if the scale of that tile is at most this share of the scale of the tile that the crowd is in.
 CROWD_SCALE = 1 / 16
@@ -140,7 +140,7 @@ def sweep_block(left: TileGroup, right: TileGroup, field: Field, own: Counts, ot
     if not any(own + other):
         return
     if (left is right or left.copied_rows is not None) and bool((right.labels[1:] > right.labels[:-1]).all()):
-        own = Counts(0.0, 0.0)  # one charge per class has no mates
+        own = Counts(0.0, 0.0)  # one charge per class has no positives
     for tile, may_share_class in _tiles(left, right):
         if any(other) or (any(own) and may_share_class):
             _superpose(tile, field, own, other, may_share_class)

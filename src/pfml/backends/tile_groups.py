@@ -1,4 +1,4 @@
-"""The charges of one kind during a sweep (`pfml.backends.sweep`): positions in chunks, sums, gradients."""
+"""Tile groups: the charges of one kind during a sweep (`pfml.backends.sweep`), with positions, sums and gradients."""
 
 from __future__ import annotations
 

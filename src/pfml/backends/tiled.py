@@ -72,9 +72,9 @@ def _superpose(
     if proxies.anchors is None:
         sweep(sample_group, proxy_group, proxy_group, field, weights)
     else:
-        drawn = proxy_group.copies(_distinct_rows(proxies.anchors))
-        sweep(sample_group, proxy_group, drawn, field, weights)
-        proxy_group.add_copies(drawn)
+        subsample = proxy_group.copies(_distinct_rows(proxies.anchors))
+        sweep(sample_group, proxy_group, subsample, field, weights)
+        proxy_group.add_copies(subsample)
     for group in groups:
         group.project_gradient()
     sums = torch.cat([group.sums for group in groups], dim=1)

@@ -21,7 +21,14 @@ def zero_shot(
     recall_at: tuple[int, ...] = (1, 2, 4, 8),
     remarks: tuple[str, ...] = (),
 ) -> RetrievalData:
-    """Training on the first half of the classes of `images`, testing on the second; of C classes C // 2 train."""
+    """Training on the first half of the classes of `images`, testing on the second; of C classes C // 2 train.
+
+    Example:
+        >>> images = ImageSet.unlabeled(torch.zeros(6, 3, 8, 8, dtype=torch.uint8))
+        >>> images = ImageSet(images.images, torch.tensor([0, 0, 1, 1, 2, 3]), ("a", "b", "c", "d"))
+        >>> zero_shot(images, "six").test
+        ImageSet(2 images of 2 classes)
+    """
     classes = images.num_classes
     if classes < 2:
         raise ValueError(f"{name} must have at least 2 classes, one to train on and one unseen, got {classes}")

@@ -57,7 +57,7 @@ def library() -> ModuleType:
 
 @wrapped
 def contrastive(num_classes: int, embedding_dim: int, *, pos_margin: float = 0.0, neg_margin: float = 0.5) -> Parts:
-    """Mean of the positive [r - pos_margin]+ over mates, plus that of [neg_margin - r]+ over others."""
+    """Mean of the positive [r - pos_margin]+ over positives, plus that of [neg_margin - r]+ over negatives."""
     return Parts(library().losses.ContrastiveLoss(pos_margin=pos_margin, neg_margin=neg_margin))
 
 
@@ -86,7 +86,7 @@ def n_pair(num_classes: int, embedding_dim: int, *, temperature: float = 0.07) -
 
 @wrapped
 def nt_xent(num_classes: int, embedding_dim: int, *, temperature: float = 0.07) -> Parts:
-    """Mean over pairs of mates of -log softmax of s / temperature over the mate and all samples of other classes."""
+    """Mean over positive pairs of -log softmax of s / temperature over the positive and all negatives."""
     return Parts(library().losses.NTXentLoss(temperature=temperature))
 
 
@@ -94,7 +94,7 @@ def nt_xent(num_classes: int, embedding_dim: int, *, temperature: float = 0.07) 
 def lifted_structure(
     num_classes: int, embedding_dim: int, *, neg_margin: float = 1.0, pos_margin: float = 0.0
 ) -> Parts:
-    """Mean over pairs of mates of [log of sum of exp(neg_margin - r) over others of both + r - pos_margin]+^2 / 2."""
+    """Mean over positive pairs of [log sum of exp(neg_margin - r) over negatives of both + r - pos_margin]+^2 / 2."""
     return Parts(library().losses.LiftedStructureLoss(neg_margin=neg_margin, pos_margin=pos_margin))
 
 
@@ -132,7 +132,7 @@ def margin(
 ) -> Parts:
     """[r_ap - beta + margin]+ + [beta - r_an + margin]+ over the number of both that are positive; beta is learned.
 
-    Negatives are drawn against the density of distances on the sphere, from those with r < nonzero_loss_cutoff.
+    Negatives are sampled against the density of distances on the sphere, from those with r < nonzero_loss_cutoff.
     """
     loss = library().losses.MarginLoss(margin=margin, beta=beta, nu=nu, learn_beta=True)
     return Parts(loss, library().miners.DistanceWeightedMiner(cutoff, nonzero_loss_cutoff))
@@ -233,7 +233,7 @@ def snr(
 def multi_similarity(
     num_classes: int, embedding_dim: int, *, alpha: float = 2.0, beta: float = 50.0, base: float = 0.5
 ) -> Parts:
-    """Mean of log(1 + sum exp(-alpha (s - base))) / alpha over mates + log(1 + sum exp(beta (s - base))) / beta."""
+    """Mean of log(1 + sum exp(-alpha (s - base))) / alpha over positives + log(1 + sum exp(beta (s - base))) / beta."""
     return Parts(library().losses.MultiSimilarityLoss(alpha=alpha, beta=beta, base=base))
 
 
@@ -247,7 +247,7 @@ def multi_similarity_miner(
     base: float = 0.5,
     epsilon: float = 0.1,
 ) -> Parts:
-    """`multi_similarity` over mates less similar than the nearest other + epsilon, and others accordingly."""
+    """`multi_similarity` over positives less similar than the nearest negative + epsilon, and negatives accordingly."""
     loss = library().losses.MultiSimilarityLoss(alpha=alpha, beta=beta, base=base)
     return Parts(loss, library().miners.MultiSimilarityMiner(epsilon=epsilon))
 
@@ -283,15 +283,15 @@ def soft_triple(
 
 @wrapped
 def circle(num_classes: int, embedding_dim: int, *, m: float = 0.4, gamma: float = 80.0) -> Parts:
-    """Mean over anchors with mates and others of softplus(log sum exp over others + log sum exp over mates)."""
+    """Mean over anchors with both kinds of softplus(log sum exp over negatives + log sum exp over positives)."""
     return Parts(library().losses.CircleLoss(m=m, gamma=gamma))
 
 
 @wrapped
 def epshn(num_classes: int, embedding_dim: int, *, temperature: float = 0.1) -> Parts:
-    """Mean of -log softmax([s_ap, s_an] / temperature): the nearest mate, the nearest other that is farther than it.
+    """Mean of -log softmax([s_ap, s_an] / temperature): the nearest positive, the nearest negative beyond it.
 
-    Pairs with s <= 0 and mates with s > 0.9999 do not count, as in the authors' code.
+    Pairs with s <= 0 and positives with s > 0.9999 do not count, as in the authors' code.
     """
     miner = library().miners.BatchEasyHardMiner(
         pos_strategy="easy",

@@ -66,12 +66,12 @@ def diagnose(samples: Charges, proxies: Tensor, field: Field, weights: PairWeigh
     """Measure the field of `samples` and of proxies at (C, M, D)."""
     num_classes, per_class, _ = proxies.shape
     labels = torch.arange(num_classes, device=proxies.device).repeat_interleave(per_class)
-    samples, mates = Charges(samples.positions().detach(), samples.labels), Charges(proxies.flatten(0, 1), labels)
+    samples, sources = Charges(samples.positions().detach(), samples.labels), Charges(proxies.flatten(0, 1), labels)
 
     law = field.law
     switched_on = PairWeights(*(float(weight != 0) for weight in astuple(weights)))
     counting = Field(_Counting(law.contact, law.reach))
-    outside_contact, within_reach = pair_sums(samples, mates, counting, switched_on).sum(dim=1).tolist()
+    outside_contact, within_reach = pair_sums(samples, sources, counting, switched_on).sum(dim=1).tolist()
     same, different = _pair_counts(samples.labels, labels, num_classes, switched_on)
     inside_contact = same - outside_contact if law.contact > 0 else 0.0
 
@@ -91,7 +91,7 @@ def diagnose(samples: Charges, proxies: Tensor, field: Field, weights: PairWeigh
         same_class_inside_delta=_ratio(inside_contact, same),
         sample_spread=sample_spread,
         proxy_spread=proxy_spread,
-        largest_force=_largest_force(samples, mates, field, weights),
+        largest_force=_largest_force(samples, sources, field, weights),
         collapsed=collapsed,
     )
 

@@ -18,7 +18,7 @@ __all__ = ["ProxyAnchorLoss"]
 
 
 class ProxyAnchorLoss(nn.Module):
-    """One proxy per class, which pulls its batch mates and pushes the rest, the harder the worse they fit.
+    """One proxy per class, which pulls its positives and pushes its negatives, the harder the worse they fit.
 
     With s(x, p) the cosine of a sample and a proxy, P the proxies and P+ those with a sample in the batch:
 
@@ -31,9 +31,13 @@ class ProxyAnchorLoss(nn.Module):
         num_classes: C; labels must lie in [0, C).
         embedding_dim: D.
         scale, margin: As published.
-        trust: 0 (as published: every label is right), or for labels that may be wrong: in training mode samples that do
-            not fit theirs count nowhere. How well one fits is told by the field of the proxies, with the decay of the
-            preset pfml-robust (see `pfml.losses.sample_filter`); `trusted` tells which ones do.
+        trust: Sample filtering for noisy labels; 0 uses every sample, as published. In training mode a sample takes no
+            part if its label disagrees with the field of the proxies, which decays as that of the preset pfml-robust
+            (see `pfml.losses.sample_filter`). `trusted` returns which samples stay.
+
+    Example:
+        >>> loss = ProxyAnchorLoss(num_classes=10, embedding_dim=16)
+        >>> loss(torch.randn(4, 16, requires_grad=True), torch.arange(4)).backward()
 
     Attributes:
         terms: Both terms of the last value, detached: "pull" and "push".
@@ -79,7 +83,7 @@ class ProxyAnchorLoss(nn.Module):
             return pulls + pushes
 
     def trusted(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Which samples of a batch fit their labels well enough to be trained with, (batch,) of bool."""
+        """Which samples of a batch the filter of `trust` keeps, (batch,) of bool."""
         labels = check_batch(embeddings, labels, self.proxies)
         return self._trusted(embeddings, labels) if self.trust else torch.ones_like(labels, dtype=torch.bool)
 
@@ -91,7 +95,7 @@ class ProxyAnchorLoss(nn.Module):
         return trusted(fit(samples, proxies, self.num_classes, FIT_LAW), self.trust)
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """The proxies as an optimizer's parameter group; published: 100 times the learning rate of the trunk."""
+        """The proxies as an optimizer's parameter group; published: 100 times the learning rate of the backbone."""
         return [{"params": [self.proxies], "lr": lr, "weight_decay": weight_decay}]
 
     def proxy_points(self) -> Tensor:

@@ -30,7 +30,7 @@ class ProxyGMLLoss(nn.Module):
     `PotentialFieldLoss` is.
 
     Published, in the authors' code: all of the above with 12, 0.05, 0.3 and scale 1; on SOP 1 proxy per class and
-    proxy_weight 0. Adam with eps 0.01, proxies at 300 times (SOP 3,000 times) the learning rate of the trunk.
+    proxy_weight 0. Adam with eps 0.01, proxies at 300 times (SOP 3,000 times) the learning rate of the backbone.
 
     Ours: embeddings are normalized here too. A class is left out of the softmax if it has no proxy in K(x), where the
     code looks for sums that are exactly 0, and the softmax is computed without the code's small constants. With so few
@@ -115,7 +115,7 @@ class ProxyGMLLoss(nn.Module):
             return loss
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """The proxies as an optimizer's parameter group; published: 300 times the learning rate of the trunk."""
+        """The proxies as an optimizer's parameter group; published: 300 times the learning rate of the backbone."""
         return [{"params": [self.proxies], "lr": lr, "weight_decay": weight_decay}]
 
     def proxy_points(self) -> Tensor:

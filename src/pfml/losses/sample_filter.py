@@ -1,4 +1,4 @@
-"""Which samples fit their labels, by the field of the proxies.
+"""Sample filtering by label: a sample stays if the field of the proxies agrees with its label.
 
 The strength of a class at a point is the sum over its proxies of -psi_att(r), what Eq. 1 attracts with. A sample fits
 if its own class is there about as strong as any other one:
@@ -6,12 +6,12 @@ if its own class is there about as strong as any other one:
     fit[i]     = strength of the own class at i / strength of the strongest other class at i
     trusted[i] = fit[i] >= trust * min(1, median of fit)
 
-A sample with a wrong label lies where its true class is strong, so its fit is far below 1. The median is there for the
-start, when proxies lie anywhere and no sample fits: then a sample is measured by the others of its batch. Of one class
-alone every sample is trusted.
+A sample with a noisy label lies where its true class is strong, so its fit is far below 1. The median is for the start
+of training, when proxies are random and no sample fits: then a sample is compared with the rest of its batch. With a
+single class every sample stays.
 
-Strengths are computed in float64 and compared in float32. So it does not depend on the order in which proxies were
-added up who is trusted: not on tiles, and not on ranks (`pfml.distributed.sharded_filter`).
+Strengths are computed in float64 and compared in float32. So the result does not depend on
+the order in which proxies are added up: not on tiles, and not on ranks (`pfml.distributed.sharded_filter`).
 """
 
 from __future__ import annotations

@@ -229,7 +229,12 @@ def create_embedder(
     image_size: int | None = None,
     resize: int | None = None,
 ) -> Embedder:
-    """An embedder with the weights of `weights` and a new head; the arguments are those of `EmbedderConfig`."""
+    """An embedder with the weights of `weights` and a new head; the arguments are those of `EmbedderConfig`.
+
+    Example:
+        >>> create_embedder("convnet", embedding_dim=8).encode([torch.rand(3, 40, 60)]).shape
+        torch.Size([1, 8])
+    """
     return Embedder(
         EmbedderConfig(
             backbone=backbone,

@@ -102,7 +102,7 @@ def interact(
     units of the largest of their row, and once more (`back`) in units of the largest of their column.
     """
     here = tl.program_id(0)
-    if first + here < tl.load(tiles.count):
+    if first + here < tl.load(tiles.size):
         tile = tl.load(tiles.listed + first + here)
         block_row, block_column = tile // num_column_blocks, tile % num_column_blocks
         within = tl.arange(0, BLOCK)
