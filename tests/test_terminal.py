@@ -11,7 +11,7 @@ from rich.text import Text
 
 from pfml.cli import main
 from pfml.cli.console import create_console
-from pfml.cli.error_reporting import end
+from pfml.cli.error_reporting import exit_with_error
 from pfml.models import create_embedder
 from pfml.terminal import plain_console, print_line, shell_words, visible
 from pfml.training.progress import ProgressMonitor
@@ -63,10 +63,10 @@ def test_colors_of_its_own_still_reach_the_terminal(sent):
 
 def test_the_error_that_a_command_ends_with_is_text(capsys):
     with pytest.raises(SystemExit) as caught:
-        end("pfml train", ValueError(HOSTILE))
+        exit_with_error("pfml train", ValueError(HOSTILE))
     assert_harmless(str(caught.value.code))
     with pytest.raises(SystemExit):
-        end("pfml train", ValueError(HOSTILE), status=2)
+        exit_with_error("pfml train", ValueError(HOSTILE), status=2)
     assert_harmless(capsys.readouterr().err)
 
 

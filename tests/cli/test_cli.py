@@ -260,3 +260,25 @@ def test_paths_that_are_not_utf_8_are_taken_as_arguments(trained, tmp_path, caps
     assert "1 removed" in printed
     with numpy.load(tmp_path / "out.npz", allow_pickle=False) as archive:
         assert len(archive["embeddings"]) == 3
+
+
+def test_results_are_printed_as_json_alone_and_nothing_with_quiet(trained, tmp_path, capsys):
+    for name in "ab":
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(2):
+            Image.new("L", (32, 32), 80 * number).save(tmp_path / "photos" / name / f"{number}.png")
+    photos, out, run = tmp_path / "photos", tmp_path / "out.npz", str(trained)
+
+    def answer(*arguments):
+        main([*map(str, arguments), "--json", "--device=cpu"])
+        content = json.loads(capsys.readouterr().out)
+        main([*map(str, arguments), "--quiet", "--device=cpu"])
+        assert capsys.readouterr() == ("", "")
+        return content
+
+    assert answer("evaluate", run)["metrics"]["num_queries"] == 64
+    assert answer("embed", run, photos, "--out", out)["images"] == 4
+    assert answer("index", run, photos)["added"] == 4
+    assert answer("audit", run, "--top=3")["suspects"][0].keys() >= {"image", "given", "suggested", "score"}
+    assert answer("search", run, photos / "a" / "0.png", "--k=1")["results"][0]["hits"][0]["class_name"] in ("a", "b")
+    assert answer("calibrate", run, "--false-accept-rate=0.4")["false_accepts"]

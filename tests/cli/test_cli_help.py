@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from pfml import __version__
-from pfml.cli import main
+from pfml.cli import main, parsed_values
 from pfml.cli.commands import COMMANDS, GROUPS
 from pfml.cli.parser import create_parser, with_declared_spelling
 
@@ -92,7 +92,7 @@ def test_help_is_in_words_and_says_something_about_every_option(name, capsys):
 
 def test_help_names_the_kind_of_a_value_and_its_default(capsys):
     text = " ".join(help_of(capsys, "audit").split())
-    assert "--top INT Suspects to print and to draw. (default: 20)" in text
+    assert "--top INT Suspects to print and to show on the page. (default: 20)" in text
     assert "--model PATH Judge with another embedder: folder of a run or of a saved one. --" in text
     assert "--apply Write corrected labels; the originals stay as they are. --" in text
     text = " ".join(help_of(capsys, "train").split())
@@ -102,6 +102,81 @@ def test_help_names_the_kind_of_a_value_and_its_default(capsys):
     assert "--teachers TEACHERS [TEACHERS ...]" in text
     assert "--schedule.milestones [INT ...]" in text
     assert "--augmentation.scale FLOAT FLOAT" in text
+
+
+#: Command -> the common options that it has.
+COMMON = {
+    **dict.fromkeys(
+        ("train", "tune", "evaluate", "audit", "embed", "index", "search", "calibrate"), "device json quiet"
+    ),
+    **dict.fromkeys(("report", "demo", "experiment"), "device quiet"),
+    **dict.fromkeys(("export", "theory"), "quiet"),
+    "serve": "device",
+    "methods": "json",
+    "completion": "",
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_follow_the_conventions(name):
+    actions = create_parser(name, COMMANDS[name])._actions
+    options = {option for action in actions for option in action.option_strings}
+    assert {option for option in ("--device", "--json", "--quiet") if option in options} == {
+        f"--{option}" for option in COMMON[name].split()
+    }
+    for action in (action for action in actions if action.option_strings):
+        is_list = action.nargs in ("+", "*")
+        assert isinstance(action.default, bool) <= (action.nargs == 0), f"{action.dest}: a boolean is a flag"
+        assert action.type is not bool
+        assert "comma" not in action.help
+        assert "[" not in str(action.metavar)
+        if is_list and action.default is None:
+            assert type(action).__name__ == "_ExtendAction", f"{action.dest}: repeated, a list goes on"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["train", "--compile", "true"], ["train", "--deterministic=true"], ["evaluate", "run", "--nmi=true"]],
+)
+def test_a_flag_takes_no_value(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([*arguments, "--data", "x"])
+    assert end.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        (["--schedule.name=milestones", "--schedule.milestones", "3", "5"], (3, 5)),
+        (["--schedule.name=milestones", "--schedule.milestones=3"], (3,)),
+        (["--config=listed.yaml"], (2, 4)),
+        (["--config=listed.yaml", "--schedule.name=constant", "--schedule.milestones"], ()),
+    ],
+)
+def test_a_list_is_its_values_one_after_the_other_or_a_list_in_a_file(typed, value, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "listed.yaml").write_text("schedule: {name: milestones, milestones: [2, 4]}")
+    assert parsed_values("train", typed)["config"].schedule.milestones == value
+
+
+def test_flags_turn_fields_on_and_off_also_those_of_a_file(tmp_path):
+    (tmp_path / "on.yaml").write_text(
+        "deterministic: true\naugmentation: {random_crop: false}\noptimizer: {lr: 1e-3}\n"
+    )
+    file = f"--config={tmp_path / 'on.yaml'}"
+    config = parsed_values("train", [file])["config"]
+    assert (config.deterministic, config.augmentation.random_crop, config.optimizer.lr) == (True, False, 1e-3)
+    config = parsed_values("train", [file, "--no-deterministic", "--augmentation.random-crop", "--compile"])["config"]
+    assert (config.deterministic, config.augmentation.random_crop, config.compile) == (False, True, True)
+
+
+def test_a_mistake_in_a_file_is_one_sentence_with_status_2(tmp_path, capsys):
+    for content in ("epohcs: 3", "epochs: many", "optimizer: {l: 3}", "[1, 2]"):
+        (tmp_path / "wrong.yaml").write_text(content)
+        with pytest.raises(SystemExit) as end:
+            main(["train", f"--config={tmp_path / 'wrong.yaml'}"])
+        assert end.value.code == 2
+        assert "pfml train: error: " in capsys.readouterr().err
 
 
 def test_a_command_that_is_none_is_refused_with_the_nearest_one(capsys):

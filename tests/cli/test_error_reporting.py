@@ -9,61 +9,61 @@ import pytest
 from torch.distributed import HashStore
 
 from pfml.cli import main
-from pfml.cli.error_reporting import say_once
+from pfml.cli.error_reporting import report_once
 from pfml.distributed.launch import Launch
 
 TORCHRUN = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
 
-def said(texts, monkeypatch, patience=0.3):
-    """What ranks say that end with these texts, None for one that goes on; by rank."""
-    monkeypatch.setattr("pfml.cli.error_reporting.PATIENCE", patience)
-    store, heard = HashStore(), [[] for _ in texts]
+def reported(errors, monkeypatch, wait=0.3):
+    """What ranks report that end with these errors, None for one that continues; by rank."""
+    monkeypatch.setattr("pfml.cli.error_reporting.WAIT_SECONDS", wait)
+    store, written = HashStore(), [[] for _ in errors]
     threads = [
-        threading.Thread(target=say_once, args=(text, Launch(rank, len(texts)), store, heard[rank].append))
-        for rank, text in enumerate(texts)
+        threading.Thread(target=report_once, args=(text, Launch(rank, len(errors)), store, written[rank].append))
+        for rank, text in enumerate(errors)
         if text is not None
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return heard
+    return written
 
 
-def test_an_error_of_all_ranks_is_said_once_and_soon(monkeypatch):
-    assert said(["no images"] * 3, monkeypatch, patience=60) == [["no images"], [], []]
+def test_an_error_of_all_ranks_is_reported_once_and_soon(monkeypatch):
+    assert reported(["no images"] * 3, monkeypatch, wait=60) == [["no images"], [], []]
 
 
 def test_an_error_of_one_rank_names_it(monkeypatch):
-    assert said([None, None, "no images"], monkeypatch) == [[], [], ["rank 2: no images"]]
-    assert said(["no images", None], monkeypatch) == [["rank 0: no images"], []]
+    assert reported([None, None, "no images"], monkeypatch) == [[], [], ["rank 2: no images"]]
+    assert reported(["no images", None], monkeypatch) == [["rank 0: no images"], []]
 
 
-def test_different_errors_are_all_said(monkeypatch):
+def test_different_errors_are_all_reported(monkeypatch):
     texts = ["no images", "no disk", "no images", None]
     expected = [["rank 0: no images (and 1 more of 4 ranks)"], ["rank 1: no disk"], [], []]
-    assert said(texts, monkeypatch) == expected
+    assert reported(texts, monkeypatch) == expected
 
 
 def test_an_error_that_names_a_rank_itself_is_left_as_it_is(monkeypatch):
     gone = "rank 1 failed: no disk"
-    assert said([gone, "no disk", gone], monkeypatch, patience=60) == [[gone], ["rank 1: no disk"], []]
+    assert reported([gone, "no disk", gone], monkeypatch, wait=60) == [[gone], ["rank 1: no disk"], []]
 
 
-def test_ranks_without_a_store_speak_for_themselves():
-    heard = []
-    say_once("no images", Launch(1, 2), None, heard.append)
-    assert heard == ["rank 1: no images"]
+def test_ranks_without_a_store_report_for_themselves():
+    written = []
+    report_once("no images", Launch(1, 2), None, written.append)
+    assert written == ["rank 1: no images"]
 
 
-def test_a_rank_speaks_at_once_when_torchrun_ends_it(monkeypatch):
-    monkeypatch.setattr("pfml.cli.error_reporting.PATIENCE", 60.0)
-    heard, kill = [], threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
+def test_a_rank_reports_at_once_when_torchrun_ends_it(monkeypatch):
+    monkeypatch.setattr("pfml.cli.error_reporting.WAIT_SECONDS", 60.0)
+    written, kill = [], threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
     kill.start()
-    say_once("no images", Launch(1, 2), HashStore(), heard.append)
+    report_once("no images", Launch(1, 2), HashStore(), written.append)
     kill.join()
-    assert heard == ["rank 1: no images"]
+    assert written == ["rank 1: no images"]
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def launched(monkeypatch):
     """Makes this process a rank of two; the store that both have."""
     store = HashStore()
     monkeypatch.setattr("pfml.distributed.launch.rendezvous_store", lambda launch: store)
-    monkeypatch.setattr("pfml.cli.error_reporting.PATIENCE", 0.2)
+    monkeypatch.setattr("pfml.cli.error_reporting.WAIT_SECONDS", 0.2)
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     return store
@@ -86,12 +86,12 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "status", "message"), MISTAKES)
-def test_a_command_says_a_mistake_on_its_first_rank_only(
+def test_a_command_reports_a_mistake_on_its_first_rank_only(
     launched, monkeypatch, capsys, tmp_path, arguments, status, message
 ):
     monkeypatch.chdir(tmp_path)
     printed = []
-    for rank in ("1", "0", "1"):  # the first rank 1 only leaves its words there
+    for rank in ("1", "0", "1"):  # the first rank 1 only leaves its error there
         monkeypatch.setenv("RANK", rank)
         with pytest.raises(SystemExit) as ended:
             main(arguments)
@@ -103,7 +103,7 @@ def test_a_command_says_a_mistake_on_its_first_rank_only(
     assert printed[2] == ""
 
 
-def test_an_interruption_is_said_by_the_first_rank(launched, monkeypatch, capsys):
+def test_an_interruption_is_reported_by_the_first_rank(launched, monkeypatch, capsys):
     monkeypatch.setattr("pfml.cli.refuse_ranks", mock.Mock(side_effect=KeyboardInterrupt))
     for rank, expected in (("0", "pfml train: interrupted\n"), ("1", "")):
         monkeypatch.setenv("RANK", rank)

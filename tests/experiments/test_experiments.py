@@ -125,7 +125,7 @@ def test_the_theory_is_an_experiment_too(tmp_path, monkeypatch):
     import pfml.cli.experiments
 
     asked = []
-    monkeypatch.setattr(pfml.cli.experiments, "theory", lambda out: asked.append(out))
+    monkeypatch.setattr(pfml.cli.experiments, "theory", lambda out, quiet: asked.append(out))
     main(["experiment", "theory", "--out", str(tmp_path)])
     assert asked == [tmp_path / "theory"]
 

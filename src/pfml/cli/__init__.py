@@ -9,7 +9,7 @@ from typing import Any
 
 from pfml import memory
 from pfml.cli.commands import COMMANDS, overview
-from pfml.cli.error_reporting import end
+from pfml.cli.error_reporting import exit_with_error
 from pfml.cli.parser import create_parser
 from pfml.cli.run_options import parsed_run_values
 from pfml.distributed.torchrun import Launch
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
             memory.keep_freed_memory()
         run(name, parsed_values(name, rest))
     except (ValueError, OSError, ImportError) as error:
-        end(f"pfml {name}", error)
+        exit_with_error(f"pfml {name}", error)
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":  # torchrun interrupts all
             sys.stderr.write(f"pfml {name}: interrupted\n")
@@ -51,7 +51,7 @@ def answer_without_command(arguments: list[str]) -> None:
         what = f"there is no command {first!r}{did_you_mean(first, COMMANDS)}"
         if first.startswith("-"):
             what = f"a command must come first, got the option {first}"
-        end("pfml", what, status=2, hint="For all commands: pfml --help")
+        exit_with_error("pfml", what, status=2, hint="For all commands: pfml --help")
     print(f"pfml {__version__}" if first == "--version" else overview())
     sys.exit(0)
 
@@ -72,7 +72,7 @@ def run(name: str, values: dict[str, Any]) -> None:
     try:
         COMMANDS[name].function(**values)
     except NonFiniteLossError as error:
-        end(f"pfml {name}", error)
+        exit_with_error(f"pfml {name}", error)
     except Interrupted as interrupt:
         with suppress(OSError):  # the terminal may be gone, whose end is SIGHUP
             sys.stderr.write(f"pfml {name}: {interrupt}\n")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from argparse import BooleanOptionalAction
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pfml.cli.console import create_console, print_model
+from pfml.cli.console import create_console, print_json, print_model
+from pfml.cli.parser import add_device_option, add_json_option, add_quiet_option
 from pfml.terminal import print_line, readable, shell_words
 
 if TYPE_CHECKING:
@@ -34,6 +36,9 @@ def audit(
     decisions: Path | None = None,
     out: Path | None = None,
     unseen: bool = False,
+    device: str = "auto",
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Find images of a run that are probably mislabeled; write suspects, a page, corrected labels."""
     from pfml.audit import audit_run, write_suspects
@@ -48,12 +53,12 @@ def audit(
         raise ValueError("--apply corrects training labels: leave out --unseen, or --apply")
     if decisions is not None and not decisions.is_file():
         raise ValueError(f"--decisions must be a CSV file, got {decisions}, which is none")
-    console = create_console()
+    console = create_console(stderr=as_json, quiet=quiet)
     compared = [] if unseen else _compared(console, run, compare)
     part: Literal["train", "test"] = "test" if unseen else "train"
     track = ProgressMonitor(console).track
     print_model(console, model or run)
-    found, data = audit_run(run, part=part, model=model, law=law, compare=compared, k=k, track=track)
+    found, data = audit_run(run, part=part, model=model, law=law, compare=compared, k=k, device=device, track=track)
     listed = found.listed(threshold)
     shown = found.suspects(found.ranked(top), neighbors=neighbors)
     _print_suspects(console, found, shown, len(listed))
@@ -77,6 +82,12 @@ def audit(
         )
     if apply:
         _apply(console, run, found, data, threshold, policy, decisions, out)
+    if as_json:
+        names = ("image", "given", "suggested", "score", "confidence")
+        ranked = [{name: getattr(one, name) for name in names} for one in shown]
+        detections = {name: asdict(one) for name, one in found.detections.items()}
+        counts = {"images": len(found.images), "listed": len(listed), "noise_rate": found.noise_rate}
+        print_json({"run": str(run), **counts, "suspects": ranked, "detections": detections})
 
 
 def add_audit_arguments(parser: ArgumentParser) -> None:
@@ -103,6 +114,9 @@ def add_audit_arguments(parser: ArgumentParser) -> None:
     add("--decisions", type=Path, help="A CSV of path, decision (accept, reject, relabel, drop) and label.")
     add("--unseen", action="store_true", help="Judge the test images instead, whose classes the run has not seen.")
     add("--out", type=Path, help="Also write all images with corrected labels as a CSV that pfml train takes.")
+    add_device_option(parser)
+    add_json_option(parser)
+    add_quiet_option(parser)
 
 
 def _compared(console: Console, run: Path, compare: bool | None) -> list[str]:

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pfml.cli.console import create_console
-from pfml.cli.input_images import end_with_unreadable, print_unreadable, refuse_all_unreadable, refuse_images_first
+from pfml.cli.console import create_console, print_json
+from pfml.cli.input_images import (
+    end_with_unreadable,
+    print_unreadable,
+    refuse_all_unreadable,
+    refuse_images_first,
+    unreadable_content,
+)
+from pfml.cli.parser import add_device_option, add_json_option, add_quiet_option
 from pfml.terminal import print_line
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
 
     import torch
+    from rich.console import Console
 
+    from pfml.data.decoding import ImageError
     from pfml.search import ImageShard
 
 
@@ -27,21 +37,30 @@ def embed(
     shard_images: int | None = None,
     batch_size: int = 128,
     workers: int = 2,
+    device: str = "auto",
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Embed images: write their paths and unit vectors to a NumPy file (.npz), or in shards to a folder of any size."""
     from pfml.search import ImageShard
 
     refuse_images_first("embed", run, images)
+    console = create_console(stderr=as_json, quiet=quiet)
     own = ImageShard.of_process() if shard is None else ImageShard.parsed(shard)
     if _is_folder(out):
-        _embed_to_folder(run, images, Path(out), own, dtype, shard_images, batch_size, workers)
-        return
-    if not own.is_all or dtype is not None or shard_images is not None:
+        content, failures = _embed_to_folder(
+            console, run, images, Path(out), own, dtype, shard_images, batch_size, workers, device
+        )
+    elif own.is_all and dtype is None and shard_images is None:
+        content, failures = _embed_to_file(console, run, images, Path(out), batch_size, workers, device)
+    else:
         raise ValueError(
             f"--shard, --dtype, --shard-images and torchrun need a folder, not one file, got --out {out}: "
             f"leave the ending out"
         )
-    _embed_to_file(run, images, Path(out), batch_size, workers)
+    if as_json:
+        print_json({"out": out, **content, "left_out": unreadable_content(failures)})
+    end_with_unreadable(failures)
 
 
 def add_embed_arguments(parser: ArgumentParser) -> None:
@@ -66,15 +85,21 @@ def add_embed_arguments(parser: ArgumentParser) -> None:
         type=int,
         help="With a folder: images that are written together; by default what the folder has, 4096 if it is new.",
     )
-    add("--batch-size", type=int, default=128, help="Images in the network at a time.")
+    add("--batch-size", type=int, default=128, help="Images per forward pass.")
     add("--workers", type=int, default=2, help="Threads that read files.")
+    add_device_option(parser)
+    add_json_option(parser)
+    add_quiet_option(parser)
 
 
 def _is_folder(out: str) -> bool:
     return out.endswith(("/", os.sep)) or Path(out).is_dir() or not Path(out).suffix
 
 
-def _embed_to_file(run: Path, images: list[Path], out: Path, batch_size: int, workers: int) -> None:
+def _embed_to_file(
+    console: Console, run: Path, images: list[Path], out: Path, batch_size: int, workers: int, device: str
+) -> tuple[dict[str, int], Sequence[ImageError]]:
+    """Write one NumPy file; what was done, and the files that cannot be read."""
     from pfml.data.readers.folder import image_paths
     from pfml.models import load_embedder
     from pfml.search.embedding import embed_files
@@ -82,10 +107,9 @@ def _embed_to_file(run: Path, images: list[Path], out: Path, batch_size: int, wo
     from pfml.training.environment import resolve_device
     from pfml.training.progress import ProgressMonitor
 
-    console = create_console()
     refuse_ending(out)
     files = list(image_paths(images))
-    embedder = load_embedder(run).to(resolve_device("auto"))
+    embedder = load_embedder(run).to(resolve_device(device))
     track = ProgressMonitor(console).track
     found = embed_files(embedder, files, batch_size=batch_size, workers=workers, track=track)
     refuse_all_unreadable(found.failures, len(files))
@@ -93,10 +117,11 @@ def _embed_to_file(run: Path, images: list[Path], out: Path, batch_size: int, wo
     print_unreadable(console, found.failures)
     unreadable = f", {len(found.failures):,} unreadable" if found.failures else ""
     print_line(console, f"{out}: {len(found.paths):,} images in {embedder.embedding_dim} dimensions{unreadable}")
-    end_with_unreadable(found.failures)
+    return {"images": len(found.paths), "dimensions": embedder.embedding_dim}, found.failures
 
 
 def _embed_to_folder(
+    console: Console,
     run: Path,
     images: list[Path],
     out: Path,
@@ -105,13 +130,14 @@ def _embed_to_folder(
     shard_images: int | None,
     batch_size: int,
     workers: int,
-) -> None:
+    device: str,
+) -> tuple[dict[str, int], Sequence[ImageError]]:
+    """Bring a folder of shards up to date; what was done, and the files that cannot be read."""
     from pfml.models import load_embedder
     from pfml.search import embed_collection
     from pfml.training.progress import ProgressMonitor
 
-    console = create_console()
-    embedder = load_embedder(run).to(_device())
+    embedder = load_embedder(run).to(_device(device))
     update = embed_collection(
         out,
         embedder,
@@ -128,16 +154,17 @@ def _embed_to_folder(
     print_unreadable(console, update.failures)
     which = "" if shard.is_all else f"shard {shard}, "
     print_line(console, f"{out}: {which}{update}, {embedder.embedding_dim} dimensions")
-    end_with_unreadable(update.failures)
+    done = {name: getattr(update, name) for name in ("added", "replaced", "unchanged", "removed")}
+    return {**done, "dimensions": embedder.embedding_dim}, update.failures
 
 
-def _device() -> torch.device:
-    """The GPU that torchrun means for this process, or the one there is."""
+def _device(name: str) -> torch.device:
+    """The device of this name; "auto" is the GPU that torchrun means for this process, or the one there is."""
     import torch
 
     from pfml.training.environment import resolve_device
 
     local = os.environ.get("LOCAL_RANK", "")
-    if local.isdecimal() and torch.cuda.is_available():
+    if name == "auto" and local.isdecimal() and torch.cuda.is_available():
         return torch.device("cuda", int(local) % torch.cuda.device_count())
-    return resolve_device("auto")
+    return resolve_device(name)

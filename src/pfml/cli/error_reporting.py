@@ -1,4 +1,8 @@
-"""The error that a command ends with: what all ranks of torchrun say is said once, what one says with its number."""
+"""The error that a command ends with: one that all ranks of torchrun share is printed once, others name their rank.
+
+By hand, since torchelastic's `@record` writes an error file for each rank, and torchrun prints the first of them with a
+traceback: it neither merges equal errors nor ends with one sentence.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,16 @@ from typing import Any, NoReturn
 from pfml.distributed.torchrun import Launch
 from pfml.terminal import visible
 
-__all__ = ["end", "say_once"]
+__all__ = ["exit_with_error", "report_once"]
 
-#: Seconds that a rank which fails waits for the others, to learn whether they fail alike.
-PATIENCE = 5.0
-#: Seconds between two looks.
-PAUSE = 0.05
+#: Seconds that a failing rank waits for the others, to learn whether they fail with the same error.
+WAIT_SECONDS = 5.0
+#: Seconds between two polls of the store.
+POLL_SECONDS = 0.05
 
 
-def end(name: str, error: object, *, status: int = 1, hint: str = "") -> NoReturn:
-    """End the program by an error of the user; under torchrun, ranks that end by the same one say it once.
+def exit_with_error(name: str, error: object, *, status: int = 1, hint: str = "") -> NoReturn:
+    """End the program by an error of the user; under torchrun, an error that several ranks share is printed once.
 
     Args:
         name: The command.
@@ -33,50 +37,49 @@ def end(name: str, error: object, *, status: int = 1, hint: str = "") -> NoRetur
     if launch.size == 1:
         sys.stderr.write(f"{_line(name, error, hint)}\n")
     else:
-        say_once(str(error), launch, _store(launch), lambda text: sys.stderr.write(f"{_line(name, text, hint)}\n"))
+        report_once(str(error), launch, _store(launch), lambda text: sys.stderr.write(f"{_line(name, text, hint)}\n"))
     sys.exit(status)
 
 
-def say_once(text: str, launch: Launch, store: Any, say: Callable[[str], object]) -> None:
-    """Say `text` on the lowest of the ranks that have it, with its number if not all have.
+def report_once(text: str, launch: Launch, store: Any, write: Callable[[str], object]) -> None:
+    """Write an error on the lowest of the ranks that share it, with its number unless all ranks share it.
 
-    Ranks must not end before it is said: torchrun ends all others as soon as one has ended.
+    Ranks must not end before it is written: torchrun ends all others as soon as one has ended.
 
     Args:
-        text: The same on ranks that fail alike.
+        text: Equal on ranks that share the error.
         launch: Which rank this is.
-        store: What the ranks have in common; None if they have nothing, and each speaks for itself.
-        say: Writes a text.
+        store: The key-value store of all ranks; None if there is none, and each rank reports for itself.
+        write: Writes a text.
     """
     from pfml.training.shutdown import catch_shutdown_requests
 
-    def words(rank: int) -> str | None:
-        return _kept(store, f"words of {rank}")
+    def error_of(rank: int) -> str | None:
+        return _get(store, f"error of rank {rank}")
 
-    def is_heard(rank: int) -> bool:
-        return words(rank) is not None
+    def has_failed(rank: int) -> bool:
+        return error_of(rank) is not None
 
     ranks = range(launch.size)
-    _keep(store, f"words of {launch.rank}", text)
-    with catch_shutdown_requests(
-        echo_seconds=float("inf")
-    ) as request:  # torchrun asks to stop where others have ended without a word
-        _wait(lambda: request.received or store is None or all(map(is_heard, ranks)))
-        alike = sorted({launch.rank, *(rank for rank in ranks if words(rank) == text)})
-        if alike[0] == launch.rank:
-            say(_named(text, alike, launch.size))
+    _set(store, f"error of rank {launch.rank}", text)
+    # torchrun requests a shutdown where other ranks have ended without an error of ours
+    with catch_shutdown_requests(echo_seconds=float("inf")) as request:
+        _wait(lambda: request.received or store is None or all(map(has_failed, ranks)))
+        sharing = sorted({launch.rank, *(rank for rank in ranks if error_of(rank) == text)})
+        if sharing[0] == launch.rank:
+            write(_with_ranks(text, sharing, launch.size))
             sys.stderr.flush()
-            _keep(store, f"{launch.rank} has spoken", "yes")
+            _set(store, f"rank {launch.rank} has reported", "yes")
         else:
-            _wait(lambda: request.received or _kept(store, f"{alike[0]} has spoken") is not None)
+            _wait(lambda: request.received or _get(store, f"rank {sharing[0]} has reported") is not None)
 
 
-def _named(text: str, alike: list[int], size: int) -> str:
-    """The text with the ranks that have it, unless all have or it names a rank itself."""
-    if len(alike) == size or text.startswith("rank "):
+def _with_ranks(text: str, sharing: list[int], size: int) -> str:
+    """The error with the ranks that share it, unless all do or it names a rank itself."""
+    if len(sharing) == size or text.startswith("rank "):
         return text
-    more = f" (and {len(alike) - 1} more of {size} ranks)" if len(alike) > 1 else ""
-    return f"rank {alike[0]}: {text}{more}"
+    more = f" (and {len(sharing) - 1} more of {size} ranks)" if len(sharing) > 1 else ""
+    return f"rank {sharing[0]}: {text}{more}"
 
 
 def _line(name: str, error: object, hint: str) -> str:
@@ -86,30 +89,30 @@ def _line(name: str, error: object, hint: str) -> str:
 def _launch() -> Launch:
     try:
         return Launch.of_process()
-    except ValueError:  # what it was told about itself is the error that it ends with
+    except ValueError:  # torchrun's variables are wrong, which is the error to report
         return Launch()
 
 
 def _store(launch: Launch) -> Any:
-    """What ranks have in common beyond the end of any of them: torchrun's own store, or nothing."""
+    """torchrun's own store, which outlives each rank; None without torchrun's agent."""
     from torch.distributed.distributed_c10d import PrefixStore
 
     from pfml.distributed.launch import rendezvous_store
 
     if not launch.by_agent:
         return None
-    return PrefixStore(f"last words of start {launch.restarts}", rendezvous_store(launch))
+    return PrefixStore(f"errors of start {launch.restarts}", rendezvous_store(launch))
 
 
-def _keep(store: Any, key: str, text: str) -> None:
+def _set(store: Any, key: str, text: str) -> None:
     try:
         if store is not None:
             store.set(key, text)
-    except RuntimeError:  # torchrun has ended: everyone speaks for itself
+    except RuntimeError:  # torchrun has ended: each rank reports for itself
         return
 
 
-def _kept(store: Any, key: str) -> str | None:
+def _get(store: Any, key: str) -> str | None:
     try:
         return str(store.get(key).decode()) if store is not None and store.check([key]) else None
     except RuntimeError:
@@ -117,6 +120,6 @@ def _kept(store: Any, key: str) -> str | None:
 
 
 def _wait(is_done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + WAIT_SECONDS
     while not is_done() and time.monotonic() < deadline:
-        time.sleep(PAUSE)
+        time.sleep(POLL_SECONDS)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pfml.cli.console import create_console
+from pfml.cli.parser import add_device_option, add_quiet_option
 from pfml.terminal import print_line
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def experiment(
     autocast: Literal["none", "bfloat16", "float16"] | None = None,
     keep_checkpoints: bool = False,
     tuned: list[str] | None = None,
+    quiet: bool = False,
 ) -> None:
     """Run an experiment of the paper, all of it that is not done yet; without a name, list them."""
     from pfml.experiments.catalog import THEORY
@@ -50,12 +52,12 @@ def experiment(
     from pfml.theory.figures import write_figures
     from pfml.training.shutdown import Interrupted, interruptible
 
-    console = create_console()
+    console = create_console(quiet=quiet)
     if name is None:
         _list_experiments(console)
         return
     if name == THEORY:
-        theory(out / "theory")
+        theory(out / "theory", quiet=quiet)
         return
     options = PlanOptions(
         datasets=None if datasets is None else tuple(datasets),
@@ -192,14 +194,16 @@ def _estimates(plan: Plan, records: Sequence[dict[str, Any]], gpus: Sequence[int
     return {run.key: estimator.estimate(run) for run in plan.runs}
 
 
-def demo(out: Path = Path("out/demo"), epochs: int = 6, seed: int = 0) -> None:
+def demo(
+    out: Path = Path("out/demo"), epochs: int = 6, seed: int = 0, device: str = "auto", quiet: bool = False
+) -> None:
     """Train on the embedded glyphs by several methods, search among unseen glyphs, write a report as one HTML page."""
     from pfml.experiments.demo import run_demo
     from pfml.training.shutdown import interruptible
 
-    console = create_console()
+    console = create_console(quiet=quiet)
     with interruptible("stopped; a demo begins anew when it is started again"):
-        report = run_demo(out, console=console, epochs=epochs, seed=seed)
+        report = run_demo(out, console=console, epochs=epochs, seed=seed, device=device)
     print_line(console, f"{report}: curves, map of the embedding, proxies in the field, retrieval examples")
 
 
@@ -211,6 +215,7 @@ def theory(
     proxies: int = 4,
     alpha: float = 3.0,
     trials: int = 10,
+    quiet: bool = False,
 ) -> None:
     """Check Proposition 1 and Corollary 1 on random points: print a table, write field.png and theory.png."""
     from pfml.theory.check import TheoryConfig
@@ -219,7 +224,7 @@ def theory(
     config = TheoryConfig(
         dims=tuple(dims), num_points=points, num_proxies=proxies, alpha=alpha, trials=trials, seed=seed
     )
-    console = create_console()
+    console = create_console(quiet=quiet)
     out.mkdir(parents=True, exist_ok=True)
     _print_theory(config, console)
     plot_theory(out / "theory.png")
@@ -257,7 +262,7 @@ def add_experiment_arguments(parser: ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="Print the plan and an estimate of its time.")
     add("--jobs", type=int, default=1, help="Processes at once, on each GPU if --gpus are given.")
     add("--gpus", **several, type=int, metavar="N", help="Numbers of GPUs.")
-    add("--device", default="auto", help="auto, cpu, cuda or cuda:N, without --gpus.")
+    add_device_option(parser)
     add(
         "--autocast",
         choices=("none", "bfloat16", "float16"),
@@ -270,6 +275,7 @@ def add_experiment_arguments(parser: ArgumentParser) -> None:
         help="Studies of `pfml tune`: their best values, for the same method, data set and backbone.",
     )
     add("--keep-checkpoints", action="store_true", help="Keep those of runs that are done.")
+    add_quiet_option(parser)
 
 
 def add_demo_arguments(parser: ArgumentParser) -> None:
@@ -279,6 +285,8 @@ def add_demo_arguments(parser: ArgumentParser) -> None:
     add("--out", type=Path, default=Path("out/demo"), help=f"Folder for the report and the runs; {left}.")
     add("--epochs", type=int, default=6, help="Passes over the training glyphs, for each method.")
     add("--seed", type=int, default=0, help="Of everything that is random.")
+    add_device_option(parser)
+    add_quiet_option(parser)
 
 
 def add_theory_arguments(parser: ArgumentParser) -> None:
@@ -291,6 +299,7 @@ def add_theory_arguments(parser: ArgumentParser) -> None:
     add("--proxies", type=int, default=4, help="Proxies of the class.")
     add("--alpha", type=float, default=3.0, help="Rate of decay of the PFML field.")
     add("--trials", type=int, default=10, help="Random point sets per dimension.")
+    add_quiet_option(parser)
 
 
 def _print_theory(config: TheoryConfig, console: Console) -> None:

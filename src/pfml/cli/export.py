@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pfml.cli.console import create_console, print_model
+from pfml.cli.parser import add_quiet_option
 from pfml.export.vector_databases import VECTOR_DATABASES
 from pfml.terminal import print_line, shell_words
 
@@ -31,6 +32,7 @@ def export(
     path: Path | None = None,
     collection: str | None = None,
     index: Path | None = None,
+    quiet: bool = False,
 ) -> None:
     """Export a run: to an ONNX file, to a bundle that one call loads, or to a vector database."""
     given: dict[str, object] = {"out": out, "images": images, "with_onnx": with_onnx or None}
@@ -39,7 +41,7 @@ def export(
         if value is not None and name not in TARGETS.get(to, DATABASE_OPTIONS):
             option = name.replace("_", "-")
             raise ValueError(f"--{option} must be left out with --to {to}, which has no use for it, got {value}")
-    console = create_console()
+    console = create_console(quiet=quiet)
     if to in TARGETS:
         print_model(console, run)
     if to == "onnx":
@@ -60,12 +62,19 @@ def add_export_arguments(parser: ArgumentParser) -> None:
     titles = ", ".join(database.title for database in VECTOR_DATABASES.values())
     add("--to", choices=(*TARGETS, *VECTOR_DATABASES), required=True, help="What to export to.")
     add("--out", type=Path, help="File (.onnx, or .zip for a bundle) or folder; by default in the run.")
-    add("--images", type=Path, nargs="+", help="Images to check an ONNX file on; by default a few of the run's data.")
+    add(
+        "--images",
+        type=Path,
+        nargs="+",
+        action="extend",
+        help="Images to check an ONNX file on; by default a few of the run's data.",
+    )
     add("--with-onnx", action="store_true", help="Put an ONNX file into the bundle, too.")
     add("--url", help=f"Address of a server ({titles}); its key is read from NAME_API_KEY, such as QDRANT_API_KEY.")
     add("--path", type=Path, help="Folder of a local vector database; by default in the run, by its name.")
     add("--collection", help="Name of the collection; by default that of the run.")
     add("--index", type=Path, help="Folder of the index to export; by default `index` in the run.")
+    add_quiet_option(parser)
 
 
 def _onnx(console: Console, run: Path, out: Path, images: list[Path] | None) -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "print_unreadable",
     "refuse_all_unreadable",
     "refuse_images_first",
+    "unreadable_content",
 ]
 
 #: Exit status of a command that has done its work on all files but unreadable ones.
@@ -30,6 +31,11 @@ def print_unreadable(console: Console, failures: Sequence[ImageError]) -> None:
     """A line for each file that was left out."""
     for failure in failures:
         print_line(console, f"left out: {failure}")
+
+
+def unreadable_content(failures: Sequence[ImageError]) -> list[dict[str, str]]:
+    """The files that were left out, for JSON."""
+    return [{"path": str(failure.path), "reason": failure.reason} for failure in failures]
 
 
 def refuse_all_unreadable(failures: Sequence[ImageError], total: int) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pfml.cli.console import create_console
+from pfml.cli.console import create_console, print_json
+from pfml.cli.parser import add_json_option
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -18,10 +19,24 @@ __all__ = ["add_methods_arguments", "markdown_table", "methods", "recipe_lines",
 
 
 def methods(
-    markdown: bool = False, recipe: str | None = None, dataset: str = "cub", backbone: str = "resnet50"
+    markdown: bool = False,
+    recipe: str | None = None,
+    dataset: str = "cub",
+    backbone: str = "resnet50",
+    as_json: bool = False,
 ) -> None:
     """List the methods that --loss.name may name, with their options."""
-    if recipe is not None:
+    if as_json:
+        from pfml.methods.table import METHODS
+
+        about = {name: (method.description, method.source, method.options()) for name, method in METHODS.items()}
+        print_json(
+            {
+                name: {"loss": loss, "source": source, "options": values}
+                for name, (loss, source, values) in about.items()
+            }
+        )
+    elif recipe is not None:
         print(recipe_yaml(recipe, dataset, backbone), end="")
     elif markdown:
         print(f"{markdown_table()}\n\n{recipe_table()}")
@@ -36,6 +51,7 @@ def add_methods_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--recipe", help="NAME: how it was published, as a file for `pfml train --config`.")
     parser.add_argument("--dataset", default="cub", help="What the recipe is for: cub, cars, sop, in-shop or another.")
     parser.add_argument("--backbone", default="resnet50", help="The backbone that it is for.")
+    add_json_option(parser)
 
 
 def _rich_table() -> Table:

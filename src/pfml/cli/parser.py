@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pfml.cli.error_reporting import end
+from pfml.cli.error_reporting import exit_with_error
 from pfml.terminal import shell_words
 from pfml.typos import did_you_mean
 
@@ -98,7 +98,7 @@ class Parser(argparse.ArgumentParser):
             message = f"{needed[1]} must be followed by {what}"
         message = re.sub(r"^argument (--[\w.-]+): must ", r"\1 must ", message)
         message += _about_stray_argument(self.prog.removeprefix("pfml "), message)
-        end(self.prog, message, status=2, hint=f"For all options: {self.prog} --help")
+        exit_with_error(self.prog, message, status=2, hint=f"For all options: {self.prog} --help")
 
 
 def create_parser(name: str, command: Command, **options: Any) -> Parser:
@@ -136,8 +136,8 @@ def with_declared_spelling(arguments: list[str], options: Iterable[str]) -> list
         ['run-1', '--dry-run', '--k=3']
     """
     declared = {_plain(option): option for option in options if option.startswith("--")}
-    end_ = arguments.index("--") if "--" in arguments else len(arguments)  # what follows is no option
-    return [_declared(one, declared) if one.startswith("--") else one for one in arguments[:end_]] + arguments[end_:]
+    end = arguments.index("--") if "--" in arguments else len(arguments)  # what follows is no option
+    return [_declared(one, declared) if one.startswith("--") else one for one in arguments[:end]] + arguments[end:]
 
 
 def shown_default(value: Any) -> str:

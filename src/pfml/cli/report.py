@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pfml.cli.console import create_console
+from pfml.cli.parser import add_device_option, add_quiet_option
 from pfml.terminal import print_line
 
 if TYPE_CHECKING:
@@ -18,10 +19,12 @@ def report(
     experiment: str | None = None,
     format: str | None = None,  # noqa: A002 - the option is called --format
     out: Path | None = None,
+    device: str = "auto",
+    quiet: bool = False,
 ) -> None:
     """Write a page about a run, RUN/report.html; without RUN, print the paper's tables beside our results."""
     if run is None:
-        _report_tables(store, experiment, format, out)
+        _report_tables(store, experiment, format, out, quiet)
         return
     from pfml.pages.run import write_run_page
     from pfml.training.progress import ProgressMonitor
@@ -35,9 +38,9 @@ def report(
         raise FileNotFoundError(
             f"RUN must be a folder with config.yaml in it, as pfml train writes it, but {run} has none"
         )
-    console = create_console()
-    path = write_run_page(run, out, track=ProgressMonitor(console).track)
-    print_line(console, f"{path}: curves, what queries find, a map, classes and pairs, the field, the configuration")
+    console = create_console(quiet=quiet)
+    path = write_run_page(run, out, device=device, track=ProgressMonitor(console).track)
+    print_line(console, f"{path}: curves, search results, a map, classes and pairs, the field, the configuration")
 
 
 def add_report_arguments(parser: ArgumentParser) -> None:
@@ -48,9 +51,13 @@ def add_report_arguments(parser: ArgumentParser) -> None:
     add("--experiment", help="Only the tables of this experiment.")
     add("--format", help="Of the tables: md, latex or html; by default what the ending of --out says, else md.")
     add("--out", type=Path, help="A file to write: the page, RUN/report.html by default, or the tables.")
+    add_device_option(parser)
+    add_quiet_option(parser)
 
 
-def _report_tables(store: Path | None, experiment: str | None, format_: str | None, out: Path | None) -> None:
+def _report_tables(
+    store: Path | None, experiment: str | None, format_: str | None, out: Path | None, quiet: bool
+) -> None:
     """Print or write the paper's tables beside our results: mean and standard deviation over seeds."""
     from pfml.experiments.store import ResultsStore
     from pfml.paper.write import format_of, report_of, write_report
@@ -63,4 +70,4 @@ def _report_tables(store: Path | None, experiment: str | None, format_: str | No
     if out is None:
         print(written, end="")
     else:
-        print_line(create_console(), f"{out}: the paper's tables beside the results of {len(records):,} runs")
+        print_line(create_console(quiet=quiet), f"{out}: the paper's tables beside {len(records):,} runs of ours")

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pfml.cli.error_reporting import end
+from pfml.cli.error_reporting import exit_with_error
 from pfml.cli.parser import METAVARS, Parser, shown_default, with_declared_spelling
 from pfml.typos import did_you_mean
 
@@ -72,7 +72,9 @@ def parsed_run_values(parser: Parser, arguments: list[str]) -> dict[str, Any]:
 
     if not arguments:
         what = "give the images to learn from, --data FOLDER (a folder per class in it) or --data FILE.csv (columns "
-        end(parser.prog, f"{what}path and label), or --config glyphs for the letters of the package", status=2)
+        exit_with_error(
+            parser.prog, f"{what}path and label), or --config glyphs for the letters of the package", status=2
+        )
     _add_loss_options(parser, arguments)
     values = vars(parser.parse_args(arguments))
     try:

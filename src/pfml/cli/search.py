@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pfml.cli.console import create_console, print_model
-from pfml.cli.input_images import end_with_unreadable, print_unreadable, refuse_all_unreadable, refuse_images_first
-from pfml.terminal import print_line, readable, shell_words, visible
+from pfml.cli.console import create_console, print_json, print_model
+from pfml.cli.input_images import (
+    end_with_unreadable,
+    print_unreadable,
+    refuse_all_unreadable,
+    refuse_images_first,
+    unreadable_content,
+)
+from pfml.cli.parser import add_device_option, add_json_option, add_quiet_option
+from pfml.terminal import print_line, readable, shell_words
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -18,13 +24,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pfml.data import ImageSet
-    from pfml.data.decoding import ImageError, Track
+    from pfml.data.decoding import Track
     from pfml.search import Hit, ImageIndex, Threshold
 
 #: An index that is so many times larger than the gallery of the calibration has other rates.
 LARGER = 2
-#: Queries in the network at a time.
+#: Queries per forward pass.
 BATCH = 64
+#: The rates of a threshold that were measured.
+RATES = ("false_accepts", "false_rejects", "wrong_classes")
 #: Share of known images called unknown from which on a threshold is of little use.
 MANY_REJECTS = 0.5
 
@@ -40,17 +48,21 @@ def index(
     shard_images: int = 4096,
     batch_size: int = 64,
     workers: int = 2,
+    device: str = "auto",
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Embed the images of a folder or CSV into an index that pfml search searches; again to bring it up to date."""
     from pfml.models import load_embedder
     from pfml.search import ImageIndex, ModelIdentity, list_images, update_index
+    from pfml.search.update import Update
     from pfml.storage.embeddings import open_embeddings
     from pfml.training.environment import resolve_device
     from pfml.training.progress import ProgressMonitor
 
-    console = create_console()
+    console = create_console(stderr=as_json, quiet=quiet)
     place = out or run / "index"
-    failures: list[ImageError] = []
+    update = Update()
     if images is None and not (remove or remove_class or compact):
         raise ValueError("pfml index needs images to add, or --remove, --remove-class or --compact")
     if images is None and embeddings is not None:
@@ -61,7 +73,7 @@ def index(
         for remark in listing.remarks:
             print_line(console, remark)
         stored = None if embeddings is None else open_embeddings(embeddings)
-        embedder = load_embedder(run).to(resolve_device("auto"))
+        embedder = load_embedder(run).to(resolve_device(device))
         print_model(console, run)
         if not (place / "index.json").is_file():
             ImageIndex.create(place, ModelIdentity.of(embedder), embedder.embedding_dim)
@@ -76,19 +88,22 @@ def index(
             workers=workers,
             track=ProgressMonitor(console).track,
         )
-        failures = update.failures
-        print_unreadable(console, failures)
+        print_unreadable(console, update.failures)
         print_line(console, f"{listing.source}: {update}")
         if stored is not None:
             embedded = update.added + update.replaced - update.taken
             print_line(console, f"{update.taken:,} vectors taken from {embeddings}, {embedded:,} images embedded")
     else:
         found = ImageIndex.open(place)
-    _remove(console, found, remove or [], remove_class or [])
+    removed = _remove(console, found, remove or [], remove_class or [])
     if compact:
         found.compact()
     _print_index(console, found)
-    end_with_unreadable(failures)
+    if as_json:
+        done = {name: getattr(update, name) for name in ("added", "replaced", "relabeled", "unchanged")}
+        counts = {"images": len(found), "classes": _named_classes(found), "removed": update.removed + removed}
+        print_json({"index": str(found.path), **counts, **done, "left_out": unreadable_content(update.failures)})
+    end_with_unreadable(update.failures)
 
 
 def add_index_arguments(parser: ArgumentParser) -> None:
@@ -102,12 +117,21 @@ def add_index_arguments(parser: ArgumentParser) -> None:
         type=Path,
         help="Folder that pfml embed wrote: images that are in it, and have not changed since, are not embedded again.",
     )
-    add("--remove", type=Path, nargs="+", help="Images to remove, or folders whose images are all removed.")
-    add("--remove-class", nargs="+", help="Classes to remove.")
+    add(
+        "--remove",
+        type=Path,
+        nargs="+",
+        action="extend",
+        help="Images to remove, or folders whose images are all removed.",
+    )
+    add("--remove-class", nargs="+", action="extend", metavar="CLASS", help="Classes to remove.")
     add("--compact", action="store_true", help="Write the index anew, without what was removed, in few files.")
     add("--shard-images", type=int, default=4096, help="Images that are written together.")
-    add("--batch-size", type=int, default=64, help="Images in the network at a time.")
+    add("--batch-size", type=int, default=64, help="Images per forward pass.")
     add("--workers", type=int, default=2, help="Threads that read files.")
+    add_device_option(parser)
+    add_json_option(parser)
+    add_quiet_option(parser)
 
 
 def search(
@@ -117,30 +141,31 @@ def search(
     class_name: list[str] | None = None,
     index: Path | None = None,
     backend: str = "exact",
-    json_: bool = False,
+    device: str = "auto",
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Find the nearest images of an index: distance, class and path, and "unknown" beyond the calibrated threshold."""
     from pfml.data.readers.folder import image_paths
     from pfml.search import open_run
     from pfml.search.embedding import embed_files
 
-    console = create_console()
+    console = create_console(stderr=as_json, quiet=quiet)
     refuse_images_first("search", run, images)
     files = list(image_paths(images))
-    opened = open_run(run, index=index, backend=backend)
+    opened = open_run(run, index=index, backend=backend, device=device)
     found, threshold = opened.gallery, opened.threshold
     queries = embed_files(opened.embedder, files, batch_size=BATCH, workers=2)
     failures = queries.failures
     refuse_all_unreadable(failures, len(files))
     results = found.search(queries.vectors, k, model=opened.model, class_names=class_name)
     remark = _about(threshold, found, run)
-    if json_:
-        sys.stderr.write(f"{visible(remark)}\n")
+    if as_json:
+        print_line(console, remark)
         answers = [_answer(query, hits, threshold) for query, hits in zip(queries.paths, results, strict=True)]
         distance = None if threshold is None else threshold.distance
-        left_out = [{"query": str(failure.path), "reason": failure.reason} for failure in failures]
-        found_here = {"index": str(found.path), "threshold": distance, "results": answers, "left_out": left_out}
-        print(json.dumps(found_here, indent=2))
+        left_out = unreadable_content(failures)
+        print_json({"index": str(found.path), "threshold": distance, "results": answers, "left_out": left_out})
         end_with_unreadable(failures)
         return
     for query, hits in zip(queries.paths, results, strict=True):
@@ -158,14 +183,16 @@ def add_search_arguments(parser: ArgumentParser) -> None:
     add("run", type=Path, help="Folder of a run, or of a saved embedder, with an index in it.")
     add("images", type=Path, nargs="+", help="Image files, or folders with images in them.")
     add("--k", type=int, default=10, help="How many images to find.")
-    add("--class", dest="class_name", metavar="CLASS", nargs="+", help="Search these classes only.")
+    add("--class", dest="class_name", metavar="CLASS", nargs="+", action="extend", help="Search these classes only.")
     add("--index", type=Path, help="Folder of the index; by default `index` in the run.")
     add(
         "--backend",
         default="exact",
         help="exact, faiss, or auto: faiss from a million images on, if it is installed and memory has ample room.",
     )
-    add("--json", dest="json_", action="store_true", help="Print JSON instead of tables.")
+    add_device_option(parser)
+    add_json_option(parser)
+    add_quiet_option(parser)
 
 
 def calibrate(
@@ -174,6 +201,9 @@ def calibrate(
     data: str | None = None,
     root: Path | None = None,
     seed: int = 0,
+    device: str = "auto",
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Choose the distance beyond which an image is unknown, on classes that were not trained on: threshold.json."""
     from pfml.models import load_embedder
@@ -181,8 +211,8 @@ def calibrate(
     from pfml.training.environment import resolve_device
     from pfml.training.progress import ProgressMonitor
 
-    console = create_console()
-    embedder = load_embedder(run).to(resolve_device("auto"))
+    console = create_console(stderr=as_json, quiet=quiet)
+    embedder = load_embedder(run).to(resolve_device(device))
     images, described = _calibration_images(console, run, data, root)
     track = ProgressMonitor(console).track
     threshold = threshold_of(
@@ -191,6 +221,10 @@ def calibrate(
     file = threshold.save(run)
     _print_threshold(console, threshold)
     print_line(console, f"{file}: pfml search {shell_words(str(run))} IMAGE calls images beyond this distance unknown")
+    if as_json:
+        measured = {name: asdict(getattr(threshold, name)) for name in RATES}
+        chosen = {"distance": threshold.distance, "false_accept_rate": threshold.false_accept_rate}
+        print_json({"threshold": str(file), "data": threshold.data, **chosen, **measured})
 
 
 def add_calibrate_arguments(parser: ArgumentParser) -> None:
@@ -206,12 +240,15 @@ def add_calibrate_arguments(parser: ArgumentParser) -> None:
     add("--data", help="A data set by name, or the path of a folder or CSV; by default that of the run.")
     add("--root", type=Path, help="Folder of a data set given by name.")
     add("--seed", type=int, default=0, help="Of the division of the classes.")
+    add_device_option(parser)
+    add_json_option(parser)
+    add_quiet_option(parser)
 
 
-def _remove(console: Console, index: ImageIndex, places: list[Path], class_names: list[str]) -> None:
-    """Remove images by path, folders of them, and classes."""
+def _remove(console: Console, index: ImageIndex, places: list[Path], class_names: list[str]) -> int:
+    """Remove images by path, folders of them, and classes; how many."""
     if not places and not class_names:
-        return
+        return 0
     from pfml.search.update import plain_path
 
     known = [entry.path for entry in index.entries()]
@@ -221,13 +258,16 @@ def _remove(console: Console, index: ImageIndex, places: list[Path], class_names
         chosen |= dict.fromkeys(below or [str(place)])  # the index refuses what it does not have
     count = index.remove(paths=list(chosen), class_names=class_names)
     print_line(console, f"{count:,} removed")
+    return count
+
+
+def _named_classes(index: ImageIndex) -> int:
+    return sum(1 for name in index.class_counts() if name)
 
 
 def _print_index(console: Console, index: ImageIndex) -> None:
-    classes = index.class_counts()
-    named = sum(1 for name in classes if name)
     waste = f", {index.num_removed:,} removed that --compact would clear away" if index.num_removed else ""
-    size = f"{len(index):,} images of {named:,} classes in {index.num_shards:,} shards{waste}"
+    size = f"{len(index):,} images of {_named_classes(index):,} classes in {index.num_shards:,} shards{waste}"
     print_line(console, f"{index.path}: {size}")
 
 
@@ -251,7 +291,7 @@ def _answer(query: str, hits: list[Hit], threshold: Threshold | None) -> dict[st
             "rank": rank,
             "id": hit.id,
             "distance": hit.distance,
-            "class": hit.class_name,
+            "class_name": hit.class_name,
             "path": hit.path,
             "unknown": unknown(hit.distance),
         }

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pfml.cli.console import create_console, print_model
+from pfml.cli.parser import add_device_option
 from pfml.packages import require_packages
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def serve(
     upload_megabytes: float = 10.0,
     upload_megapixels: float = 40.0,
     decoded_megapixels: float = 16.0,
+    device: str = "auto",
 ) -> None:
     """Serve a page over a run: search by image, the map of the embedding, why an image is there, the audit queue."""
     require_packages("fastapi", "uvicorn", "python_multipart", purpose="pfml serve", install="pfml[serve]")
@@ -48,7 +50,7 @@ def serve(
         upload_pixels=round(upload_megapixels * 1e6),
         decoded_pixels=round(decoded_megapixels * 1e6),
     )
-    gallery = Gallery.open(run, index=index)
+    gallery = Gallery.open(run, index=index, device=device)
     print_model(create_console(stderr=True), run)  # scripts read the address from the first line that is printed
     answer_requests(Service(gallery, limits=limits, map_method=map_, map_points=map_points), access, port)
 
@@ -77,6 +79,7 @@ def add_serve_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("run", type=Path, help="Folder of a run, or of a saved embedder, with an index in it.")
     add("--index", type=Path, help="Folder of the index; by default `index` in the run.")
+    add_device_option(parser)
     add("--host", default="127.0.0.1", help="Address to bind to; any but this machine's own needs a token.")
     add("--port", type=int, default=8000, help="0 for any free one.")
     add(
@@ -86,7 +89,7 @@ def add_serve_arguments(parser: ArgumentParser) -> None:
         "option, the environment variable PFML_TOKEN.",
     )
     add("--token", help="The token itself, which other users of this machine can see (ps).")
-    add("--name", nargs="+", help="Further names of this server that a browser may use.")
+    add("--name", nargs="+", action="extend", help="Further names of this server that a browser may use.")
     add("--map", dest="map_", choices=("tsne", "pca"), default="tsne", help="How the map is made.")
     add("--map-points", type=int, default=5000, help="Images on the map; of more, a sample.")
     add("--upload-megabytes", type=float, default=10.0, help="Limit of an uploaded file, in MiB.")

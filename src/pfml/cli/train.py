@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfml.cli.console import create_console, print_json, print_results, print_scores
-from pfml.cli.error_reporting import end
+from pfml.cli.error_reporting import exit_with_error
 from pfml.cli.parser import add_json_option, add_quiet_option
 from pfml.cli.run_options import add_run_options, described_recipe
 from pfml.terminal import print_line, shell_words
@@ -94,7 +94,7 @@ def train(
     except FailedElsewhereError as error:
         is_there = out is not None and RunFolder(out).config.is_file()
         advice = f". Resume with --resume {out}, on any number of ranks" if is_there else ""
-        end("pfml train", f"{error}{advice}")
+        exit_with_error("pfml train", f"{error}{advice}")
     if world.is_first and as_json:
         print_json({"run": str(out), "results": results})
 

@@ -34,7 +34,15 @@ __all__ = ["run_demo"]
 MARK = "made-by-pfml-demo"
 
 
-def run_demo(out: Path, *, console: Console, epochs: int = 6, seed: int = 0, data: RetrievalData | None = None) -> Path:
+def run_demo(
+    out: Path,
+    *,
+    console: Console,
+    epochs: int = 6,
+    seed: int = 0,
+    device: str = "auto",
+    data: RetrievalData | None = None,
+) -> Path:
     """Train and compare the methods, print a table, write a page of results; the page's path, out/report.html.
 
     Args:
@@ -42,10 +50,11 @@ def run_demo(out: Path, *, console: Console, epochs: int = 6, seed: int = 0, dat
         console: Where progress and table are printed.
         epochs: Passes over the training glyphs, for each method.
         seed: Of everything that is random; the same seed gives the same numbers, but for times, with as many threads.
+        device: Where to compute.
         data: Another data set, as pixels; None for the glyphs.
     """
     out = Path(out)
-    config = replace(shipped_config("glyphs"), epochs=epochs, seed=seed, log_every=5)
+    config = replace(shipped_config("glyphs"), epochs=epochs, seed=seed, device=device, log_every=5)
     losses = demo_losses(config)
     _clear(out, losses)
     data = read_glyphs() if data is None else data
