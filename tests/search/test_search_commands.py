@@ -117,7 +117,7 @@ def test_a_query_that_cannot_be_read_is_named_and_the_others_are_answered(place,
     found = json.loads(said_in_part(capsys, "search", "run", "images/a", "--k=1", "--json"))
     assert [answer["query"] for answer in found["results"]] == ["images/a/1.png", "images/a/2.png"]
     [left_out] = found["left_out"]
-    assert left_out["query"] == "images/a/bad.png"
+    assert left_out["path"] == "images/a/bad.png"
     assert left_out["reason"].startswith("is not an image of a known format")
     assert "images/a/bad.png: is not an image" in failure(capsys, "search", "run", "images/a/bad.png")
 
