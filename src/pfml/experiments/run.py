@@ -30,6 +30,7 @@ from pfml.experiments.run_key import result_key
 from pfml.experiments.store import FORMAT, ResultsStore
 from pfml.experiments.tasks import TASKS, RunContext, prepared, write_figures
 from pfml.memory import keep_freed_memory
+from pfml.methods import is_untrained
 from pfml.runs.config_files import plain
 from pfml.runs.folder import RunFolder
 from pfml.storage.lock import claim
@@ -483,7 +484,7 @@ class Estimator:
             if record["status"] != "done" or record["device"].split(":")[0] != device or not record["seconds"] > START:
                 continue
             images = record["images"]
-            if record["method"] == "zero-shot" or record["settings"].get("fold") == "concatenated":
+            if is_untrained(record["method"]) or record["settings"].get("fold") == "concatenated":
                 continue
             every = record["config"].get("evaluate_every", 1)
             work = _work(images["train"], images["test"], record["epochs"], every)

@@ -12,7 +12,7 @@ from pfml.methods import published
 from pfml.methods.method import Method
 from pfml.typos import did_you_mean
 
-__all__ = ["METHODS", "LossConfig", "create_loss"]
+__all__ = ["METHODS", "LossConfig", "create_loss", "is_untrained"]
 
 ROBUST = {
     "normalization": "log", "delta": 1.0, "delta_rep": 1.3, "alpha": 24.0, "proxy_attraction": False,
@@ -300,6 +300,11 @@ class LossConfig:
                     f"loss.options of {self.name} must be among {', '.join(names) or 'none'}, "
                     f"got {option!r}{did_you_mean(option, names)}"
                 )
+
+
+def is_untrained(method: str | None) -> bool:
+    """Whether a record or a table row of this method has no training, and so no epochs; no name counts as trained."""
+    return method in METHODS and not METHODS[method].trains
 
 
 def create_loss(config: LossConfig, num_classes: int, embedding_dim: int) -> nn.Module:

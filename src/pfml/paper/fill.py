@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pfml.methods import is_untrained
 from pfml.paper.cells import (
     Frozen,
     Record,
@@ -213,7 +214,7 @@ def _repeated(done: Sequence[Record], average: str | None) -> list[int]:
 
 def _run_notes(table: Table, runs: list[Record], seeds: list[int]) -> list[str]:
     notes = list(dict.fromkeys(_tuning_note(run["tuning"]) for run in runs if "tuning" in run))
-    epochs = sorted({run["epochs"] for run in runs if run["method"] != "zero-shot"})
+    epochs = sorted({run["epochs"] for run in runs if not is_untrained(run["method"])})
     if table.epochs is not None and epochs and epochs != [table.epochs]:
         notes.append(f"{_listed(epochs)} {'epoch' if epochs == [1] else 'epochs'}, the paper {table.epochs}")
     if table.seeds is not None and seeds and len(seeds) != table.seeds:
@@ -271,5 +272,5 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 def _names() -> Mapping[str, str]:
     """Method -> the name that Table 1 has for it."""
-    rows = [row for row in paper_tables()[0].rows() if row.method and row.method != "zero-shot"]
+    rows = [row for row in paper_tables()[0].rows() if row.method and not is_untrained(row.method)]
     return {row.method: row.name.removesuffix(" (Ours)") for row in rows if row.method}

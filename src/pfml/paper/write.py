@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pfml.evaluation.metrics import find_metric, metric_label, shown_metrics
+from pfml.methods import is_untrained
 from pfml.models.model_card import escaped as markdown_escaped
 from pfml.pages import page as html
 from pfml.paper import tables as paper
@@ -213,7 +214,7 @@ def text_table(table: Table) -> TextTable:
 
 def _common_notes(table: Table) -> tuple[str, ...]:
     """The notes that all of our cells have, if there are several, but for those of what was not trained."""
-    results = [cell.ours for row in table.rows() if row.method != "zero-shot" for cell in row.cells]
+    results = [cell.ours for row in table.rows() if not is_untrained(row.method) for cell in row.cells]
     noted = [ours.notes for ours in results if ours.last is not None or ours.notes]
     if len(noted) < 2:
         return ()

@@ -104,7 +104,7 @@ class Teachers:
                 self.embeddings(given)
         torch.cuda.current_stream(self.device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may go on with their work
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may continue
             result = self.embeddings(given)
         return graph, given, result
 
