@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from pfml.plots.curves import Curve, loss_curve, mean_loss_curve, metric_curve, plot_loss, plot_metric
@@ -10,17 +8,15 @@ from pfml.runs.folder import RunFolder
 @pytest.fixture
 def folder(tmp_path):
     """Two epochs of two steps, evaluated after each."""
-    entries = []
+    folder = RunFolder(tmp_path)
     for step, loss in enumerate([8.0, 6.0, 4.0, 2.0], start=1):
-        entries.append({"kind": "step", "step": step, "epoch": (step - 1) // 2, "loss": loss})
+        folder.append("step", step, epoch=(step - 1) // 2, loss=loss)
         if step % 2 == 0:
-            roles = {
-                "test": {"recall_at_1": step / 10, "map_at_r": step / 20},
-                "validation": {"recall_at_1": step / 5},
-            }
-            entries.append({"kind": "evaluation", "step": step, "epoch": step // 2, "loss": loss + 1, **roles})
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    return RunFolder(tmp_path)
+            test = {"recall_at_1": step / 10, "map_at_r": step / 20}
+            validation = {"recall_at_1": step / 5}
+            folder.append("evaluation", step, epoch=step // 2, loss=loss + 1, test=test, validation=validation)
+    folder.close()
+    return folder
 
 
 def test_a_metric_is_read_at_each_evaluation(folder):
@@ -32,7 +28,7 @@ def test_validation_classes_have_a_curve_of_their_own(folder):
     assert metric_curve(folder, "run", "recall_at_1", role="validation") == Curve("run", (1.0, 2.0), (0.4, 0.8))
 
 
-def test_the_untrained_net_is_at_epoch_zero(folder):
+def test_the_untrained_model_is_at_epoch_zero(folder):
     assert metric_curve(folder, "run", "recall_at_1", untrained=0.05) == Curve("run", (0.0, 1.0, 2.0), (0.05, 0.2, 0.4))
 
 
