@@ -89,9 +89,9 @@ def parse_manifest(text: bytes, where: Path | str, form: Format) -> dict[str, An
     if kind != form.kind:
         raise DamagedFileError(f"{where} must be the manifest of {_named(form.kind)}, got the kind {kind!r}")
     if version != form.version:
-        error = FormatVersionError if is_whole else DamagedFileError
+        refusal = FormatVersionError if is_whole else DamagedFileError
         damaged = "" if is_whole else "it does not match its own checksum and may be damaged; else "
-        raise error(
+        raise refusal(
             f"{where} must be {_named(form.kind)} of format version {form.version}, got version {version!r}: {damaged}"
             f"use the pfml that wrote it, or {form.remedy}"
         )
