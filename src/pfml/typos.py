@@ -1,4 +1,4 @@
-"""Words for error messages."""
+"""Suggestions for typos in error messages."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def _add_fields(parser: Any, config: type, prefix: str, title: str) -> None:
         elif name == "loss.options":
             _add_group_option(section, name, texts[field.name])
         else:
-            default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
+            default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc, operator]
             _add_field(section, name, hints[field.name], default, texts[field.name])
     for group, name in groups:
         _add_fields(parser, group, name, (group.__doc__ or "").split("\n")[0].rstrip("."))
