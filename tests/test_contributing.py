@@ -3,16 +3,22 @@
 import importlib.util
 import math
 import re
+import shutil
 import sqlite3
 import sys
+import threading
+import time
 from contextlib import closing
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
+import uvicorn
 from PIL import Image
 
 import pfml
+from pfml.backends import fused, split_precision
 from pfml.cli import main
 from pfml.data import load_data
 from pfml.evaluation import retrieval_metrics
@@ -23,6 +29,7 @@ from pfml.runs.config import BatchConfig, DataConfig, RunConfig
 from pfml.training import run, train
 from small_data import letters, small_config, small_embedder
 from small_index import small_index
+from small_runs import save_run
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(pfml.__file__).parents[1]
@@ -33,9 +40,10 @@ MOST_FILES = {
     "A data set": 2,
     "A metric": 1,
     "A vector database": 2,
+    "A server page": 3,
 }
 #: What examples add a row to.
-TABLES = ("METHODS", "DATASETS", "METRICS", "VECTOR_DATABASES")
+TABLES = ("METHODS", "DATASETS", "METRICS", "VECTOR_DATABASES", "GPU_LAWS")
 
 
 def blocks():
@@ -44,7 +52,9 @@ def blocks():
     found = {}
     for section in re.split(r"^### ", text, flags=re.MULTILINE)[1:]:
         title = section.splitlines()[0]
-        found[title] = re.findall(r"^```\w+\n(?:#|//) (src/\S+)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+        found[title] = re.findall(
+            r"^```\w+\n(?:#|//|<!--) (src/\S+)(?: -->)?\n(.*?)^```", section, re.MULTILINE | re.DOTALL
+        )
     return found
 
 
@@ -53,28 +63,32 @@ BLOCKS = blocks()
 
 @pytest.fixture
 def added(monkeypatch, tmp_path):
-    """A function that adds the example of a section, and returns its names; everything is taken back afterwards."""
+    """A function that adds the Python of a section, and returns its names; everything is taken back afterwards."""
     tables = []
 
     def add(section):
         names = {}
         for file, code in BLOCKS[section]:
-            module = file.removeprefix("src/").removesuffix(".py").replace("/", ".")
+            if not file.endswith(".py"):
+                continue
+            name = file.removeprefix("src/").removesuffix(".py").replace("/", ".")
+            written = tmp_path / "added" / name / Path(file).name  # a real file: Triton reads the source of its kernels
+            written.parent.mkdir(parents=True)
+            written.write_text(code, encoding="utf-8")
             if (SOURCE / file.removeprefix("src/")).exists():
-                place = importlib.import_module(module)
-                inside = dict(vars(place))
-                tables.extend((inside[name], dict(inside[name])) for name in TABLES if name in inside)
-                exec(compile(code, file, "exec"), inside)
+                module = importlib.import_module(name)
+                inside = dict(vars(module))
+                tables.extend((inside[table], dict(inside[table])) for table in TABLES if table in inside)
+                exec(compile(code, str(written), "exec"), inside)
+                for new in inside.keys() - vars(module).keys():
+                    monkeypatch.setattr(module, new, inside[new], raising=False)
                 names |= inside
             else:
-                written = tmp_path / "added" / Path(file).name
-                written.parent.mkdir(exist_ok=True)
-                written.write_text(code, encoding="utf-8")
-                spec = importlib.util.spec_from_file_location(module, written)
-                loaded = importlib.util.module_from_spec(spec)
-                monkeypatch.setitem(sys.modules, module, loaded)
-                spec.loader.exec_module(loaded)
-                names |= vars(loaded)
+                spec = importlib.util.spec_from_file_location(name, written)
+                module = importlib.util.module_from_spec(spec)
+                monkeypatch.setitem(sys.modules, name, module)
+                spec.loader.exec_module(module)
+                names |= vars(module)
         return names
 
     yield add
@@ -93,20 +107,21 @@ def test_every_example_is_run():
     assert set(BLOCKS) == set(MOST_FILES), "a section of CONTRIBUTING.md without a test, or the reverse"
 
 
-def test_a_decay_law(added):
+def test_a_decay_law(added, quick_interpreter):
     law = added("A decay law")["GaussianLaw"](width=0.4)
     assert law.attraction(torch.tensor(0.4)).item() == pytest.approx(-1 / math.e)
-    torch.manual_seed(0)
-    points, labels = torch.randn(12, 8), torch.arange(12) % 3
-    energies = {}
-    for backend in ("dense", "tiled"):
+    points = torch.randn(12, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    labels = torch.arange(12) % 3
+    on_gpu = fused.INSTALLED and (torch.cuda.is_available() or split_precision.INTERPRETED)
+    results = {}
+    for backend in ("dense", "tiled", *(["triton"] if on_gpu else [])):
         torch.manual_seed(1)
         loss = pfml.PotentialFieldLoss(3, 8, proxies_per_class=2, potential=law, backend=backend)
-        energy = loss(points.requires_grad_(), labels)
-        energy.backward()
-        energies[backend] = energy.item()
-        assert loss.proxies.grad.abs().max() > 0
-    assert energies["tiled"] == pytest.approx(energies["dense"], rel=1e-5)
+        energy = loss(points, labels)
+        results[backend] = (energy, *torch.autograd.grad(energy, [points, loss.proxies]))
+    for computed in results.values():
+        for value, expected in zip(computed, results["dense"], strict=True):
+            torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_loss(added, tmp_path, capsys):
@@ -189,3 +204,63 @@ def test_a_vector_database(added, tmp_path):
     assert [file.suffix for file in (tmp_path / "sqlite").iterdir()] == [".sqlite"]
     with pytest.raises(ValueError, match="SQLite has no server"):
         export_index(index, "sqlite", "birds", url="http://localhost")
+
+
+@pytest.fixture
+def page_folder(monkeypatch, tmp_path):
+    """A copy of the folder of the page with the script and the section of the example."""
+    pytest.importorskip("fastapi", reason="pfml serve needs the extra serve")
+    from pfml.serving.routers import page
+
+    from pfml.serving import app
+
+    code = dict(BLOCKS["A server page"])
+    folder = shutil.copytree(page.PAGE, tmp_path / "page")
+    (folder / "counts.js").write_text(code["src/pfml/serving/page/counts.js"], encoding="utf-8")
+    index = (folder / "index.html").read_text(encoding="utf-8")
+    section = code["src/pfml/serving/page/index.html"]
+    (folder / "index.html").write_text(index.replace("</main>", f"{section}</main>"), encoding="utf-8")
+    for module in (app, page):
+        monkeypatch.setattr(module, "PAGE", folder)
+    return folder
+
+
+def test_a_server_page(added, page_folder, monkeypatch, tmp_path):
+    from pfml.serving import Access, Gallery, Service, create_app, routers
+
+    added("A server page")
+    found = tmp_path / "added" / "pfml.serving.routers.counts"
+    monkeypatch.setattr(routers, "__path__", [*routers.__path__, str(found)])
+    save_run(tmp_path / "run")
+    app = create_app(Service(Gallery.open(tmp_path / "run", device="cpu"), map_method="pca"), Access())
+
+    config = uvicorn.Config(app, port=0, log_level="warning")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.05)
+    address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    try:
+        expected = Gallery.open(tmp_path / "run", device="cpu").index.class_counts()
+        counts = httpx.get(f"{address}/api/counts").json()
+        assert {one["class_name"]: one["images"] for one in counts} == dict(expected)
+        assert [one["images"] for one in counts] == sorted(expected.values(), reverse=True)
+        if shutil.which("chromium"):
+            assert listed(f"{address}/#counts") == [f"{one['class_name']}: {one['images']}" for one in counts]
+    finally:
+        server.should_exit = True
+        thread.join(20)
+
+
+def listed(address):
+    """The lines that a browser shows on the page of the example."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(address)
+        playwright.expect(page.locator("#counts li").first).to_be_visible(timeout=20_000)
+        lines = page.locator("#counts li").all_inner_texts()
+        browser.close()
+    return lines
