@@ -1,0 +1,115 @@
+"""The docs name what exists: links and anchors, files, commands and their options."""
+
+import functools
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pfml.cli.commands import COMMANDS
+from pfml.cli.parser import create_parser
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+FOLDERS = ("src", "tests", "benchmarks", "research", "results", "tools", "examples", "docs")
+#: Options that `pfml train` and `tune` take beside those of their parser.
+ALSO = {"--data", "--recipe", "--config", "--print_config", "--teachers", "--ensemble", "--student_epochs"}
+
+
+def text_of(page):
+    return page.read_text(encoding="utf-8")
+
+
+def anchors(page):
+    """The anchors of its headings, as GitHub makes them."""
+    without_code = re.sub(r"^```.*?^```", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", without_code, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text_of(page)):
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), f"{page.name} links to {link}, which does not exist"
+        assert not anchor or anchor in anchors(target), f"{page.name} links to {link}, a heading that does not exist"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_files_exist(page):
+    for name in re.findall(rf"`((?:{'|'.join(FOLDERS)}|pfml)/[\w./*-]+)`", text_of(page)):
+        if "NAME" not in name:
+            place = ROOT / "src" if name.startswith("pfml/") else ROOT
+            assert list(place.glob(name)), f"{page.name} names {name}, which does not exist"
+    packages = "|".join(path.name for path in (ROOT / "src" / "pfml").iterdir() if path.is_dir())
+    for name in re.findall(rf"`((?:{packages})/[\w/]+\.\w+)`", text_of(page)):
+        if "NAME" not in name:
+            assert (ROOT / "src" / "pfml" / name).exists(), f"{page.name} names {name}, which does not exist"
+
+
+def resolve(name):
+    """The object of a dotted name; raises if there is none."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        module = ".".join(parts[:length])
+        if importlib.util.find_spec(parts[0]) and _is_module(module):
+            return functools.reduce(getattr, parts[length:], importlib.import_module(module))
+    raise ImportError(name)
+
+
+def _is_module(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_functions_and_classes_exist(page):
+    text = text_of(page) if page.name != "CONTRIBUTING.md" else ""  # tests/test_contributing.py runs its examples
+    names = re.findall(r"`(pfml(?:\.\w+)+)", text)
+    for module, imported in re.findall(r"from (pfml[\w.]*) import ([\w, ]+)", text):
+        names += [f"{module}.{name.strip()}" for name in imported.split(",")]
+    for name in names:
+        try:
+            resolve(name)
+        except (ImportError, AttributeError):
+            pytest.fail(f"{page.name} names {name}, which does not exist")
+
+
+def commands(page):
+    """The words of each `pfml COMMAND ...` on a page, in code blocks and in sentences."""
+    text = re.sub(r" *\\\n\s*", " ", text_of(page))
+    lines = [line for line in text.splitlines() if line.startswith("    ")]
+    lines += re.findall(r"`([^`\n]+)`", text)
+    for line in lines:
+        for part in re.findall(r"\bpfml(?:\.cli)? ([a-z]+\b[^;|>`]*)", line):
+            try:
+                words = shlex.split(part, comments=True)
+            except ValueError:  # a quote that is closed in another place
+                continue
+            if words and words[0] in COMMANDS:
+                yield words
+
+
+@pytest.fixture(scope="module")
+def parsers():
+    return {
+        name: create_parser({name: command})._subcommands_action.choices[name] for name, command in COMMANDS.items()
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_have_the_options_that_are_shown(page, parsers):
+    for name, *words in commands(page):
+        known = {option.replace("-", "_") for option in (*parsers[name]._option_string_actions, *ALSO)}
+        for word in words:
+            option = word.partition("=")[0].replace("-", "_")
+            if word.startswith("--") and not option.startswith("__loss.options"):
+                assert option in known, f"{page.name}: pfml {name} has no option {word}"
