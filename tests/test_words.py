@@ -1,0 +1,65 @@
+"""The words are the field's: a short list of words that were replaced, and of British spellings, must not come back."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "Makefile")
+SUFFIXES = {".py", ".js", ".html", ".css", ".yaml", ".j2", ".md"}
+
+#: A word that was replaced, as a pattern -> what to write instead. Help texts stand in the sources.
+REPLACED = {
+    r"\bmates?\b|_mates?\b": "positives, samples of the same class",
+    r"\bwrong labels?\b": "label noise, noisy labels",
+    r"(?<![a-z])trunk": "backbone",
+    r"(?<![a-z])pictures?(?![a-z])": "plots, figures, images",
+    r"\b(?:go|goes|going|gone|went) on (?:from|with|where)\b": "resume",
+    r"\blet be\b": "uninterrupted",
+    r"(?<![a-z])pulse": "heartbeat",
+    r"\blast words\b": "error reporting",
+    r"\bwish(?:es)?\b": "shutdown request",
+    r"\blooked at by\b|\bis looked at\b": "is being traced, is read",
+    r"\bbells?\b": "Gaussian components",
+    r"\bguests?\b|\bmeetings?\b": "remote shard, schedule",
+    r"\bas it (?:comes|came)\b": "untrained, pretrained",
+    r"\bfor ever\b": "forever",
+}
+BRITISH = (
+    "analyse behaviour cancelled catalogue centre colour defence favour generalis grey initialis judgement labelled "
+    "licence maximis memoris minimis modelled neighbour normalis optimis(?=[ei]) organis(?=[ei]) parallelis(?=[ei]) "
+    "quantis randomis recognis regularis serialis standardis summaris synchronis(?=[ei]) travelled utilis visualis whilst"
+)
+#: What may stand anywhere -> why.
+ALLOWED = {
+    "aria-labelledby": "an attribute of HTML",
+    "</?picture>": "an element of HTML",
+    "CancelledError": "a name of asyncio",
+}
+
+
+def sources():
+    files = [path for folder in ("src", "docs") for path in (ROOT / folder).rglob("*") if path.suffix in SUFFIXES]
+    return sorted([*files, *(ROOT / name for name in PAGES)])
+
+
+def found(pattern):
+    """Where the pattern occurs, as "file:line: the line"."""
+    compiled, allowed = re.compile(pattern, re.IGNORECASE), re.compile("|".join(ALLOWED))
+    for path in sources():
+        name = str(path.relative_to(ROOT))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if compiled.search(allowed.sub("", line)):
+                yield f"{name}:{number}: {line.strip()[:100]}"
+
+
+@pytest.mark.parametrize("pattern", REPLACED)
+def test_a_word_that_was_replaced_does_not_come_back(pattern):
+    lines = list(found(pattern))
+    assert not lines, f"write {REPLACED[pattern]!r} instead in {len(lines)} lines:\n" + "\n".join(lines)
+
+
+def test_spelling_is_american():
+    lines = list(found("|".join(rf"\b{word}" for word in BRITISH.split())))
+    assert not lines, f"British spelling in {len(lines)} lines:\n" + "\n".join(lines)
