@@ -29,7 +29,7 @@ REPLACED = {
 BRITISH = (
     "analyse behaviour cancelled catalogue centre colour defence favour generalis grey initialis judgement labelled "
     "licence maximis memoris minimis modelled neighbour normalis optimis(?=[ei]) organis(?=[ei]) parallelis(?=[ei]) "
-    "quantis randomis recognis regularis serialis standardis summaris synchronis(?=[ei]) travelled utilis visualis whilst"
+    "quantis randomis recognis regularis serialis standardis summaris synchronis(?=[ei]) travelled visualis whilst"
 )
 #: What may stand anywhere -> why.
 ALLOWED = {
