@@ -51,6 +51,14 @@ def test_named_files_exist(page):
             assert (ROOT / "src" / "pfml" / name).exists(), f"{page.name} names {name}, which does not exist"
 
 
+def test_the_architecture_names_every_module_and_package():
+    text = text_of(ROOT / "docs" / "ARCHITECTURE.md")
+    for path in (ROOT / "src" / "pfml").iterdir():
+        name = f"{path.name}/" if path.is_dir() else path.name
+        if not name.startswith("__") and name != "py.typed":
+            assert f"`{name}`" in text, f"docs/ARCHITECTURE.md must name {name}"
+
+
 def resolve(name):
     """The object of a dotted name; raises if there is none."""
     parts = name.split(".")

@@ -1,7 +1,7 @@
 """The rate of label noise, estimated from the scores alone by a Gaussian mixture.
 
 The component of highest mean holds the mislabeled images. Two components are mostly enough, one of right and one of
-wrong labels. Where label noise is rare, easy and hard images are two components themselves, and the mislabeled ones a
+noisy labels. Where label noise is rare, easy and hard images are two components themselves, and the mislabeled ones a
 third: docs/AUDIT.md has how often.
 """
 

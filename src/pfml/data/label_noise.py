@@ -1,4 +1,4 @@
-"""Wrong labels on purpose: which images get which false class, and a record of it."""
+"""Label noise for experiments: which images get which false class, and a record of it."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Corruption:
 
 
 def corrupt(images: ImageSet, noise: LabelNoise) -> tuple[ImageSet, Corruption]:
-    """`images` with wrong labels as `noise` says, and the record of them.
+    """`images` with label noise as `noise` says, and the record of them.
 
     Give it the images that train, after validation classes were set apart, so that these stay clean. A published list
     counts all training classes, and needs data without validation classes.

@@ -47,7 +47,7 @@ class EpochBatches(ABC):
     def __iter__(self) -> Iterator[list[int]]:
         todo = self.batches(self.epoch)[self.position :]
         for batch in todo:
-            # before the yield: whoever has got a batch and stores the state goes on with the next one
+            # before the yield: whoever has got a batch and stores the state resumes with the next one
             self.position += 1
             if self.position == len(self):
                 self.epoch, self.position = self.epoch + 1, 0
@@ -58,7 +58,7 @@ class EpochBatches(ABC):
         return {"epoch": self.epoch, "position": self.position, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken; the batches must be those of the same data, sizes and seed."""
+        """Resume where `state_dict` was taken; the batches must be those of the same data, sizes and seed."""
         for name, mine in self._identity().items():
             if state.get(name) != mine:
                 raise ValueError(f"the stored batches have {name}={state.get(name)!r}, these have {mine!r}")

@@ -24,7 +24,7 @@ __all__ = ["FailedElsewhereError", "Launch", "decided_by_first", "open_world", "
 
 #: Longer than a rank may work on its own while the others wait for it; one that is gone is noticed by `Heartbeat`.
 LONGEST_WAIT = timedelta(minutes=60)
-MEETING = timedelta(seconds=ARRIVAL)
+RENDEZVOUS_TIMEOUT = timedelta(seconds=ARRIVAL)
 
 
 class FailedElsewhereError(ConnectionError):
@@ -103,7 +103,7 @@ def _store(launch: Launch) -> Any:
 @cache  # where rank 0 keeps the store itself, it ends with this object
 def rendezvous_store(launch: Launch) -> Any:
     """What all ranks can reach before they are connected; torchrun keeps one for all its starts."""
-    return next(rendezvous("env://", launch.rank, launch.size, timeout=MEETING))[0]
+    return next(rendezvous("env://", launch.rank, launch.size, timeout=RENDEZVOUS_TIMEOUT))[0]
 
 
 def _guarded(world: Ranks, heartbeat: Heartbeat) -> Iterator[World]:

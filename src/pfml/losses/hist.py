@@ -29,9 +29,9 @@ class HISTLoss(nn.Module):
     Computed in float32 at least, whatever autocast says; checked as `PotentialFieldLoss` is.
 
     Published, in the authors' code: all of the above with tau 32 (SOP 16), alpha 1.1 on CUB, 0.9 on Cars, 2 on SOP,
-    hypergraph_weight 1, 512 hidden units. Adam, weight decay on everything; trunk 1.2e-4 on CUB, else 1e-4; means and
-    log-variances 0.1 (SOP 0.01); network 6e-4 on CUB, else 1e-3. The defaults of alpha and network_lr are Cars' values.
-    A network that is much slower than that stays at chance, log C: look at `terms["hypergraph"]`.
+    hypergraph_weight 1, 512 hidden units. Adam, weight decay on everything; backbone 1.2e-4 on CUB, else 1e-4; means
+    and log-variances 0.1 (SOP 0.01); network 6e-4 on CUB, else 1e-3. The defaults of alpha and network_lr are Cars'
+    values. A network that is much slower than that stays at chance, log C: look at `terms["hypergraph"]`.
 
     Ours: the network sees sqrt(D) times the point on the sphere. That is what the published network, whose embeddings
     end in a layer norm, sees; here it does not depend on the length of the embeddings. Probabilities that underflow

@@ -27,7 +27,7 @@ def subsample_anchors(labels: Tensor, num_classes: int, per_class: int, block: i
 
 @torch.library.custom_op("pfml::subsample_anchors", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def _subsample_anchors(labels: Tensor, num_classes: int, per_class: int, block: int) -> tuple[Tensor, Tensor]:
-    labels = labels.clamp(0, num_classes - 1).sort().values  # `check_batch` reports wrong labels
+    labels = labels.clamp(0, num_classes - 1).sort().values  # `check_batch` reports labels out of range
     is_first = torch.ones_like(labels, dtype=torch.bool)
     is_first[1:] = labels[1:] != labels[:-1]
     of_batch = (labels[:, None] * per_class + torch.arange(per_class, device=labels.device)).flatten()  # (B * M,)

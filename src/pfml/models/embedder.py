@@ -147,7 +147,7 @@ class Embedder(nn.Module):
         return list(self.backbone.parameters())
 
     def frozen_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the configuration freezes for ever."""
+        """The parameters that the configuration always freezes."""
         if not self.config.freeze_patch_embedding:
             return []
         layer = self.backbone.patch_embedding()

@@ -22,7 +22,7 @@ BATCH_NORM_POLICIES = {
     "train": "statistics, weight and bias train",
     "freeze-statistics": "statistics are frozen; weight and bias train (SoftTriple, ProxyGML, Multi-Similarity)",
     "freeze": "statistics are frozen; weight and bias are frozen too, unless a warm-up has ended (Proxy-Anchor)",
-    "freeze-all": "statistics, weight and bias are frozen for ever",
+    "freeze-all": "statistics, weight and bias are always frozen",
 }
 
 

@@ -37,7 +37,7 @@ class Entry:
     """An image of an index.
 
     Args:
-        id: Names this version of this image for ever; an image that is added again gets another.
+        id: Names this version of this image forever; an image that is added again gets another.
         path: Of the image.
         class_name: "" if the class is unknown.
         source: The folder or list that it was found by, "" for none.

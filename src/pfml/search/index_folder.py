@@ -147,7 +147,7 @@ class IndexFolder:
         now = time.time()
         named = {file.file for file in after.files}
         retired = {**before.retired, **{file.file: now for file in before.files if file.file not in named}}
-        # a clock that was set back must not keep files for ever
+        # a clock that was set back must not keep files forever
         due = {name for name, since in retired.items() if not now - grace < since <= now}
         retired = {name: since for name, since in retired.items() if name not in due}
         self._write(replace(after, generation=before.generation + 1, retired=retired))

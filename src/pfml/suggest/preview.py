@@ -59,7 +59,7 @@ def preview(
     """The distances between up to `limit` of the images, a few of each class, as the embedder places them.
 
     Args:
-        embedder: As it comes, before training.
+        embedder: Before training.
         images: Those to train on.
         image_size: Another side of the crops, for a convolutional backbone; others see their own size.
         limit: Images to embed.
