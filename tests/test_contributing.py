@@ -210,10 +210,8 @@ def test_a_vector_database(added, tmp_path):
 def page_folder(monkeypatch, tmp_path):
     """A copy of the folder of the page with the script and the section of the example."""
     pytest.importorskip("fastapi", reason="pfml serve needs the extra serve")
-    pytest.importorskip("pfml.serving.routers", reason="routers are not yet a package")
-    from pfml.serving.routers import page
-
     from pfml.serving import app
+    from pfml.serving.routers import page
 
     code = dict(BLOCKS["A server page"])
     folder = shutil.copytree(page.PAGE, tmp_path / "page")

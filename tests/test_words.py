@@ -12,7 +12,9 @@ SUFFIXES = {".py", ".js", ".html", ".css", ".yaml", ".j2", ".md"}
 #: A word that was replaced, as a pattern -> what to write instead. Help texts stand in the sources.
 REPLACED = {
     r"\bmates?\b|_mates?\b": "positives, samples of the same class",
+    r"\bwrong labels?\b": "label noise, noisy labels",
     r"(?<![a-z])trunk": "backbone",
+    r"(?<![a-z])pictures?(?![a-z])": "plots, figures, images",
     r"\b(?:go|goes|going|gone|went) on (?:from|with|where)\b": "resume",
     r"\blet be\b": "uninterrupted",
     r"(?<![a-z])pulse": "heartbeat",
@@ -21,17 +23,18 @@ REPLACED = {
     r"\blooked at by\b|\bis looked at\b": "is being traced, is read",
     r"\bbells?\b": "Gaussian components",
     r"\bguests?\b|\bmeetings?\b": "remote shard, schedule",
+    r"\bas it (?:comes|came)\b": "untrained, pretrained",
+    r"\bfor ever\b": "forever",
 }
 BRITISH = (
-    "analyse behaviour cancelled catalogue centre colour defence favour generalis grey initialis judgement labelled "
-    "licence maximis memoris minimis modelled normalis optimis(?=[ei]) organis(?=[ei]) parallelis(?=[ei]) "
-    "quantis randomis recognis regularis serialis standardis summaris synchronis(?=[ei]) travelled visualis whilst"
+    "analyse behaviour catalogue centre colour defence favour generalis grey initialis judgement labelled licence "
+    "maximis memoris minimis modelled neighbour normalis optimis(?=[ei]) organis(?=[ei]) parallelis(?=[ei]) quantis "
+    "randomis recognis regularis serialis standardis summaris synchronis(?=[ei]) travelled visualis whilst"
 )
 #: What may stand anywhere -> why.
 ALLOWED = {
     "aria-labelledby": "an attribute of HTML",
     "</?picture>": "an element of HTML",
-    "CancelledError": "a name of asyncio",
 }
 
 

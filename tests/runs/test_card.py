@@ -80,7 +80,7 @@ def test_the_code_of_a_card_runs(trained, monkeypatch, tmp_path):
 def test_noise_is_counted():
     card = run_card(description(), letters(), small_config(), results(), wrong_labels=4)
     assert f"4 of {len(letters().train)} were made wrong on purpose ({4 / len(letters().train):.1%})" in card
-    assert "mixed in on purpose" in card
+    assert "added on purpose" in card
     assert "on purpose" not in run_card(description(), letters(), small_config(), results()).replace(
         "none were changed on purpose", ""
     )
@@ -139,7 +139,7 @@ def test_a_run_without_training_has_a_card_too(tmp_path, monkeypatch):
     run(config, tmp_path / "run")
     card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert "epoch 0 (last epoch" in card
-    assert "none: the backbone is as it came" in card
+    assert "none: the backbone was not trained here" in card
 
 
 def test_a_noisy_run_counts_its_wrong_labels(tmp_path, monkeypatch):

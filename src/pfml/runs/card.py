@@ -165,7 +165,7 @@ def _limits(description: dict[str, Any], data: RetrievalData, wrong_labels: int 
     learned = description["trained_on"]
     names = [] if learned is None else [escaped(name) for name in learned["class_names"]]
     more = f" and {len(names) - CLASSES_SHOWN:,} more, all in `model.json`" if len(names) > CLASSES_SHOWN else ""
-    seen = f"{', '.join(names[:CLASSES_SHOWN])}{more}" if names else "none: the backbone is as it came"
+    seen = f"{', '.join(names[:CLASSES_SHOWN])}{more}" if names else "none: the backbone was not trained here"
     lines = [
         f"Classes seen in training ({len(names):,}): {seen}. A number measured on these is no test.",
         "It has learned what tells these classes apart. It was not trained for images of another kind, for other "
@@ -176,7 +176,7 @@ def _limits(description: dict[str, Any], data: RetrievalData, wrong_labels: int 
         "Whether it may be used and passed on depends on the licenses of the backbone's weights and of the images.",
     ]
     if wrong_labels:
-        lines.append("Wrong labels were mixed in on purpose: it is an experiment, not the best that this data gives.")
+        lines.append("Label noise was added on purpose: it is an experiment, not the best that this data gives.")
     return "\n".join(f"- {line}" for line in lines)
 
 

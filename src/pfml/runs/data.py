@@ -66,7 +66,7 @@ def _corrupted(data: RetrievalData, config: DataConfig) -> tuple[RetrievalData, 
         return data, None
     if noise.variant == "list" and config.validation != "none":
         raise ValueError(
-            f"a list of wrong labels counts all training classes, so data.validation must be none, "
+            f"a list of label noise counts all training classes, so data.validation must be none, "
             f"got {config.validation!r}"
         )
     train_images, corruption = corrupt(data.train, noise)

@@ -164,7 +164,7 @@ async def jpeg(service: SharedService, image: int, size: Literal["thumbnail", "l
         content = await service.scaling.run(service.thumbnails.get, image, entry.path, size)
     except (OSError, ValueError):
         raise HTTPException(404, f"the file of image {image} is missing or cannot be read: index again") from None
-    # an id stands for one version of one file; but a new index begins at 0 again, so not for ever
+    # an id stands for one version of one file; but a new index begins at 0 again, so not forever
     return Response(content, media_type="image/jpeg", headers={"cache-control": "private, max-age=300"})
 
 
