@@ -188,7 +188,7 @@ def test_broken_images_are_left_out_counted_and_named_before_anything_is_suggest
     main(["evaluate", str(tmp_path / "run")])
     assert "5 images of 2 unseen classes" in capsys.readouterr().out
     main(["audit", str(tmp_path / "run")])
-    assert "4 labels" in capsys.readouterr().out
+    assert "4 images" in capsys.readouterr().out
 
 
 def test_broken_images_are_listed_together_and_stop_a_run_that_is_to_refuse_them(tmp_path, capsys, monkeypatch):
