@@ -16,7 +16,7 @@ from pfml.storage.shard import StoredVectors
 
 __all__ = [
     "BACKENDS",
-    "COMFORTABLE_SHARE",
+    "COMFORTABLE_FRACTION",
     "FAISS_FROM",
     "ExactSearcher",
     "FaissSearcher",
@@ -31,10 +31,10 @@ MEMORY = 2**26
 QUERIES_AT_ONCE = 1024
 #: Vectors that are copied at once.
 ROWS_AT_ONCE = 8192
-#: Entries from which "auto" takes faiss, if it is installed and its copy of the vectors fits comfortably: in this share
-#: of the available memory, since the copy grows by being copied itself, and the caller has other uses for the rest.
+#: Entries from which "auto" takes faiss, if it is installed and its copy of the vectors fits comfortably.
 FAISS_FROM = 1_000_000
-COMFORTABLE_SHARE = 0.25
+#: Fraction of the available memory that counts as comfortable: the copy grows by being copied itself.
+COMFORTABLE_FRACTION = 0.25
 
 #: Of a shard: in memory, or read from its file tile by tile.
 Vectors: TypeAlias = Tensor | StoredVectors
@@ -131,7 +131,7 @@ def backend_for(name: str, entries: int, copied_bytes: int = 0) -> str:
 
 def _fits(copied_bytes: int) -> bool:
     available = available_memory()
-    return available is not None and copied_bytes <= COMFORTABLE_SHARE * available
+    return available is not None and copied_bytes <= COMFORTABLE_FRACTION * available
 
 
 def _faiss() -> Any:

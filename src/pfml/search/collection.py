@@ -137,7 +137,7 @@ def embed_collection(
         dtype: "float32" or "float16"; None for what the folder has, float32 if it is new.
         shard_images: Images in a shard; None for what the folder has, `SHARD_IMAGES` if it is new.
         shard: Which images to embed.
-        batch_size: Images that pass through the network at a time.
+        batch_size: Images that the model embeds at a time.
         workers: Threads that read files.
         track: Shows the progress, as track(iterable, description, total).
 

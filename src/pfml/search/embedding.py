@@ -45,7 +45,7 @@ def embed_files(
     Args:
         embedder: On the device where it is to compute.
         paths: The files; those that cannot be read are noted.
-        batch_size: Images that pass through the network at a time.
+        batch_size: Images that the model embeds at a time.
         workers: Threads that read files.
         track: Shows the progress, as track(iterable, description, total).
     """

@@ -235,7 +235,7 @@ class ImageIndex:
         newest = self._folder.read(state.snapshot)
         if model is not None:
             newest.model.require(model, f"the index {self.path}")
-        # an index that was removed and made anew may have as many changes behind it
+        # an index that was removed and made again may have as many changes behind it
         if (newest.generation, newest.files) == (state.snapshot.generation, state.snapshot.files):
             return False
         self._state = _State(newest, self._asked_backend, before=state)

@@ -158,7 +158,7 @@ def calibrate(
         images: Of classes that it was not trained on.
         false_accept_rate: Of images whose class is not in the index, the share that may be accepted.
         seed: Of the division of the classes.
-        batch_size: Images that pass through the network at a time.
+        batch_size: Images that the model embeds at a time.
         data: What the images are, in words.
         track: Shows the progress, as track(iterable, description, total).
 

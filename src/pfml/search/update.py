@@ -124,7 +124,7 @@ def update_index(
         embeddings: Vectors of this embedder (`pfml.storage.embeddings.open_embeddings`), taken for images whose files
             have not changed since; others are embedded.
         shard_images: Images that are embedded and written together.
-        batch_size: Images that pass through the network at a time.
+        batch_size: Images that the model embeds at a time.
         workers: Threads that read files.
         track: Shows the progress, as track(iterable, description, total).
 

@@ -238,7 +238,7 @@ def _name(shard: VectorShard, revision: int) -> str:
 
 
 def write_embeddings(path: str | Path, names: Sequence[str | Path], embeddings: Tensor) -> None:
-    """Write a NumPy archive with the arrays `paths` (N,) and `embeddings` (N, D), float32; no pickle in it."""
+    """Write a NumPy file (.npz) with the arrays `paths` (N,) and `embeddings` (N, D), float32; no pickle in it."""
     import numpy
 
     if len(names) != len(embeddings):
@@ -252,18 +252,18 @@ def write_embeddings(path: str | Path, names: Sequence[str | Path], embeddings: 
 
 
 def refuse_ending(path: Path) -> None:
-    """Raise ValueError unless the name is that of a NumPy archive."""
+    """Raise ValueError unless the name is that of a NumPy file (.npz)."""
     if path.suffix != ".npz":
         raise ValueError(
-            f"embeddings are written to a NumPy archive, so that the name must end in .npz, or to a folder in shards, "
+            f"embeddings are written to a NumPy file, so that the name must end in .npz, or to a folder of shards, "
             f"so that it must have no ending or end in /, got {path}"
         )
 
 
 def read_embeddings(path: str | Path) -> tuple[list[str], Tensor]:
-    """Names and embeddings (N, D) of an archive or of a folder, all in memory.
+    """Names and embeddings (N, D) of a NumPy file or of a folder, all in memory.
 
-    An archive is what `write_embeddings` wrote. A folder is an embedded collection: its images come in the order of
+    The file is what `write_embeddings` wrote. A folder is an embedded collection: its images come in the order of
     folders and names, in the type that is stored. `open_embeddings` reads one that is larger than memory.
     """
     import numpy
@@ -273,9 +273,9 @@ def read_embeddings(path: str | Path) -> tuple[list[str], Tensor]:
         collection = open_embeddings(path)
         return collection.paths, collection.vectors(collection.paths)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} must be a NumPy archive or a folder of embeddings, but there is neither")
+        raise FileNotFoundError(f"{path} must be a NumPy file (.npz) or a folder of embeddings, but there is neither")
     # NumPy raises whatever it stumbles over, down to the errors of zlib
-    with named_errors(path, "a NumPy archive of paths and embeddings", Exception):
+    with named_errors(path, "a NumPy file of paths and embeddings", Exception):
         with zipfile.ZipFile(path) as packed:
             refuse_zip_bomb(path, packed)
         with numpy.load(path, allow_pickle=False) as archive:

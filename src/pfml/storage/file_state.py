@@ -32,7 +32,7 @@ class FileState:
     @classmethod
     def of(cls, path: str | Path) -> FileState:
         """The state of a file that exists."""
-        found = os.stat(path)  # before the content is read: a change after this will be seen by the next look
+        found = os.stat(path)  # before the content is read: a change after this will be seen by the next comparison
         return cls(found.st_size, found.st_mtime_ns, sha256_of(Path(path)))
 
     def is_of(self, path: str | Path) -> bool:

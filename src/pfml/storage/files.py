@@ -40,7 +40,7 @@ __all__ = [
 
 
 T = TypeVar("T")
-#: How often a reader begins anew when a writer has replaced what it was about to read.
+#: How often a reader starts again when a writer has replaced what it was about to read.
 ATTEMPTS = 100
 #: How many times its own size a zip archive may unpack to; weights, vectors and JSON come nowhere near.
 MOST_INFLATED = 100
@@ -117,7 +117,7 @@ def create_atomically(path: Path, content: bytes) -> None:
     temporary = _temporary(path)
     try:
         _write_to_disk(temporary, content)
-        _name_anew(temporary, path)
+        _link_new(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
@@ -290,7 +290,7 @@ def _write_to_disk(path: Path, content: bytes) -> None:
             os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
 
 
-def _name_anew(temporary: Path, path: Path) -> None:
+def _link_new(temporary: Path, path: Path) -> None:
     """Give a file its name unless that is taken."""
     if os.name == "nt":
         os.rename(temporary, path)  # which replaces nothing there
