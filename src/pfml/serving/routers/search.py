@@ -13,6 +13,7 @@ from pfml.serving.dependencies import (
     ErrorResponse,
     ImageResponse,
     SharedService,
+    display_name,
     entry_of,
     image_response,
     query_vector,
@@ -226,5 +227,10 @@ def _threshold_response(threshold: Threshold | None) -> ThresholdResponse | None
 
 def _hit(service: Service, hit: Hit, threshold: Threshold | None) -> HitResponse:
     unknown = None if threshold is None else threshold.is_unknown(hit.distance)
-    image = image_response(entry_of(service, hit.id))
-    return HitResponse(**dict(image), distance=hit.distance, unknown=unknown)
+    return HitResponse(
+        id=hit.id,
+        name=display_name(entry_of(service, hit.id)),
+        class_name=readable(hit.class_name),
+        distance=hit.distance,
+        unknown=unknown,
+    )
