@@ -32,7 +32,7 @@ def test_a_server_answers_rightly_beside_clients_that_make_trouble(tmp_path):
     assert_survived(result)
     assert len(result.beside) >= 6  # one of each kind, on the busiest machine
     assert {name for name, answers in result.answers.items() if answers} == {*TROUBLES, *SLOW_TROUBLES}
-    # two seconds do not fill what may be held: this is far from a leak of pictures, the slow test is the tight one
+    # two seconds do not fill what may be held: this finds a large leak only; the slow test has the tight bound
     assert result.samples[-1].resident - result.samples[0].resident < 128 * MIB
 
 
