@@ -136,7 +136,7 @@ def test_tuning_stops_in_a_trial_which_does_not_count_and_goes_on(tmp_path):
     assert sum(trial["state"] == "complete" for trial in found.trials) == 2
 
 
-def test_the_command_says_how_tuning_goes_on(tmp_path, capsys):
+def test_the_command_says_how_tuning_resumes(tmp_path, capsys):
     with (
         signal_at("scores", 1),
         mock.patch("pfml.data.datasets.read_glyphs", letters),
@@ -144,4 +144,4 @@ def test_the_command_says_how_tuning_goes_on(tmp_path, capsys):
     ):
         main(["tune", "--config=glyphs", "--epochs=1", "--batch.size=16", "--trials=1", f"--out={tmp_path}"])
     assert error.value.code == 128 + signal.SIGTERM
-    assert "the same command goes on" in capsys.readouterr().out
+    assert "the same command resumes the study" in capsys.readouterr().out
