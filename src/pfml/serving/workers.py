@@ -1,6 +1,6 @@
 """Worker threads of the server, with bounded queues: beyond a bound a request gets BusyError (503) at once.
 
-The threads are ours: anyio's CapacityLimiter bounds threads but not what waits, and doubled the median of a search.
+anyio limits the threads; it has no bound on what waits, no batches, and no limit by bytes, which are here.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ import asyncio
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import cached_property, partial
 from typing import Generic, ParamSpec, TypeVar
+
+from anyio import CapacityLimiter, to_thread
 
 __all__ = ["Admission", "BusyError", "DynamicBatcher", "Workers"]
 
@@ -67,28 +70,24 @@ class Workers:
     """A few threads with a bounded queue.
 
     Args:
-        name: Of the threads.
         threads: How many work at a time.
         most: Calls that may run or wait.
     """
 
-    def __init__(self, name: str, *, threads: int, most: int) -> None:
+    def __init__(self, *, threads: int, most: int) -> None:
+        self.threads = threads
         self._admission = Admission(most)
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"pfml {name}")
+
+    @cached_property
+    def _limiter(self) -> CapacityLimiter:
+        return CapacityLimiter(self.threads)  # at the first call, since it needs an event loop
 
     async def run(
         self, function: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
     ) -> Result:
         """function(...) in a thread; BusyError if too many wait."""
-        self._admission.acquire()
-        future = self._executor.submit(function, *args, **options)
-        # not when the request is cancelled: its call may still run
-        future.add_done_callback(lambda _: self._admission.release())
-        return await asyncio.wrap_future(future)
-
-    def close(self) -> None:
-        """End the threads; waiting calls are cancelled."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        with self._admission.held():
+            return await to_thread.run_sync(partial(function, *args, **options), limiter=self._limiter)
 
 
 class DynamicBatcher(Generic[Item, Result]):
