@@ -46,7 +46,7 @@ def test_admission_by_bytes_admits_a_large_request_alone():
 
 
 def test_workers_run_a_few_calls_at_a_time_and_refuse_what_exceeds_their_queue():
-    workers, go, lock = Workers(threads=2, most=5), threading.Event(), threading.Lock()
+    workers, go, lock = Workers("test", threads=2, most=5), threading.Event(), threading.Lock()
     running = peak = 0
 
     def call(number):
@@ -73,7 +73,7 @@ def test_workers_run_a_few_calls_at_a_time_and_refuse_what_exceeds_their_queue()
 
 
 def test_an_error_in_a_worker_reaches_the_request_and_frees_its_slot():
-    workers = Workers(threads=1, most=1)
+    workers = Workers("test", threads=1, most=1)
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
             asyncio.run(workers.run(lambda: 1 // 0))

@@ -113,14 +113,16 @@ class Service:
         self.decoding = DecodeQueue(budget, threads=2, most=self.limits.waiting)
         #: one model, one thread: torch itself uses all cores
         self.embedding: DynamicBatcher[Tensor, Tensor] = DynamicBatcher("embedding", self._embedded, BATCH)
-        self.searching = Workers(threads=2, most=2 * self.limits.waiting)
+        self.searching = Workers("search", threads=2, most=2 * self.limits.waiting)
         #: of thumbnails
-        self.scaling = Workers(threads=2, most=512)
+        self.scaling = Workers("thumbnails", threads=2, most=512)
 
     def close(self) -> None:
         """End the threads."""
         self.embedding.close()
         self.decoding.close()
+        self.searching.close()
+        self.scaling.close()
 
     async def embedded(self, content: bytes) -> Tensor:
         """The embedding (D,) of an upload; BusyError if too many wait."""
