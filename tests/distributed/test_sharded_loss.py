@@ -134,8 +134,8 @@ def test_projected_proxies_are_put_back_on_the_sphere_in_training_only(world):
 
 
 def test_the_arguments_are_those_of_the_loss_of_one_process():
-    whole = inspect.signature(PotentialFieldLoss.__init__).parameters
-    sharded = inspect.signature(ShardedPotentialFieldLoss.__init__).parameters
+    whole = inspect.signature(PotentialFieldLoss).parameters
+    sharded = inspect.signature(ShardedPotentialFieldLoss).parameters
     assert {*whole} - {*sharded} == {"proxy_sample"}
     assert {*sharded} - {*whole} == {"network_gradients", "group"}
     for name in {*whole} & {*sharded}:
