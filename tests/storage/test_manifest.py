@@ -25,7 +25,7 @@ def test_what_was_written_is_read(path):
     assert read_manifest(path, FORM) == {"apples": 4, "sizes": [1, 2]}
 
 
-@pytest.mark.parametrize("changes", [{"apples": 5}, {"pears": 1}, {"sha256": "0" * 64}])
+@pytest.mark.parametrize("changes", [{"apples": 5}, {"pears": 1}, {"manifest_sha256": "0" * 64}])
 def test_a_value_that_was_changed_is_damage(path, changes):
     edit(path, **changes)
     with pytest.raises(DamagedFileError, match=r"basket\.json does not match its own checksum"):
