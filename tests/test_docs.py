@@ -69,6 +69,15 @@ def resolve(name):
     raise ImportError(name)
 
 
+def exists(name):
+    """Whether a dotted name has an object."""
+    try:
+        resolve(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
 def _is_module(name):
     try:
         return importlib.util.find_spec(name) is not None
@@ -82,11 +91,8 @@ def test_named_functions_and_classes_exist(page):
     names = re.findall(r"`(pfml(?:\.\w+)+)", text)
     for module, imported in re.findall(r"from (pfml[\w.]*) import ([\w, ]+)", text):
         names += [f"{module}.{name.strip()}" for name in imported.split(",")]
-    for name in names:
-        try:
-            resolve(name)
-        except (ImportError, AttributeError):
-            pytest.fail(f"{page.name} names {name}, which does not exist")
+    missing = [name for name in names if not exists(name)]
+    assert not missing, f"{page.name} names {missing}, which do not exist"
 
 
 def commands(page):

@@ -156,7 +156,7 @@ def _class_name(letter: str) -> str:
 
 
 def _plates_by_face(letters: str) -> Iterator[list[Image.Image]]:
-    """For each face the letters as printed, undistorted, at a higher resolution."""
+    """For each face the glyphs as printed, undistorted, at a higher resolution."""
     import matplotlib
     from PIL import ImageFont
 
