@@ -72,9 +72,7 @@ def parsed_run_values(parser: Parser, arguments: list[str]) -> dict[str, Any]:
 
     if not arguments:
         what = "give the images to learn from, --data FOLDER (a folder per class in it) or --data FILE.csv (columns "
-        exit_with_error(
-            parser.prog, f"{what}path and label), or --config glyphs for the embedded glyphs", status=2
-        )
+        exit_with_error(parser.prog, f"{what}path and label), or --config glyphs for the embedded glyphs", status=2)
     _add_loss_options(parser, arguments)
     values = vars(parser.parse_args(arguments))
     try:
