@@ -437,11 +437,17 @@ def held(service, monkeypatch):
     go, cropped = threading.Event(), service.cropped
 
     def slow(sent):
-        go.wait(20)
+        go.wait(60)
         return cropped(sent)
 
     monkeypatch.setattr(service, "cropped", slow)
     return go
+
+
+async def completed(sent, count):
+    """Wait until `count` of the requests have an answer, and return those."""
+    waiting = iter(asyncio.as_completed(sent, timeout=60))
+    return [await next(waiting) for _ in range(count)]
 
 
 def test_waiting_uploads_share_a_limit_of_bytes(made_run, monkeypatch):
@@ -452,7 +458,7 @@ def test_waiting_uploads_share_a_limit_of_bytes(made_run, monkeypatch):
     async def searches():
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=BASE) as client:
             sent = [asyncio.ensure_future(client.post("/api/search", files={"file": ("x", content)})) for _ in range(4)]
-            await asyncio.wait(sent, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+            await completed(sent, 2)  # the refused ones: the others wait for `go`
             go.set()
             return [*await asyncio.gather(*sent), await client.post("/api/search", files={"file": ("x", content)})]
 
@@ -479,13 +485,13 @@ def test_beyond_its_bound_the_server_responds_503_and_keeps_serving(made_run, mo
                 asyncio.ensure_future(client.post("/api/search", files={"file": ("x", image_bytes())}))
                 for _ in range(6)
             ]
-            done, _ = await asyncio.wait(sent, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+            refused = await completed(sent, 4)
             meanwhile = await client.get("/api/status")  # the loop is not blocked
             go.set()
-            return [task.result() for task in done], meanwhile, await asyncio.gather(*sent)
+            return refused, meanwhile, await asyncio.gather(*sent)
 
-    done, meanwhile, answers = asyncio.run(searches())
-    assert all(answer.status_code == 503 for answer in done)
+    refused, meanwhile, answers = asyncio.run(searches())
+    assert all(answer.status_code == 503 for answer in refused)
     assert meanwhile.status_code == 200
     assert sorted(answer.status_code for answer in answers) == [200, 200, 503, 503, 503, 503]
     busy = next(answer for answer in answers if answer.status_code == 503)
