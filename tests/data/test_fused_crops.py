@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
-import subprocess
 import sys
 
 import pytest
@@ -20,6 +20,7 @@ from pfml.data.resampling import PixelBuffer, resample, resample_batch
 from pfml.data.windows import Windows
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
 INTERPOLATIONS = ["bilinear", "bicubic"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -159,7 +160,7 @@ def cases(draw: st.DrawFn) -> tuple[PixelBuffer, Windows]:
     return buffer_of(sizes, before=draw(st.integers(0, 9)), seed=draw(st.integers(0, 99))), windows
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(cases())
 def test_crops_are_the_same_for_any_windows(case: tuple[PixelBuffer, Windows]) -> None:
     assert_same(*case)
@@ -167,7 +168,7 @@ def test_crops_are_the_same_for_any_windows(case: tuple[PixelBuffer, Windows]) -
 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 def test_a_large_image_shrinks_to_a_few_pixels(interpolation: str) -> None:
-    pixels = buffer_of([(70, 45), (9, 130)])
+    pixels = buffer_of([(37, 33), (5, 70)])
     preprocessing = Preprocessing(resize=3, crop=3, interpolation=interpolation)
     windows = preprocessing.windows(torch.arange(2), pixels.sizes)
     assert float(windows.extent.max()) / windows.size > 10
@@ -282,13 +283,16 @@ def test_a_source_tells_how_it_makes_crops(monkeypatch: pytest.MonkeyPatch) -> N
     assert elsewhere.execution == "batched"
 
 
-def test_sources_do_not_need_triton() -> None:
-    code = (
-        "import sys; sys.modules['triton'] = None; import torch; from pfml.data import fused_crops, image_source; "
-        "print(fused_crops.unavailable(torch.device('cuda')))"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install triton" in result.stdout
+def test_sources_do_not_need_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("triton", "triton.language", "pfml.data.crop_kernels"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("image_source", "decoded_images", "fused_crops"):
+        spec = importlib.util.find_spec(f"pfml.data.{name}")
+        assert spec is not None
+        assert spec.loader is not None
+        again = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(again)
+    assert "pip install triton" in again.unavailable(torch.device("cuda"))
 
 
 def photographs(count: int = 100) -> PixelBuffer:

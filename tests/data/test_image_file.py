@@ -7,7 +7,6 @@ import stat
 import struct
 import sys
 import threading
-import time
 import zlib
 from pathlib import Path
 
@@ -156,20 +155,19 @@ def test_psd_and_icons_are_not_read_although_pillow_could(tmp_path: Path) -> Non
     ],
 )
 def test_what_no_network_has_a_use_for_is_refused_by_its_header(
-    tmp_path: Path, width: int, height: int, reason: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int, height: int, reason: str
 ) -> None:
     path = tmp_path / "strip.png"
     content = gray_png(width, min(height, 1000))  # the header alone is looked at
     header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     path.write_bytes(content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:])
-    began = time.monotonic()
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda image: pytest.fail("its pixels are decoded"))
     for function in (read_rgb, read_size, lambda one: Thumbnails().get(0, str(one), "thumbnail")):
         with pytest.raises(TooLargeError, match=reason):
             function(path)
     with pytest.raises(BadUploadError) as caught:
         decoded_upload(path.read_bytes(), most_pixels=40_000_000)
     assert caught.value.status == 413
-    assert time.monotonic() - began < 1
 
 
 @pytest.mark.parametrize("size", [(1, 128), (128, 1), (512, 4)])

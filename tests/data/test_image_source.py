@@ -354,7 +354,7 @@ def open_often(images: ImageSet, folder: Path, number: int, together: Barrier, f
     """Store and load caches at the same moments as other processes."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # a cache may be replaced while it is being read
-    for turn in range(20):
+    for turn in range(8):
         together.wait(60)
         try:
             for _ in range(2):

@@ -2,39 +2,49 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
+from rank_program import printed_by, run_rank
+from torch.distributed import TCPStore
 
 from pfml.runs.folder import RunFolder
+from processes import CONTEXT
 from runs import outcome, training
 
-PROGRAM = Path(__file__).parent / "rank_program.py"
-ENVIRONMENT = {
-    **os.environ,
-    "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": os.pathsep.join([str(PROGRAM.parent), str(PROGRAM.parents[1]), os.environ.get("PYTHONPATH", "")]),
-}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def started(out, fault, *, size=2):
+@pytest.fixture
+def port():
+    """That of a store that this process keeps for the ranks, as torchrun does."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield store.port
+    del store
+
+
+def started(out, fault, port, *, size=2):
     """Ranks without torchrun, so that nobody but themselves ends them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = {**ENVIRONMENT, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
-    command = [sys.executable, str(PROGRAM), str(out), fault]
-    return [
-        subprocess.Popen(
-            command, env={**place, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
+    common["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    ranks = [
+        CONTEXT.Process(target=run_rank, args=(out, fault, {**common, "RANK": str(rank)}), daemon=True)
         for rank in range(size)
     ]
+    for rank in ranks:
+        rank.start()
+    return ranks
+
+
+def ended(out, ranks):
+    """What each rank has printed, after all have ended."""
+    for rank in ranks:
+        rank.join(120)
+        assert rank.exitcode is not None, "a rank waits for one that is gone"
+    return [printed_by(out, rank).read_text() for rank in range(len(ranks))]
 
 
 def wait_for(path):
@@ -44,15 +54,13 @@ def wait_for(path):
         time.sleep(0.05)
 
 
-def test_a_rank_that_dies_ends_the_others_with_its_name_and_the_run_goes_on_from_its_checkpoint(tmp_path):
+def test_a_rank_that_dies_ends_the_others_with_its_name_and_the_run_resumes_from_its_checkpoint(tmp_path, port):
     out = tmp_path / "run"
-    ranks = started(out, "stall")
+    ranks = started(out, "stall", port)
     wait_for(tmp_path / "run.stalls")
-    killed = time.monotonic()
     ranks[1].kill()
-    texts = [rank.communicate(timeout=60)[0] for rank in ranks]
-    assert time.monotonic() - killed < 60
-    assert ranks[0].returncode == 1
+    texts = ended(out, ranks)
+    assert ranks[0].exitcode == 1
     assert "FailedElsewhereError: rank 1 of 2 no longer answers" in texts[0]
     assert outcome(out)[1]["step"] == 4  # the end of the first epoch
 
@@ -63,10 +71,10 @@ def test_a_rank_that_dies_ends_the_others_with_its_name_and_the_run_goes_on_from
 
 
 @pytest.mark.slow
-def test_an_error_of_one_rank_is_told_by_all(tmp_path):
-    ranks = started(tmp_path / "run", "raise")
-    texts = [rank.communicate(timeout=60)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [1, 1]
+def test_an_error_of_one_rank_is_told_by_all(tmp_path, port):
+    ranks = started(tmp_path / "run", "raise", port)
+    texts = ended(tmp_path / "run", ranks)
+    assert [rank.exitcode for rank in ranks] == [1, 1]
     assert "RuntimeError: this rank has run out of memory" in texts[1]
     assert "FailedElsewhereError: rank 1 failed: this rank has run out of memory" in texts[0]
 

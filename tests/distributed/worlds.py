@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+
+from processes import CONTEXT
 
 #: Ranks that wait for each other longer than this are told so by gloo; the parent waits a little longer.
-TIMEOUT_SECONDS = 20
+TIMEOUT_SECONDS = 60
 #: ... or than this, in the two ranks of the group "hasty", which is of no use after it has run out of patience.
-HASTY_SECONDS = 6
+HASTY_SECONDS = 3
 LARGEST = 4
 
 
@@ -44,13 +45,12 @@ class World:
         self._start()
 
     def _start(self) -> None:
-        context = mp.get_context("spawn")
         self.started += 1
-        ends = [context.Pipe() for _ in range(LARGEST)]
+        ends = [CONTEXT.Pipe() for _ in range(LARGEST)]
         self.pipes = [parent for parent, _ in ends]
         rendezvous_file = str(self.folder / f"rendezvous-{self.started}")
         self.processes = [
-            context.Process(target=_serve, args=(rank, child, rendezvous_file), daemon=True)
+            CONTEXT.Process(target=_serve, args=(rank, child, rendezvous_file), daemon=True)
             for rank, (_, child) in enumerate(ends)
         ]
         for process in self.processes:

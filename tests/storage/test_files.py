@@ -139,7 +139,7 @@ def write_often(folder: Path, number: int, together: Barrier, failures: SimpleQu
     """Replace tensors and read them, again and again."""
     torch.set_num_threads(1)
     together.wait(60)
-    for turn in range(40):
+    for turn in range(20):
         try:
             content = {"number": number, "turn": turn}
             write_sealed_tensors(folder, "map", {"x": torch.tensor([number, turn])}, content, FORM)
@@ -151,8 +151,8 @@ def write_often(folder: Path, number: int, together: Barrier, failures: SimpleQu
 
 
 def create_often(folder: Path, number: int, together: Barrier, failures: SimpleQueue[str]) -> None:
-    """Create 50 files beside others that do so; a file that says it was created by both is a failure."""
-    for k in range(50):
+    """Create 30 files beside others that do so; a file that says it was created by both is a failure."""
+    for k in range(30):
         together.wait(60)
         try:
             create_atomically(folder / f"{k}", f"{number}".encode())
@@ -166,7 +166,7 @@ def create_often(folder: Path, number: int, together: Barrier, failures: SimpleQ
 
 def test_of_several_that_create_a_file_at_once_one_does(tmp_path: Path) -> None:
     assert failures_of_several(2, create_often, tmp_path) == []
-    assert len(list(tmp_path.iterdir())) == 50
+    assert len(list(tmp_path.iterdir())) == 30
 
 
 def test_a_file_is_created_once_where_there_are_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,10 @@ def test_a_long_wait_is_logged_with_the_file(tmp_path, monkeypatch, caplog):
         with locked_file(path, first):
             waiting = threading.Thread(target=write)
             waiting.start()
-            time.sleep(0.2)
+            end = time.monotonic() + 120
+            while not caplog.records:  # it has waited longer than its patience
+                assert time.monotonic() < end
+                time.sleep(0.005)
             assert not done.is_set()
         waiting.join()
     assert done.is_set()

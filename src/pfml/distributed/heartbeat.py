@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -57,6 +58,7 @@ class Heartbeat:
         size: How many there are.
         holder: Who keeps the store, and is gone if it is: "rank 0" or torchrun.
         beat, patience, arrival, grace: Seconds, see the top of this module.
+        clock: The seconds by which the silence of other ranks is measured.
 
     Attributes:
         reason: Why the work cannot go on, in words; None while it can.
@@ -73,9 +75,11 @@ class Heartbeat:
         patience: float = PATIENCE,
         arrival: float = ARRIVAL,
         grace: float = GRACE,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store, self.rank, self.size, self.holder = store, rank, size, holder
         self.beat, self.patience, self.arrival, self.grace = beat, patience, arrival, grace
+        self.clock = clock
         self.reason: str | None = None
         self._others = [other for other in range(size) if other != rank]
         self._seen: dict[int, tuple[bytes, float]] = {}
@@ -135,7 +139,7 @@ class Heartbeat:
         if self.store.check([REASON]):
             self._tell(self.store.get(REASON).decode())
             return
-        now = time.monotonic()
+        now = self.clock()
         for other in self._others:
             key = _key(other)
             sign = self.store.get(key) if self.store.check([key]) else b""
