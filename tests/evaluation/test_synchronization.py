@@ -93,11 +93,11 @@ def test_the_path_of_a_gpu_gives_the_same_bits(monkeypatch, spread, with_gallery
     assert found == retrieval_metrics(embeddings, labels, **gallery)
 
 
-@pytest.mark.parametrize("at_once", [1, 100, 5_000])
+@pytest.mark.parametrize("at_once", [1, 50, 2_000])
 @pytest.mark.parametrize("may_synchronize", [False, True])
-def test_very_many_pairs_are_counted_in_parts(monkeypatch, at_once, may_synchronize):
-    embeddings = torch.ones(200, 16) + 1e-7 * torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
-    labels = torch.arange(200) % 7
+def test_very_many_pairs_are_counted_in_chunks(monkeypatch, at_once, may_synchronize):
+    embeddings = torch.ones(100, 16) + 1e-7 * torch.randn(100, 16, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(100) % 7
     expected = retrieval_metrics(embeddings, labels)
     largest = 0
     count_pairs = ranks.RankCounter._count_pairs
@@ -111,7 +111,7 @@ def test_very_many_pairs_are_counted_in_parts(monkeypatch, at_once, may_synchron
     monkeypatch.setattr(ranks, "PAIRS_AT_ONCE", at_once)
     monkeypatch.setattr(ranks.RankCounter, "_count_pairs", watched)
     assert retrieval_metrics(embeddings, labels) == expected
-    assert largest <= max(at_once, 200)  # a row is not divided
+    assert largest <= max(at_once, 100)  # a row is not divided
 
 
 def test_a_tile_of_a_gpu_is_large_and_its_sides_are_even():

@@ -1,19 +1,24 @@
+import shutil
 import time
 from dataclasses import replace
 from io import StringIO
 
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 
 from pfml.data import draw_glyphs
-from pfml.data.glyphs import TRAIN_LETTERS, Distortion
+from pfml.data.glyphs import TRAIN_GLYPHS, Distortion
+from pfml.evaluation import embed, retrieval_metrics
 from pfml.experiments import run as execution
 from pfml.experiments import tasks
 from pfml.experiments.plan import Plan, PlanOptions, plan_experiment
 from pfml.experiments.run import Estimator, execute
 from pfml.experiments.store import ResultsStore
+from pfml.models import load_embedder
 from pfml.runs.config import DataConfig
+from pfml.runs.data import prepare_data
 from pfml.storage.lock import claim
 from pfml.training import BatchConfig
 from pfml.training.shutdown import Interrupted
@@ -26,7 +31,7 @@ def glyph_folder(tmp_path_factory):
     """A folder of 16 classes of glyphs, 16 images each, which other processes can read, too."""
     root = tmp_path_factory.mktemp("glyphs")
     mild = Distortion(rotation=5, scale=1.05, shear=0.05, shift=1, noise=0.05)
-    images = draw_glyphs(TRAIN_LETTERS[:16], copies=1, distortion=mild)
+    images = draw_glyphs(TRAIN_GLYPHS[:16], copies=1, distortion=mild)
     for index, (pixels, label) in enumerate(zip(images.images, images.labels.tolist(), strict=True)):
         folder = root / f"glyph-{label:02}"
         folder.mkdir(exist_ok=True)
@@ -56,11 +61,32 @@ def records(out):
     return ResultsStore(out / "results.jsonl").records()
 
 
-def test_each_run_leaves_a_record_with_everything_about_it(glyph_folder, tmp_path):
-    plan = small_plan(glyph_folder)
-    summary, printed = run(plan, tmp_path)
+@pytest.fixture(scope="module")
+def finished(glyph_folder, tmp_path_factory):
+    """A plan of two runs that are done, its folder, the summary, and what was printed."""
+    plan, out = small_plan(glyph_folder), tmp_path_factory.mktemp("finished")
+    return plan, out, *run(plan, out)
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """A plan of two runs, and a folder of its own in which both are done."""
+    plan, out, *_ = finished
+    return plan, shutil.copytree(out, tmp_path / "copied")
+
+
+@pytest.fixture
+def _without_training(monkeypatch):
+    """Runs end at once: for tests of which runs are done, not of what they do."""
+    outcome = tasks.Outcome({"last": {"recall_at_1": 0.5, "map_at_r": 0.4}}, {"train": 1, "test": 1, "missing": 0})
+    for name in ("train", "time"):
+        monkeypatch.setitem(execution.TASKS, name, lambda run, context: outcome)
+
+
+def test_each_run_leaves_a_record_with_everything_about_it(finished):
+    plan, out, summary, printed = finished
     assert (summary.done, summary.failed, summary.left) == (2, (), ())
-    first, second = records(tmp_path)
+    first, second = records(out)
     assert [first["key"], second["key"]] == [one.key for one in plan.runs]
     assert first["method"] == "proxy-anchor"
     assert first["images"] == {"train": 128, "test": 128, "missing": 0}
@@ -75,26 +101,29 @@ def test_each_run_leaves_a_record_with_everything_about_it(glyph_folder, tmp_pat
     assert 0 < first["results"]["seconds_per_epoch"] < first["seconds"]
     assert "[1/2] proxy-anchor" in printed
     assert "[2/2] pfml" in printed
-    folder = tmp_path / "retrieval" / plan.runs[0].key
+    folder = out / "retrieval" / plan.runs[0].key
     assert (folder / "model").is_dir()
     assert not (folder / "checkpoints").exists()
 
 
-def test_what_is_done_is_not_done_again(glyph_folder, tmp_path):
-    plan = small_plan(glyph_folder)
-    run(Plan(plan.experiment, plan.runs[:1]), tmp_path)
-    _, printed = run(plan, tmp_path)
+def test_what_is_done_is_not_done_again(copied):
+    plan, out = copied
+    first, _ = (out / "results.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (out / "results.jsonl").write_text(first, encoding="utf-8")
+    shutil.rmtree(out / "retrieval" / plan.runs[1].key)
+    _, printed = run(plan, out)
     assert "proxy-anchor" not in printed
-    assert len(records(tmp_path)) == 2
-    assert run(plan, tmp_path)[1] == ""
+    assert "[2/2] pfml" in printed
+    assert len(records(out)) == 2
+    assert run(plan, out)[1] == ""
 
 
-def test_another_experiment_takes_over_a_result(glyph_folder, tmp_path):
-    run(small_plan(glyph_folder), tmp_path)
-    summary, printed = run(small_plan(glyph_folder, name="alignment"), tmp_path)
+def test_another_experiment_takes_over_a_result(glyph_folder, copied):
+    _, out = copied
+    summary, printed = run(small_plan(glyph_folder, name="alignment"), out)
     assert summary.done == 2
     assert printed.count("the same run as in retrieval") == 2
-    found = records(tmp_path)
+    found = records(out)
     assert [one["experiment"] for one in found] == ["retrieval"] * 2 + ["alignment"] * 2
     assert found[1]["results"] == found[3]["results"]
 
@@ -118,7 +147,7 @@ def test_an_interrupted_run_resumes_and_ends_like_an_uninterrupted_one(glyph_fol
     assert parts["results"]["alignment"] == whole["results"]["alignment"]
 
 
-def test_a_failed_run_is_recorded_and_the_others_go_on(glyph_folder, tmp_path):
+def test_a_failed_run_is_recorded_and_the_others_are_done(glyph_folder, tmp_path):
     plan = small_plan(glyph_folder)
     bad = replace(plan.runs[0], config=replace(plan.runs[0].config, batch=BatchConfig(4000, 4)))
     summary, printed = run(Plan("retrieval", (bad, plan.runs[1])), tmp_path)
@@ -133,7 +162,8 @@ def test_a_failed_run_is_recorded_and_the_others_go_on(glyph_folder, tmp_path):
     assert len(run(Plan("retrieval", (bad,)), tmp_path)[0].failed) == 1  # the next call tries again
 
 
-def test_several_processes_share_the_work_without_doubling_it(glyph_folder, tmp_path):
+def test_several_processes_share_the_work_without_doubling_it(glyph_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(execution, "START_METHOD", "forkserver")  # which imports torch once (tests/processes.py)
     plan = small_plan(glyph_folder, seeds=(0,))
     summary, _ = run(plan, tmp_path, jobs=2)
     assert summary.done == len(plan.runs) > 1
@@ -158,7 +188,7 @@ def holder():
         process = CONTEXT.Process(target=hold_claim, args=(path, holding))
         process.start()
         started.append(process)
-        assert holding.wait(60)
+        assert holding.wait(600)
         return process
 
     yield hold
@@ -167,6 +197,7 @@ def holder():
         process.join()
 
 
+@pytest.mark.usefixtures("_without_training")
 def test_a_run_of_another_process_is_left_to_it_until_that_dies(glyph_folder, tmp_path, holder):
     plan = small_plan(glyph_folder)
     lock = tmp_path / "locks" / f"{plan.runs[0].result_key}.lock"
@@ -190,6 +221,7 @@ def test_a_claim_is_exclusive_and_frees_its_file(tmp_path):
         assert again
 
 
+@pytest.mark.usefixtures("_without_training")
 def test_no_run_is_started_that_does_not_fit_the_budget(glyph_folder, tmp_path):
     plan = small_plan(glyph_folder)
     summary, printed = run(plan, tmp_path, budget=0.0)
@@ -210,13 +242,20 @@ def test_an_estimate_comes_from_runs_of_the_same_kind(glyph_folder, tmp_path):
     assert told.seconds * 0.4 < Estimator([made], "cpu").estimate(half).seconds < told.seconds * 0.7
 
 
-def test_the_folds_of_mlrc_are_concatenated_when_all_are_done(glyph_folder, tmp_path):
-    plan = small_plan(glyph_folder, name="mlrc", methods=("proxy-anchor",))
+@pytest.fixture(scope="module")
+def folds(glyph_folder, tmp_path_factory):
+    """The plan of the MLRC protocol, its folder with all runs done, and the summary after the first three folds."""
+    plan, out = small_plan(glyph_folder, name="mlrc", methods=("proxy-anchor",)), tmp_path_factory.mktemp("mlrc")
     *folds, together = plan.runs
-    early, _ = run(Plan("mlrc", (*folds[:3], together)), tmp_path)
-    assert early.left == (together,)
-    assert run(plan, tmp_path)[0].done == 5
-    found = {one["settings"]["fold"]: one for one in records(tmp_path)}
+    early, _ = run(Plan("mlrc", (*folds[:3], together)), out)
+    assert run(plan, out)[0].done == 5
+    return plan, out, early
+
+
+def test_the_folds_of_mlrc_are_concatenated_when_all_are_done(folds):
+    plan, out, early = folds
+    assert early.left == plan.runs[-1:]
+    found = {one["settings"]["fold"]: one for one in records(out)}
     result = found["concatenated"]["results"]
     assert found[0]["images"]["train"] == 96
     for metric in ("precision_at_1", "map_at_r"):
@@ -225,23 +264,17 @@ def test_the_folds_of_mlrc_are_concatenated_when_all_are_done(glyph_folder, tmp_
     assert result["validation_selected"]["num_queries"] == 128
 
 
-def test_concatenation_is_that_of_unit_vectors(glyph_folder, tmp_path):
-    import torch
-
-    from pfml.evaluation import embed, retrieval_metrics
-    from pfml.models import load_embedder
-    from pfml.runs.data import prepare_data
-
-    plan = small_plan(glyph_folder, name="mlrc", methods=("proxy-anchor",))
-    run(plan, tmp_path)
+def test_concatenation_is_that_of_unit_vectors(glyph_folder, folds):
+    plan, out, _ = folds
     data, _ = prepare_data(DataConfig(str(glyph_folder)))
-    points = [embed(load_embedder(tmp_path / "mlrc" / fold.key), data.test) for fold in plan.runs[:4]]
+    points = [embed(load_embedder(out / "mlrc" / fold.key), data.test) for fold in plan.runs[:4]]
     rows = torch.cat([torch.nn.functional.normalize(one) for one in points], 1)
     expected = retrieval_metrics(rows, data.test.labels, recall_at=data.recall_at).as_dict()
-    chosen = records(tmp_path)[-1]["results"]["validation_selected"]
+    chosen = records(out)[-1]["results"]["validation_selected"]
     assert {name: chosen[name] for name in expected} == expected
 
 
+@pytest.mark.usefixtures("_without_training")
 def test_timing_does_not_share_a_device(glyph_folder, tmp_path):
     plan = small_plan(glyph_folder, name="timing", methods=("proxy-anchor",), epochs=2)
     summary, printed = run(plan, tmp_path, jobs=3)

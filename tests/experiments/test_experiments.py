@@ -6,11 +6,14 @@ import pytest
 
 from pfml.cli import main
 from pfml.data import RetrievalData, draw_glyphs
-from pfml.data.glyphs import TRAIN_LETTERS, UNSEEN_LETTERS
+from pfml.data.glyphs import TRAIN_GLYPHS, UNSEEN_GLYPHS
 from pfml.experiments import catalog, tasks
 from pfml.experiments.store import ResultsStore
+from pfml.plots.maps import project
 from pfml.runs.config_files import read_config
+from pfml.theory.figures import Window
 
+GRID = Window.grid
 METHODS = ["proxy-anchor", "pfml"]
 #: Records that each adds, with two methods if it may have them.
 COUNTS = {
@@ -27,7 +30,7 @@ COUNTS = {
 
 @pytest.fixture(scope="module")
 def few_glyphs():
-    train, test = draw_glyphs(TRAIN_LETTERS[:28], copies=1), draw_glyphs(UNSEEN_LETTERS[:8], copies=1)
+    train, test = draw_glyphs(TRAIN_GLYPHS[:28], copies=1), draw_glyphs(UNSEEN_GLYPHS[:8], copies=1)
     return RetrievalData("glyphs", train, test)
 
 
@@ -43,6 +46,9 @@ def _thin(monkeypatch, few_glyphs):
     monkeypatch.setattr(catalog, "TIMED_PROXIES", (5,))
     monkeypatch.setitem(catalog.SWEEPS, "pfml", sweeps)
     monkeypatch.setattr(sys.modules["pfml.runs.data"], "load_data", lambda name, root: few_glyphs)
+    monkeypatch.setattr(tasks, "project", lambda points, seed: project(points, "pca", seed=seed))
+    monkeypatch.setattr("pfml.theory.figures.DPI", 20)
+    monkeypatch.setattr("pfml.theory.figures.Window.grid", lambda self, across: GRID(self, 40))
     tasks.prepared.cache_clear()
     yield
     tasks.prepared.cache_clear()

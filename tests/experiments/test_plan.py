@@ -1,6 +1,4 @@
 import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -10,6 +8,7 @@ from pfml.experiments.plan import PlanOptions, plan_experiment
 from pfml.models import EmbedderConfig
 from pfml.runs.config import StorageConfig
 from pfml.training import METHODS, BatchConfig, LossConfig, ScheduleConfig
+from processes import CONTEXT
 
 TRAINED = [name for name, method in METHODS.items() if method.trains and not method.from_teachers]
 
@@ -107,15 +106,16 @@ def _without(present, changed):
     return present
 
 
+def tell_keys(found):
+    found.put(keys("ablation"))
+
+
 def test_keys_do_not_depend_on_the_process():
-    code = (
-        "from pfml.experiments.plan import *\n"
-        "runs = plan_experiment('ablation', PlanOptions(datasets=('glyphs',), seeds=(0,))).runs\n"
-        "print(*[run.key for run in runs])"
-    )
-    environment = {**os.environ, "PYTHONHASHSEED": "7"}
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert printed.stdout.split() == keys("ablation")
+    found = CONTEXT.SimpleQueue()
+    process = CONTEXT.Process(target=tell_keys, args=(found,))  # another interpreter, with hashes of another seed
+    process.start()
+    assert found.get() == keys("ablation")
+    process.join()
 
 
 def test_keys_do_not_depend_on_paths_and_devices(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from pfml.cli import main
 from pfml.data import RetrievalData, draw_glyphs
-from pfml.data.glyphs import TRAIN_LETTERS, UNSEEN_LETTERS
+from pfml.data.glyphs import TRAIN_GLYPHS, UNSEEN_GLYPHS
 from pfml.experiments import tasks
 from pfml.experiments.plan import PlanOptions, plan_experiment
 from pfml.experiments.store import ResultsStore
@@ -18,7 +18,7 @@ SPACE = {"low": 0.5, "high": 1.5, "log": False, "whole": False}
 
 @pytest.fixture(scope="module")
 def few_glyphs():
-    train, test = draw_glyphs(TRAIN_LETTERS[:28], copies=1), draw_glyphs(UNSEEN_LETTERS[:8], copies=1)
+    train, test = draw_glyphs(TRAIN_GLYPHS[:28], copies=1), draw_glyphs(UNSEEN_GLYPHS[:8], copies=1)
     return RetrievalData("glyphs", train, test)
 
 

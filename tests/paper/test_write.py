@@ -27,6 +27,11 @@ from records import record
 TABLES = {table.id: table for table in paper_tables()}
 
 
+@pytest.fixture
+def _small_figures(monkeypatch):
+    monkeypatch.setattr("pfml.plots.theme.PIXEL_DENSITY", 0.25)
+
+
 @pytest.fixture(scope="module")
 def runs():
     alignment = {"alignment": {"paper": 0.171, "wasserstein2": 0.2}}
@@ -202,6 +207,7 @@ def test_latex_compiles_with_every_sign_and_figure(runs, nasty, tmp_path):
     assert (tmp_path / "my_report.pdf").read_bytes().startswith(b"%PDF")
 
 
+@pytest.mark.usefixtures("_small_figures")
 def test_html_is_one_page_that_escapes_and_asks_for_nothing_from_elsewhere(runs):
     text = write_report(report_of(runs), "html", None)
     assert "&lt;more&gt; | less" in text
@@ -282,6 +288,7 @@ def test_the_command_without_a_store_prints_the_papers_tables(capsys):
     assert "(experiment" not in printed
 
 
+@pytest.mark.usefixtures("_small_figures")
 @pytest.mark.parametrize("ending", ["md", "tex", "html"])
 def test_the_command_writes_a_file_and_the_figure_of_the_ablations(store, tmp_path, capsys, ending):
     out = tmp_path / "new" / f"report.{ending}"
@@ -311,7 +318,7 @@ def test_mistakes_end_the_command_with_a_sentence(arguments, message):
 def test_every_format_marks_tuned_runs(form):
     tuning = {"trials": 12, "split": "half", "values": {"optimizer.lr": 2e-4, "loss.options.delta": 0.31}}
     runs = [record(recall=0.7), record(recall=0.74, key="tuned", tuning=tuning)]
-    report = report_of(runs)
+    report = report_of(runs, experiment="retrieval")
     whose = ["paper", "ours, last", "ours, best", "difference"]
     assert list(lines(report.texts[0], "Potential Field (Ours), tuned")) == whose
     text = write_report(report, form, None)

@@ -1,10 +1,10 @@
-"""Glyphs: a retrieval set of letters that is drawn from the fonts shipped with matplotlib, so that it needs no files.
+"""Glyphs: a retrieval set that is drawn from the fonts shipped with matplotlib, so that it needs no files.
 
-The letters are those that all 16 text faces have in common, without accents (letters whose compatibility decomposition
-is more than themselves), without modifier letters (small raised signs) and without look-alikes: of the letters with the
-same outline in more than a third of the faces, such as Latin A, Greek Alpha and Cyrillic A, the one with the lowest
-code point stays. That leaves 283; a seeded shuffle made 141 of them training classes and 142 unseen ones. Both lists
-are written down here, because they are the data set: another version of the fonts must not change it.
+A class is a character that all 16 text faces have. Left out are accents (characters whose compatibility decomposition
+is more than themselves), modifier letters (small raised signs) and look-alikes: of the characters with the same outline
+in more than a third of the faces, such as Latin A, Greek Alpha and Cyrillic A, the one with the lowest code point
+stays. That leaves 283; a seeded shuffle made 141 of them training classes and 142 unseen ones. Both lists are written
+down here, because they are the data set: another version of the fonts must not change it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pfml.data.image_set import ImageSet, RetrievalData
 if TYPE_CHECKING:
     from PIL import Image, ImageFont
 
-__all__ = ["FACES", "TRAIN_LETTERS", "UNSEEN_LETTERS", "Distortion", "draw_glyphs", "read_glyphs"]
+__all__ = ["FACES", "TRAIN_GLYPHS", "UNSEEN_GLYPHS", "Distortion", "draw_glyphs", "read_glyphs"]
 
-TRAIN_LETTERS = (
+TRAIN_GLYPHS = (
     "BCFGHKLMNOSTYZacegijnopqstuxÐØæðøħıĸłŊŦƐƕƙƚƞƪƭƺƻƾǀǂǃȷɑɒɔɖɘɚɛɝɞɟɡɥɦɧɨɩɬɰ"  # noqa: RUF001
     "ɲɴɸɹɺɿʀʃʆʎʐʔʕʖʘʛʝʟʠʡʢʣʤʧΔΛΞΠΣΦΨΩβγκλνςφχψϛЂДЖЛУФШЩЬбдзикпцчшщъьэђњћѢѣґ"
 )
-UNSEEN_LETTERS = (
+UNSEEN_GLYPHS = (
     "ADEIJPQRUVWXbdfhklmrvwyzÆÞßþđĦŁŋŒœŧƀƈƒƛƥƫǁɐɓɕɗəɜɠɢɣɤɪɫɭɮɯɱɳɵɶɷɻɼɽɾʁʂʄʅʇ"  # noqa: RUF001
     "ʈʉʊʋʌʍʏʑʒʓʗʙʚʜʞʥʦʨΓΘαδζθιμξπρστυωϘϙϚϝϞϟϠϡЄЉЊЋЏБЗИКЦЧЪЫЭЮЯгжлмтфыюяєљџѲҐ"
 )
@@ -56,21 +56,21 @@ FACES = {
 
 SIDE = 32  # pixels of an image
 EM = 22  # pixels of the em square
-WIDEST = 24  # pixels; the few letters that would be wider are printed smaller
-OVERSAMPLING = 2  # letters are warped at twice the resolution and then averaged, so that edges are smooth
+WIDEST = 24  # pixels; the few glyphs that would be wider are printed smaller
+OVERSAMPLING = 2  # glyphs are warped at twice the resolution and then averaged, so that edges are smooth
 COPIES = 3
 
 
 @dataclass(frozen=True)
 class Distortion:
-    """How far an image of a letter may be from the letter as printed; each draw is uniform between the two signs.
+    """How far an image may be from its glyph as printed; each value is uniform between its two signs.
 
     Args:
         rotation: Largest angle, in degrees.
         scale: Largest factor of size, up or down (drawn in logarithms).
         shear: Largest tangent of the slant.
         shift: Largest offset in x and in y, in pixels.
-        noise: Standard deviation of the Gaussian noise of each pixel, as a share of the range of gray values.
+        noise: Standard deviation of the Gaussian noise of each pixel, as a fraction of the range of gray values.
     """
 
     rotation: float = 25.0
@@ -87,7 +87,7 @@ class Distortion:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 
     def affine(self, random: np.random.Generator) -> tuple[float, float, float, float, float, float]:
-        """A random affine map from pixels of the image to pixels of the letter, both relative to their centers."""
+        """A random affine map from pixels of the image to pixels of the glyph, both relative to their centers."""
         angle, size, slant, right, down = random.uniform(-1, 1, 5)
         angle = math.radians(self.rotation) * angle
         zoom = self.scale**-size
@@ -106,56 +106,58 @@ class Distortion:
 
 
 def read_glyphs(root: Path | None = None) -> RetrievalData:
-    """The glyphs: 141 letters to train on (6,768 images) and 142 unseen letters (6,816 images), 32 x 32 pixels.
+    """The glyphs: 141 classes to train on (6,768 images) and 142 unseen classes (6,816 images), 32 x 32 pixels.
 
     Args:
         root: Has no meaning here, since nothing is read from files; must be None.
     """
     if root is not None:
         raise ValueError(f"glyphs are drawn, not read: root must be None, got {root}")
-    return RetrievalData("glyphs", train=draw_glyphs(TRAIN_LETTERS), test=draw_glyphs(UNSEEN_LETTERS))
+    return RetrievalData("glyphs", train=draw_glyphs(TRAIN_GLYPHS), test=draw_glyphs(UNSEEN_GLYPHS))
 
 
 def draw_glyphs(
-    letters: str,
+    characters: str,
     *,
     copies: int = COPIES,
     distortion: Distortion = Distortion(),  # noqa: B008  (frozen)
     seed: int = 0,
 ) -> ImageSet:
-    """Images of `letters`, one class per letter: `copies` distorted draws in each of the 16 faces.
+    """Images of `characters`, one class each: `copies` distorted glyphs in each of the 16 faces.
 
-    An image depends only on its letter, face, copy and `seed`, so that a letter looks the same in any selection.
+    An image depends only on its character, face, copy and `seed`, so that it is the same in any selection.
 
     Args:
-        letters: Different ones, of `TRAIN_LETTERS` and `UNSEEN_LETTERS`: the faces may lack others.
-        copies: Images per letter and face.
-        distortion: How strongly letters are distorted.
+        characters: Different ones, of `TRAIN_GLYPHS` and `UNSEEN_GLYPHS`: the faces may lack others.
+        copies: Images per character and face.
+        distortion: How strongly glyphs are distorted.
         seed: Of all random numbers.
     """
-    for k, letter in enumerate(letters):
-        if letter not in TRAIN_LETTERS + UNSEEN_LETTERS:
-            raise ValueError(f"letters must be of TRAIN_LETTERS and UNSEEN_LETTERS, got {letter!r} at index {k}")
+    for k, character in enumerate(characters):
+        if character not in TRAIN_GLYPHS + UNSEEN_GLYPHS:
+            raise ValueError(f"characters must be of TRAIN_GLYPHS and UNSEEN_GLYPHS, got {character!r} at index {k}")
     if copies < 1:
         raise ValueError(f"copies must be at least 1, got {copies}")
-    shape = (len(letters), len(FACES), copies, SIDE, SIDE)
+    shape = (len(characters), len(FACES), copies, SIDE, SIDE)
     gray = np.empty(shape, dtype=np.uint8)
-    for f, plates in enumerate(_plates_by_face(letters)):
-        for k, (letter, plate) in enumerate(zip(letters, plates, strict=True)):
+    for f, plates in enumerate(_plates_by_face(characters)):
+        for k, (character, plate) in enumerate(zip(characters, plates, strict=True)):
             for copy in range(copies):
-                random = np.random.default_rng([seed, ord(letter), f, copy])
+                random = np.random.default_rng([seed, ord(character), f, copy])
                 gray[k, f, copy] = _distorted(plate, distortion, random)
     pixels = torch.from_numpy(gray).view(-1, 1, SIDE, SIDE).repeat(1, 3, 1, 1)
-    labels = torch.arange(len(letters)).repeat_interleave(len(FACES) * copies)
-    sources = tuple(f"{letter}, {face}, {copy}" for letter in letters for face in FACES for copy in range(copies))
-    return ImageSet(pixels, labels, tuple(_class_name(letter) for letter in letters), sources)
+    labels = torch.arange(len(characters)).repeat_interleave(len(FACES) * copies)
+    sources = tuple(
+        f"{character}, {face}, {copy}" for character in characters for face in FACES for copy in range(copies)
+    )
+    return ImageSet(pixels, labels, tuple(_class_name(character) for character in characters), sources)
 
 
-def _class_name(letter: str) -> str:
-    return f"U+{ord(letter):04X} {unicodedata.name(letter)}"
+def _class_name(character: str) -> str:
+    return f"U+{ord(character):04X} {unicodedata.name(character)}"
 
 
-def _plates_by_face(letters: str) -> Iterator[list[Image.Image]]:
+def _plates_by_face(characters: str) -> Iterator[list[Image.Image]]:
     """For each face the glyphs as printed, undistorted, at a higher resolution."""
     import matplotlib
     from PIL import ImageFont
@@ -164,34 +166,34 @@ def _plates_by_face(letters: str) -> Iterator[list[Image.Image]]:
     for file in FACES.values():
         # the basic layout needs no library that some builds of Pillow lack
         font = ImageFont.truetype(folder / file, EM * OVERSAMPLING, layout_engine=ImageFont.Layout.BASIC)
-        yield [_plate(font, letter) for letter in letters]
+        yield [_plate(font, character) for character in characters]
 
 
-def _plate(font: ImageFont.FreeTypeFont, letter: str) -> Image.Image:
-    """The letter, bright on dark, with the middle of its ink in the middle of a square twice as wide as an image."""
+def _plate(font: ImageFont.FreeTypeFont, character: str) -> Image.Image:
+    """The glyph, bright on dark, with the middle of its ink in the middle of a square twice as wide as an image."""
     from PIL import Image
 
-    ink = _ink(font, letter)
+    ink = _ink(font, character)
     excess = ink.width / (WIDEST * OVERSAMPLING)
     if excess > 1:
-        ink = _ink(font.font_variant(size=int(font.size / excess)), letter)
+        ink = _ink(font.font_variant(size=int(font.size / excess)), character)
     side = 2 * SIDE * OVERSAMPLING
     plate = Image.new("L", (side, side))
     plate.paste(ink, ((side - ink.width) // 2, (side - ink.height) // 2))
     return plate
 
 
-def _ink(font: ImageFont.FreeTypeFont, letter: str) -> Image.Image:
-    """The letter within its bounding box; that of the font also has the blank around it."""
+def _ink(font: ImageFont.FreeTypeFont, character: str) -> Image.Image:
+    """The glyph within its bounding box; that of the font also has the blank around it."""
     from PIL import Image, ImageDraw
 
     sheet = Image.new("L", (4 * EM * OVERSAMPLING, 4 * EM * OVERSAMPLING))
-    ImageDraw.Draw(sheet).text((EM * OVERSAMPLING, EM * OVERSAMPLING), letter, fill=255, font=font)
+    ImageDraw.Draw(sheet).text((EM * OVERSAMPLING, EM * OVERSAMPLING), character, fill=255, font=font)
     return sheet.crop(sheet.getbbox())
 
 
 def _distorted(plate: Image.Image, distortion: Distortion, random: np.random.Generator) -> np.ndarray:
-    """One 32 x 32 uint8 image of a letter."""
+    """One 32 x 32 uint8 image of a glyph."""
     from PIL import Image
 
     xx, xy, x0, yx, yy, y0 = distortion.affine(random)

@@ -132,6 +132,8 @@ def _git(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
 
 
+#: How processes are started: a copy of a process that has used a GPU could not use it.
+START_METHOD = "spawn"
 #: Tasks whose result another experiment may have already.
 REUSABLE = ("train", "untrained", "figures")
 
@@ -406,7 +408,7 @@ class _Stopwatch:
 
 def _work_in_processes(session: Session, devices: Sequence[str | None], console: Console) -> None:
     """Share the plan among as many processes as there are devices; a signal is passed on to them once."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(START_METHOD)
     threads = max((os.cpu_count() or 1) // len(devices), 1)
     arguments = [(session, device, threads, console.width) for device in devices]
     with catch_shutdown_requests() as request:
@@ -455,7 +457,7 @@ SECONDS_PER_1000: dict[str, dict[str, float]] = {
     "cuda": {"convnet": 0.05, "resnet50": 0.35, "bn_inception": 0.2, "vit_small": 0.2},
 }
 LIKE = {"dino_small": "vit_small", "resnet50_he": "resnet50"}
-#: An image that is only embedded costs this part of one that is trained on.
+#: An image that is only embedded costs this fraction of one that is trained on.
 EMBEDDING = 1 / 3
 START = 5.0  # seconds to open the images and build the model
 GLYPHS = (6_768, 6_816)
@@ -500,8 +502,8 @@ class Estimator:
         if run.task in ("concatenate", "untrained"):
             work = max(len(run.needs), 1) * test * EMBEDDING
         else:
-            share = 1.0 if run.config.data.validation == "none" else 0.75
-            work = _work(share * train, test + (1 - share) * train, run.epochs, run.config.evaluate_every)
+            fraction = 1.0 if run.config.data.validation == "none" else 0.75
+            work = _work(fraction * train, test + (1 - fraction) * train, run.epochs, run.config.evaluate_every)
         for key in ((run.backbone, run.dataset, run.method), (run.backbone, run.dataset)):
             if key in self.speeds:
                 return Estimate(START + statistics.median(self.speeds[key]) * work, is_rough=False)

@@ -25,6 +25,7 @@ from pfml.theory.check import MARGIN, descent, largest_delta
 
 __all__ = ["plot_field", "plot_pipeline", "plot_theory", "write_figures"]
 
+DPI = 160
 INK, PAPER, ORANGE = "#151515", "#ffffff", "#f4a300"
 DASHES = (0, (3, 2))
 #: Marker, face and edge of each class: they differ in shape and in lightness, for print and for color-blind readers.
@@ -90,7 +91,7 @@ def plot_field(path: Path | str, *, delta: float = 0.35, alpha: float = 3.0) -> 
     """
     scene, law = example_scene(), PowerLaw(delta=delta, alpha=alpha)
     window = Window(-4.2, 4.2, -2.9, 2.7)
-    figure = Figure(figsize=(13, 4.9), layout="constrained", dpi=160)
+    figure = Figure(figsize=(13, 4.9), layout="constrained", dpi=DPI)
     panels = figure.subplots(1, 2)
     for label, axes in enumerate(panels):
         contours = _plot_class_potential(axes, scene, label, law, window)
@@ -245,7 +246,7 @@ def plot_theory(path: Path | str, *, alpha: float = 3.0, seed: int = 153) -> Non
     everything = torch.cat([data, start])
     (left, bottom), (right, top) = (everything.amin(0) - 0.6).tolist(), (everything.amax(0) + 0.6).tolist()
     window = Window(left, right, bottom, top)
-    figure = Figure(figsize=(13, 4.9), layout="constrained", dpi=160)
+    figure = Figure(figsize=(13, 4.9), layout="constrained", dpi=DPI)
     laws: list[tuple[DecayLaw, str]] = [
         (PowerLaw(delta=delta, alpha=alpha), r"PFML, $-\sum\,\max(r, \delta)^{-\alpha}$: a minimum at each datum"),
         (ContrastiveLaw(delta=delta), r"CPML, $\sum\,\max(r, \delta)^2$: a single minimum"),
@@ -301,7 +302,7 @@ def plot_pipeline(path: Path | str, *, delta: float = 0.35, alpha: float = 3.0) 
     """Write to `path` four panels: embeddings and proxies; the field of one; that of all; where forces move them."""
     scene, law = example_scene(), PowerLaw(delta=delta, alpha=alpha)
     window = Window(-4.2, 4.2, -2.9, 2.7)
-    figure = Figure(figsize=(15, 3.3), layout="constrained", dpi=160)
+    figure = Figure(figsize=(15, 3.3), layout="constrained", dpi=DPI)
     panels: list[Axes] = list(figure.subplots(1, 4))
     alone = Scene(scene.points[:1], scene.labels[:1], scene.is_proxy[:1])
     _plot_class_potential(panels[1], alone, int(alone.labels[0]), law, window)
