@@ -125,6 +125,18 @@ def test_evaluating_a_run_gives_the_numbers_of_its_last_epoch(trained, capsys):
     assert "NMI" in printed
 
 
+def test_evaluate_verifies_pairs_expands_queries_and_re_ranks(trained, capsys):
+    main(["evaluate", str(trained), "--verification", "--expand", "3", "--rerank"])
+    printed = capsys.readouterr().out
+    assert "EER" in printed
+    assert "FNMR at FMR 0.01" in printed
+    main(["evaluate", str(trained), "--verification", "--expand", "--rerank", "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert set(answer["reranked"]) == {"expanded by 5", "re-ranked"}
+    assert answer["reranked"]["re-ranked"]["num_queries"] == answer["metrics"]["num_queries"]
+    assert 0 <= answer["verification"]["eer"]["value"] <= 1
+
+
 def test_a_model_inside_of_a_run_is_evaluated_on_the_run_s_data(trained, capsys):
     main(["evaluate", str(trained / "model")])
     assert "64 images of 4 unseen classes" in capsys.readouterr().out

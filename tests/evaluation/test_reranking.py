@@ -11,9 +11,10 @@ from pfml.evaluation.reranking import (
     Expansion,
     KReciprocal,
     expand_queries,
+    expanded_ranking,
     k_reciprocal_ranking,
-    ranking_metrics,
     ranking_scores,
+    reranked_metrics,
 )
 
 
@@ -77,7 +78,7 @@ def test_the_ranking_is_the_papers(settings, with_gallery, monkeypatch):
 def test_reranking_finds_more_of_a_class_that_is_drawn_out():
     points, labels = clusters(classes=8, each=12, spread=0.75, dims=8, seed=2)
     before = retrieval_metrics(points, labels).map_at_r
-    after = ranking_metrics(k_reciprocal_ranking(points, depth=20, settings=KReciprocal(10, 4)), labels).map_at_r
+    after = reranked_metrics(points, labels, settings=KReciprocal(10, 4)).map_at_r
     assert after > before + 0.02
 
 
@@ -106,12 +107,21 @@ def test_metrics_of_a_ranking_by_distance_are_those_of_the_distances(with_galler
     labels[0] = 99  # without a match
     queries, own = points[::2], labels[::2]
     gallery, others = (points[1::2], labels[1::2]) if with_gallery else (None, None)
-    similarity = queries @ (queries if gallery is None else gallery).T
-    if gallery is None:
-        similarity.fill_diagonal_(-2)
-    ranking = similarity.argsort(dim=1, descending=True)[:, :20]
     expected = retrieval_metrics(queries, own, gallery=gallery, gallery_labels=others)
-    assert ranking_metrics(ranking, own, others).as_dict() == pytest.approx(expected.as_dict())
+    by_distance = KReciprocal(1, 1, distance_weight=1.0)
+    found = reranked_metrics(queries, own, gallery, others, settings=by_distance)
+    assert found.as_dict() == pytest.approx(expected.as_dict())
+    # an expansion by nothing but neighbors of no weight
+    unchanged = reranked_metrics(queries, own, gallery, others, settings=Expansion(1, alpha=200.0))
+    assert unchanged.as_dict() == pytest.approx(expected.as_dict(), abs=0.06)
+
+
+def test_expanded_queries_find_more_of_a_class_and_never_themselves():
+    points, labels = clusters(classes=8, each=12, spread=0.75, dims=8, seed=2)
+    ranking = expanded_ranking(points, depth=20)
+    assert not bool((ranking == torch.arange(len(points))[:, None]).any())
+    before = retrieval_metrics(points, labels).map_at_r
+    assert reranked_metrics(points, labels, settings=Expansion(4, 1.0)).map_at_r > before + 0.01
 
 
 def test_what_cannot_be_ranked_is_refused():
@@ -120,8 +130,6 @@ def test_what_cannot_be_ranked_is_refused():
         k_reciprocal_ranking(points, depth=6)
     with pytest.raises(ValueError, match="must reach the 2 matches"):
         ranking_scores(torch.zeros(6, 1, dtype=torch.int64), labels)
-    with pytest.raises(ValueError, match="8 items of Recall@K"):
-        ranking_metrics(torch.zeros(6, 5, dtype=torch.int64), labels)
     with pytest.raises(ValueError, match="1 <= k2 <= k1"):
         KReciprocal(3, 4)
     with pytest.raises(ValueError, match="distance_weight"):

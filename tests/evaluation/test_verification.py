@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pfml.evaluation import verification as module
-from pfml.evaluation.verification import verification
+from pfml.evaluation.verification import verification_metrics
 
 
 def points(classes, each, spread=0.6, dims=6, seed=0):
@@ -50,7 +50,7 @@ def lowest_fnmr(rate, genuine, impostors):
 def test_rates_are_those_of_every_pair(with_gallery):
     queries, labels = points(7, 5)
     items, item_labels = points(7, 3, seed=1) if with_gallery else (None, None)
-    result = verification(queries, labels, gallery=items, gallery_labels=item_labels, rates=(0.1, 0.02, 0.005))
+    result = verification_metrics(queries, labels, gallery=items, gallery_labels=item_labels, rates=(0.1, 0.02, 0.005))
     genuine, impostors = every_pair(queries, labels, items, item_labels)
     assert (result.genuine, result.impostors) == (len(genuine), len(impostors))
     for rate, estimate in result.fnmr_at.items():
@@ -69,7 +69,7 @@ def test_rates_are_those_of_every_pair(with_gallery):
 def test_the_curve_is_a_curve_of_possible_errors():
     queries, labels = points(7, 5)
     genuine, impostors = every_pair(queries, labels)
-    curve = verification(queries, labels).curve
+    curve = verification_metrics(queries, labels).curve
     assert bool((curve.diff(dim=0)[:, 0] >= 0).all())
     assert bool((curve.diff(dim=0)[:, 1] <= 0).all())
     for fmr, fnmr in curve[::7].tolist():
@@ -78,9 +78,9 @@ def test_the_curve_is_a_curve_of_possible_errors():
 
 def test_tiles_and_groups_do_not_change_the_rates(monkeypatch):
     queries, labels = points(9, 4, seed=3)
-    whole = verification(queries, labels, rates=(0.05,), groups=1)
+    whole = verification_metrics(queries, labels, rates=(0.05,), groups=1)
     monkeypatch.setattr(module, "PAIRS_AT_ONCE", {"cpu": 7})
-    parts = verification(queries, labels, rates=(0.05,), groups=9)
+    parts = verification_metrics(queries, labels, rates=(0.05,), groups=9)
     assert parts.eer.value == whole.eer.value
     assert parts.fnmr_at[0.05].value == whole.fnmr_at[0.05].value
     assert (parts.genuine, parts.impostors) == (whole.genuine, whole.impostors)
@@ -89,7 +89,7 @@ def test_tiles_and_groups_do_not_change_the_rates(monkeypatch):
 
 def test_the_interval_is_the_jackknife_over_groups_of_classes():
     queries, labels = points(5, 6, spread=1.0, seed=4)
-    result = verification(queries, labels, rates=(0.1,), groups=5)
+    result = verification_metrics(queries, labels, rates=(0.1,), groups=5)
     left = []
     for out in range(5):
         kept = labels != out
@@ -101,38 +101,38 @@ def test_the_interval_is_the_jackknife_over_groups_of_classes():
     # thresholds are those of all genuine pairs, of which a part is left: to one pair
     assert low == pytest.approx(max(value - 1.96 * error, 0), abs=0.03)
     assert high == pytest.approx(min(value + 1.96 * error, 1), abs=0.03)
-    assert verification(queries[labels < 2], labels[labels < 2], rates=(0.1,)).eer.interval is None
+    assert verification_metrics(queries[labels < 2], labels[labels < 2], rates=(0.1,)).eer.interval is None
 
 
 def test_fewer_thresholds_than_genuine_pairs_change_little(monkeypatch):
     queries, labels = points(6, 20, seed=5)
-    exact = verification(queries, labels, rates=(0.01,))
+    exact = verification_metrics(queries, labels, rates=(0.01,))
     monkeypatch.setattr(module, "MOST_THRESHOLDS", 100)
-    coarse = verification(queries, labels, rates=(0.01,))
+    coarse = verification_metrics(queries, labels, rates=(0.01,))
     assert coarse.genuine == exact.genuine
     assert exact.fnmr_at[0.01].value <= coarse.fnmr_at[0.01].value <= exact.fnmr_at[0.01].value + 0.011
 
 
 def test_rates_that_the_pairs_cannot_show_are_left_out():
     queries, labels = points(3, 3)
-    assert set(verification(queries, labels).fnmr_at) == set()
-    assert set(verification(queries, labels, rates=(0.1, 0.001)).fnmr_at) == {0.1}
+    assert set(verification_metrics(queries, labels).fnmr_at) == set()
+    assert set(verification_metrics(queries, labels, rates=(0.1, 0.001)).fnmr_at) == {0.1}
 
 
 def test_perfect_and_hopeless_embeddings():
     labels = torch.arange(4).repeat_interleave(5)
     perfect = torch.eye(4)[labels]
-    assert verification(perfect, labels, rates=(0.01,)).eer.value == 0
-    assert verification(perfect, labels, rates=(0.01,)).fnmr_at[0.01].value == 0
-    assert verification(perfect, labels).auroc == 1
+    assert verification_metrics(perfect, labels, rates=(0.01,)).eer.value == 0
+    assert verification_metrics(perfect, labels, rates=(0.01,)).fnmr_at[0.01].value == 0
+    assert verification_metrics(perfect, labels).auroc == 1
     same = torch.ones(20, 4)
-    assert verification(same, labels, rates=(0.01,)).fnmr_at[0.01].value == 1
+    assert verification_metrics(same, labels, rates=(0.01,)).fnmr_at[0.01].value == 1
 
 
 def test_what_cannot_be_verified_is_refused():
     with pytest.raises(ValueError, match="two images of one class"):
-        verification(torch.eye(3), torch.arange(3))
+        verification_metrics(torch.eye(3), torch.arange(3))
     with pytest.raises(ValueError, match="images of two classes"):
-        verification(torch.eye(3), torch.zeros(3, dtype=torch.int64))
+        verification_metrics(torch.eye(3), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ValueError, match="between 0 and 1"):
-        verification(torch.eye(3), torch.tensor([0, 0, 1]), rates=(1.0,))
+        verification_metrics(torch.eye(3), torch.tensor([0, 0, 1]), rates=(1.0,))

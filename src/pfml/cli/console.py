@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-__all__ = ["create_console", "print_json", "print_model", "print_results", "print_scores"]
+    from pfml.evaluation.verification import Estimate, Verification
+
+__all__ = ["create_console", "print_json", "print_model", "print_results", "print_scores", "print_verification"]
 
 
 def create_console(*, stderr: bool = False, quiet: bool = False) -> Console:
@@ -62,6 +64,25 @@ def print_results(console: Console, results: dict[str, Any]) -> None:
         alignment = results["alignment"]
         distances = f"{alignment['paper']:.3f} (the paper's form), {alignment['wasserstein2']:.3f} (true W2)"
         print_line(console, f"distance of proxies to their data: {distances}")
+
+
+def print_verification(console: Console, pairs: Verification) -> None:
+    """A table of the errors of telling same from different."""
+    from rich.table import Table
+
+    def shown(estimate: Estimate) -> str:
+        if estimate.interval is None:
+            return f"{100 * estimate.value:.2f}"
+        low, high = (100 * end for end in estimate.interval)
+        return f"{100 * estimate.value:.2f} ({low:.2f} to {high:.2f})"
+
+    title = f"verification: {pairs.genuine:,} pairs of one class, {pairs.impostors:,} of two; % and 95 % interval"
+    table = Table("", "error", "accepted up to distance", title=title)
+    table.add_row("EER", shown(pairs.eer), "")
+    for rate, estimate in pairs.fnmr_at.items():
+        distance = pairs.threshold_at.get(rate)
+        table.add_row(f"FNMR at FMR {rate:g}", shown(estimate), "" if distance is None else f"{distance:.3f}")
+    console.print(table)
 
 
 def print_scores(console: Console, title: str, rows: dict[str, dict[str, float]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pfml.cli.console import create_console, print_json, print_model, print_scores
+from pfml.cli.console import create_console, print_json, print_model, print_scores, print_verification
 from pfml.cli.parser import add_device_option, add_json_option, add_quiet_option
 from pfml.terminal import print_line
 
@@ -18,6 +18,9 @@ def evaluate(
     data: str | None = None,
     root: Path | None = None,
     nmi: bool = False,
+    verification: bool = False,
+    expand: int | None = None,
+    rerank: bool = False,
     device: str = "auto",
     as_json: bool = False,
     quiet: bool = False,
@@ -27,7 +30,14 @@ def evaluate(
     from pfml.data.own_images import own_images
     from pfml.data.splits import wholly_unseen
     from pfml.distributed import open_world
-    from pfml.evaluation import evaluate as metrics_of
+    from pfml.evaluation import (
+        Expansion,
+        KReciprocal,
+        embed_test,
+        reranked_metrics,
+        retrieval_metrics,
+        verification_metrics,
+    )
     from pfml.models import load_embedder
     from pfml.runs.config_files import read_config
     from pfml.training.environment import resolve_device
@@ -55,13 +65,28 @@ def evaluate(
         embedder = load_embedder(run).to(world.device or resolve_device(device))
         if is_given and images.name in ("folder", "csv"):  # published data sets keep their published split
             images = wholly_unseen(images, () if embedder.trained_on is None else embedder.trained_on.class_names)
-        metrics = metrics_of(embedder, images, nmi=nmi, track=track, world=world)
+        embedded = embed_test(embedder, images, track=track, world=world)
+    if not world.is_first:
+        return
+    parts = (embedded.queries, embedded.labels, embedded.gallery, embedded.gallery_labels)
+    gallery = {"gallery": embedded.gallery, "gallery_labels": embedded.gallery_labels}
+    metrics = retrieval_metrics(*parts[:2], **gallery, recall_at=images.recall_at, nmi=nmi)
+    rows = {str(run): metrics.as_dict()}
+    settings = {} if expand is None else {f"expanded by {expand}": Expansion(expand)}
+    for name, each in (settings | ({"re-ranked": KReciprocal()} if rerank else {})).items():
+        rows[name] = reranked_metrics(*parts, settings=each, recall_at=images.recall_at, track=track).as_dict()
+    pairs = verification_metrics(*parts[:2], **gallery) if verification else None
     print_model(console, run)
     title = f"{images.name}: {len(images.test):,} images of {images.test.num_classes:,} unseen classes"
-    print_scores(console, title, {str(run): metrics.as_dict()})
-    if as_json and world.is_first:
+    print_scores(console, title, rows)
+    if pairs is not None:
+        print_verification(console, pairs)
+    if as_json:
         size = {"images": len(images.test), "classes": images.test.num_classes}
-        print_json({"run": str(run), "data": images.name, **size, "metrics": metrics.as_dict()})
+        more = {name: row for name, row in rows.items() if name != str(run)}
+        answer = {"run": str(run), "data": images.name, **size, "metrics": metrics.as_dict()}
+        answer |= {"reranked": more} if more else {}
+        print_json(answer | ({} if pairs is None else {"verification": pairs.as_dict()}))
 
 
 def add_evaluate_arguments(parser: ArgumentParser) -> None:
@@ -75,6 +100,21 @@ def add_evaluate_arguments(parser: ArgumentParser) -> None:
     )
     add("--root", type=Path, help="Folder of a data set given by name.")
     add("--nmi", action="store_true", help="Cluster the embeddings, too.")
+    add(
+        "--verification",
+        action="store_true",
+        help="Over all pairs: the equal error rate (EER), and false non-match rates (FNMR) at false match rates (FMR) "
+        "of 1e-2, 1e-3 and 1e-4.",
+    )
+    add(
+        "--expand",
+        type=int,
+        nargs="?",
+        const=5,
+        metavar="K",
+        help="Query expansion: also search with the mean of each query and its K nearest (5), weighted by similarity.",
+    )
+    add("--rerank", action="store_true", help="Also rank by k-reciprocal neighbors (Zhong et al., 2017).")
     add_device_option(parser)
     add_json_option(parser)
     add_quiet_option(parser)

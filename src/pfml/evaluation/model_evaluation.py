@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from pfml.evaluation.retrieval import RetrievalMetrics, retrieval_metrics
 from pfml.models.embedder import Embedder
 from pfml.models.evaluation_mode import evaluation_mode
 
-__all__ = ["embed", "evaluate"]
+__all__ = ["EmbeddedTest", "embed", "embed_test", "evaluate"]
 
 
 #: Images that a CPU embeds at a time, whatever the batch size: more are no faster, and the activations of the first
@@ -61,6 +62,66 @@ def evaluate(
     Raises:
         SeenClassError: If the embedder was trained on a class of the test images or of the gallery.
     """
+    embedded = embed_test(
+        embedder,
+        data,
+        test_source=test_source,
+        gallery_source=gallery_source,
+        batch_size=batch_size,
+        device=device,
+        autocast=autocast,
+        track=track,
+        world=world,
+    )
+    if recall_at is None:
+        recall_at = data.recall_at if isinstance(data, RetrievalData) else (1, 2, 4, 8)
+
+    def metrics() -> RetrievalMetrics:
+        return retrieval_metrics(
+            embedded.queries,
+            embedded.labels,
+            gallery=embedded.gallery,
+            gallery_labels=embedded.gallery_labels,
+            recall_at=recall_at,
+            nmi=nmi,
+            seed=seed,
+        )
+
+    return _metrics_by_first(metrics, world or World())
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedTest:
+    """Embeddings of test images and of the gallery that they are searched in, and their labels.
+
+    Args:
+        queries, labels: (N, D) and (N,) int64.
+        gallery, gallery_labels: (G, D) and (G,); None where the queries are searched among each other.
+    """
+
+    queries: Tensor
+    labels: Tensor
+    gallery: Tensor | None = None
+    gallery_labels: Tensor | None = None
+
+
+def embed_test(
+    embedder: Embedder,
+    data: RetrievalData | ImageSet,
+    *,
+    test_source: ImageSource | None = None,
+    gallery_source: ImageSource | None = None,
+    batch_size: int = 128,
+    device: torch.device | str | None = None,
+    autocast: torch.dtype | None = None,
+    track: Track | None = None,
+    world: World | None = None,
+) -> EmbeddedTest:
+    """Embeddings of what `evaluate` evaluates, for several metrics of the same embeddings; the arguments are its own.
+
+    Raises:
+        SeenClassError: If the embedder was trained on a class of the test images or of the gallery.
+    """
     whole = isinstance(data, RetrievalData)
     test = data.test if isinstance(data, RetrievalData) else data
     gallery = data.gallery if isinstance(data, RetrievalData) else None
@@ -73,8 +134,6 @@ def evaluate(
     for images, source, name in ((test, test_source, "test_source"), (gallery, gallery_source, "gallery_source")):
         if images is not None and source is not None and len(source.sizes) != len(images):
             raise ValueError(f"{name} must hold the {len(images)} images of the data, got {len(source.sizes)}")
-    if recall_at is None:
-        recall_at = data.recall_at if isinstance(data, RetrievalData) else (1, 2, 4, 8)
 
     def embedded(images: ImageSet | ImageSource) -> Tensor:
         return embed(
@@ -82,20 +141,9 @@ def evaluate(
         )
 
     queries = embedded(test_source or test)
-    items = None if gallery is None else embedded(gallery_source or gallery)
-
-    def metrics() -> RetrievalMetrics:
-        return retrieval_metrics(
-            queries,
-            test.labels,
-            gallery=items,
-            gallery_labels=None if gallery is None else gallery.labels,
-            recall_at=recall_at,
-            nmi=nmi,
-            seed=seed,
-        )
-
-    return _metrics_by_first(metrics, world or World())
+    if gallery is None:
+        return EmbeddedTest(queries, test.labels)
+    return EmbeddedTest(queries, test.labels, embedded(gallery_source or gallery), gallery.labels)
 
 
 def embed(

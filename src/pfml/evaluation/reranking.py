@@ -13,19 +13,28 @@ Jaccard distance) and by their distance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pfml.evaluation.metrics import METRICS, RankedQueries
+from pfml.data.decoding import Track
 from pfml.evaluation.nearest_neighbors import directions, nearest
 from pfml.evaluation.ranks import QueryScores
-from pfml.evaluation.retrieval import RetrievalMetrics
+from pfml.evaluation.retrieval import RetrievalMetrics, metrics_of
+from pfml.precision import full_precision
 from pfml.sphere import unit
 
-__all__ = ["Expansion", "KReciprocal", "expand_queries", "k_reciprocal_ranking", "ranking_metrics", "ranking_scores"]
+__all__ = [
+    "Expansion",
+    "KReciprocal",
+    "expand_queries",
+    "expanded_ranking",
+    "k_reciprocal_ranking",
+    "ranking_scores",
+    "reranked_metrics",
+]
 
 #: Numbers that are compared at once.
 COMPARED_AT_ONCE = 2**24
@@ -88,13 +97,32 @@ def expand_queries(queries: Tensor, gallery: Tensor | None = None, settings: Exp
     return unit(queries + torch.einsum("nk,nkd->nd", weights, items[indices]))
 
 
+def expanded_ranking(
+    queries: Tensor, gallery: Tensor | None = None, *, depth: int, settings: Expansion | None = None
+) -> Tensor:
+    """The first `depth` gallery items of each expanded query, (N, depth) int64, best first.
+
+    The arguments are those of `expand_queries`; without a gallery, no query finds itself.
+    """
+    expanded = expand_queries(queries, gallery, settings)
+    items = directions(queries if gallery is None else gallery, "gallery")
+    ranking = torch.empty(len(expanded), depth, dtype=torch.int64, device=items.device)
+    with full_precision(items.device):
+        for rows in torch.arange(len(expanded), device=items.device).split(max(COMPARED_AT_ONCE // len(items), 1)):
+            similarity = expanded[rows] @ items.T
+            if gallery is None:
+                similarity[torch.arange(len(rows), device=rows.device), rows] = -torch.inf
+            ranking[rows] = similarity.sort(dim=1, descending=True, stable=True).indices[:, :depth]
+    return ranking
+
+
 def k_reciprocal_ranking(
     queries: Tensor,
     gallery: Tensor | None = None,
     *,
     depth: int,
     settings: KReciprocal | None = None,
-    track: Callable[..., Sequence[int]] | None = None,
+    track: Track | None = None,
 ) -> Tensor:
     """The first `depth` gallery items of each query after re-ranking, (N, depth) int64, best first.
 
@@ -119,7 +147,7 @@ def k_reciprocal_ranking(
         raise ValueError(f"depth must lie in [1, {available}], the items that a query can find, got {depth}")
     description = _Descriptions.of(points, settings)
     result = torch.empty(count, depth, dtype=torch.int64, device=points.device)
-    numbers: Sequence[int] = range(count)
+    numbers: Iterable[int] = range(count)
     for row in numbers if track is None else track(numbers, "re-ranking", count):
         squared = (2 - 2 * points[first:] @ points[row]).clamp_min(0)
         overlap = description.overlaps(row)[first:]
@@ -163,32 +191,29 @@ def ranking_scores(ranking: Tensor, labels: Tensor, gallery_labels: Tensor | Non
     )
 
 
-def ranking_metrics(
-    ranking: Tensor,
+def reranked_metrics(
+    queries: Tensor,
     labels: Tensor,
+    gallery: Tensor | None = None,
     gallery_labels: Tensor | None = None,
     *,
+    settings: Expansion | KReciprocal,
     recall_at: Sequence[int] = (1, 2, 4, 8),
+    track: Track | None = None,
 ) -> RetrievalMetrics:
-    """Recall@K, P@1, R-precision and MAP@R of a ranking; see `ranking_scores` for the arguments."""
-    if ranking.shape[1] < max(recall_at):
-        raise ValueError(f"a ranking must have the {max(recall_at)} items of Recall@K, got {ranking.shape[1]}")
+    """`retrieval_metrics` after query expansion or re-ranking, whichever `settings` are given for."""
+    labels = labels.to(queries.device)
+    gallery_labels = None if gallery_labels is None else gallery_labels.to(queries.device)
+    items, points = (labels, queries) if gallery is None or gallery_labels is None else (gallery_labels, gallery)
+    known = int(torch.cat([labels, items]).max()) + 1
+    matches = torch.bincount(items, minlength=known)[labels] - int(gallery is None)
+    depth = min(max(int(matches.max()), *recall_at, 1), len(points) - int(gallery is None))
+    if isinstance(settings, Expansion):
+        ranking = expanded_ranking(queries, gallery, depth=depth, settings=settings)
+    else:
+        ranking = k_reciprocal_ranking(queries, gallery, depth=depth, settings=settings, track=track)
     scores = ranking_scores(ranking, labels, gallery_labels)
-    matched = scores.num_matches > 0
-    if not bool(matched.any()):
-        raise ValueError("no query has a match: there is nothing to evaluate")
-    kept = QueryScores(*(getattr(scores, name)[matched].cpu() for name in QueryScores.__dataclass_fields__))
-    nothing = torch.empty(0)
-    ranked = RankedQueries(nothing, labels, None, None, kept, 0)
-    values: dict[str, float] = {}
-    for key, metric in METRICS.items():
-        if metric.compute is None or metric.is_optional:
-            continue
-        if "{k}" in key:
-            values |= {key.replace("{k}", str(k)): metric.compute(ranked, k) for k in recall_at}
-        else:
-            values[key] = metric.compute(ranked)
-    return RetrievalMetrics(values, len(labels), int((~matched).sum()))
+    return metrics_of(scores, queries, labels, gallery, gallery_labels, recall_at=recall_at)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from pfml.evaluation.metrics import METRICS, RankedQueries
 from pfml.evaluation.nearest_neighbors import directions
 from pfml.evaluation.ranks import QueryScores, query_scores
 
-__all__ = ["RetrievalMetrics", "retrieval_metrics"]
+__all__ = ["RetrievalMetrics", "metrics_of", "retrieval_metrics"]
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,28 @@ def retrieval_metrics(
 
     labels = labels.to(queries.device).long()
     scores = query_scores(queries, labels, items, gallery_labels, tile_pairs=tile_pairs)
+    return metrics_of(scores, queries, labels, items, gallery_labels, recall_at=recall_at, nmi=nmi, seed=seed)
+
+
+def metrics_of(
+    scores: QueryScores,
+    queries: Tensor,
+    labels: Tensor,
+    gallery: Tensor | None,
+    gallery_labels: Tensor | None,
+    *,
+    recall_at: Sequence[int],
+    nmi: bool = False,
+    seed: int = 0,
+) -> RetrievalMetrics:
+    """The rows of `METRICS` from what each query found; the arguments are those of `retrieval_metrics`."""
     matched = (scores.num_matches > 0).cpu()
     if not matched.any():
         raise ValueError(
             f"some class must have a member to be found, but none of the {len(labels)} queries has a match"
         )
     found = QueryScores(*(getattr(scores, field.name).cpu()[matched] for field in fields(scores)))
-    ranked = RankedQueries(queries, labels, items, gallery_labels, found, seed)
+    ranked = RankedQueries(queries, labels, gallery, gallery_labels, found, seed)
     values: dict[str, float] = {}
     for key, metric in METRICS.items():
         if metric.compute is None or (metric.is_optional and not nmi):

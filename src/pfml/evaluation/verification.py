@@ -29,7 +29,7 @@ from torch import Tensor
 from pfml.evaluation.nearest_neighbors import directions
 from pfml.precision import full_precision
 
-__all__ = ["Estimate", "Verification", "verification"]
+__all__ = ["Estimate", "Verification", "verification_metrics"]
 
 #: False match rates at which the false non-match rate is reported.
 RATES = (1e-2, 1e-3, 1e-4)
@@ -90,7 +90,7 @@ class Verification:
         }
 
 
-def verification(
+def verification_metrics(
     embeddings: Tensor,
     labels: Tensor,
     *,
@@ -116,7 +116,7 @@ def verification(
 
     Example:
         >>> points = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [-0.6, 0.8]])
-        >>> verification(points, torch.tensor([0, 0, 1, 1]), rates=()).eer.value
+        >>> verification_metrics(points, torch.tensor([0, 0, 1, 1]), rates=()).eer.value
         0.0
     """
     for rate in rates:
@@ -124,6 +124,8 @@ def verification(
             raise ValueError(f"rates must lie between 0 and 1, got {rate}")
     queries = directions(embeddings, "embeddings")
     items = None if gallery is None else directions(gallery, "gallery")
+    labels = labels.to(queries.device)
+    gallery_labels = None if gallery_labels is None else gallery_labels.to(queries.device)
     known = labels if gallery_labels is None else torch.cat([labels, gallery_labels])
     classes = known.unique()
     groups = min(groups, len(classes))
