@@ -29,11 +29,21 @@ NEEDED |= {f"pfml.losses.{name}" for name in LOSSES}
 HEAVY = {"torchvision", "timm", "matplotlib", "scipy", "sklearn", "PIL", "rich", "safetensors", "jsonargparse", "yaml"}
 
 
-def modules_after(code):
-    """Names of all modules that a new process has loaded after `code`."""
-    program = f"import json, sys\n{code}\nprint(json.dumps(sorted(sys.modules)))"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return json.loads(result.stdout.splitlines()[-1])
+#: Lines that a new process runs one after the other; `modules_after` has what is loaded after each of them.
+LINES = (
+    "import pfml",
+    "from pfml import PotentialFieldLoss",
+    "from pfml import *",
+    "pfml.paper.paper_tables",
+)
+
+
+@pytest.fixture(scope="module")
+def modules_after():
+    """For each of `LINES`, the names of all modules that a new process has loaded after it."""
+    program = ["import json, sys", *(f"{line}\nprint(json.dumps(sorted(sys.modules)))" for line in LINES)]
+    result = subprocess.run([sys.executable, "-c", "\n".join(program)], capture_output=True, text=True, check=True)
+    return dict(zip(LINES, map(json.loads, result.stdout.splitlines()), strict=True))
 
 
 def typed_imports(package):
@@ -55,15 +65,11 @@ def test_every_public_name_is_the_object_of_its_module(name):
         assert getattr(package, public) is getattr(import_module(home), public), public
 
 
-@pytest.mark.parametrize("name", LAZY)
-def test_every_public_name_is_listed_before_it_is_loaded(name):
-    code = f"import {name} as package\nprint(sorted(set(package.__all__) - set(dir(package))))\nsys.exit()"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", f"import sys\n{code}"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        == "[]"
-    )
+def test_every_public_name_is_listed_before_it_is_loaded():
+    imports = "\n".join(f"import {name}" for name in LAZY)
+    code = f"{imports}\nfor package in ({', '.join(LAZY)}): print(sorted(set(package.__all__) - set(dir(package))))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["[]"] * len(LAZY)
 
 
 def test_a_star_import_gives_every_public_name():
@@ -80,8 +86,9 @@ def test_a_name_that_is_not_there_is_an_attribute_error():
     assert not hasattr(pfml, "__wrapped__")
 
 
-def test_packages_are_attributes_without_being_imported_by_name():
-    assert "pfml.paper.tables" in modules_after("import pfml\npfml.paper.paper_tables")
+def test_packages_are_attributes_without_being_imported_by_name(modules_after):
+    assert "pfml.paper.tables" not in modules_after["from pfml import *"]
+    assert "pfml.paper.tables" in modules_after["pfml.paper.paper_tables"]
 
 
 def test_an_import_that_fails_inside_of_a_package_is_not_said_to_be_a_missing_name(tmp_path, monkeypatch):
@@ -96,14 +103,19 @@ def test_an_import_that_fails_inside_of_a_package_is_not_said_to_be_a_missing_na
         _ = outer.inner
 
 
-def test_import_pfml_alone_loads_nothing_of_torch():
-    loaded = modules_after("import pfml")
+def test_import_pfml_alone_loads_nothing_of_torch(modules_after):
+    loaded = modules_after["import pfml"]
     assert [name for name in loaded if name.split(".")[0] == "pfml"] == ["pfml", "pfml.lazy", "pfml.version"]
     assert "torch" not in loaded
 
 
-def test_the_loss_loads_only_the_field_the_backends_and_itself():
-    loaded = modules_after("from pfml import PotentialFieldLoss")
+def test_all_public_names_load_no_heavy_optional_package(modules_after):
+    heavy = {"matplotlib", "scipy", "rich", "jsonargparse", "torchvision", "torch.distributed.fsdp", "sympy"}
+    assert not heavy & set(modules_after["from pfml import *"])
+
+
+def test_the_loss_loads_only_the_field_the_backends_and_itself(modules_after):
+    loaded = modules_after["from pfml import PotentialFieldLoss"]
     ours = [name for name in loaded if name.split(".")[0] == "pfml"]
     offenders = [name for name in ours if name not in NEEDED and not name.startswith("pfml.backends")]
     heavy = sorted(HEAVY & {name.split(".")[0] for name in loaded})

@@ -1,8 +1,5 @@
 import copy
-import json
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -25,7 +22,7 @@ def test_anchor_slopes_are_the_derivatives_of_anchor_energies(name):
 
 
 @pytest.mark.parametrize("name", ["log", "anchor"])
-def test_an_anchor_without_a_mate_has_finite_energy_and_no_attraction(name):
+def test_an_anchor_without_a_positive_has_finite_energy_and_no_attraction(name):
     field = Field(PowerLaw(), name)
     own, other = torch.zeros(1), torch.tensor([-2.0 if name == "anchor" else 2.0])
     assert torch.isfinite(field.anchor_energies(own, other)).all()
@@ -65,11 +62,7 @@ def test_unknown_normalizations_and_laws_beyond_float32_are_refused():
         Field(PowerLaw(delta=1.0, alpha=105.0), "anchor")
 
 
-def test_an_unknown_handle_is_refused_and_handles_do_not_depend_on_the_order_of_construction():
+def test_an_unknown_handle_is_refused_and_handles_are_the_same_in_every_process():
     with pytest.raises(RuntimeError, match="a field that this process does not know"):
         field_of(12345)
-    laws = "Field(PowerLaw(alpha=1.0)), Field(PowerLaw())"
-    code = f"from pfml import PowerLaw; from pfml.superposition import Field; print([each.handle for each in ({laws})])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    backwards = [Field(PowerLaw()).handle, Field(PowerLaw(alpha=1.0)).handle]
-    assert json.loads(result.stdout) == backwards[::-1]
+    assert (Field(PowerLaw(alpha=1.0)).handle, Field(PowerLaw()).handle) == (68594970095704302, 2629630588326683)

@@ -1,16 +1,15 @@
 """One suite that every backend must pass: value and gradient against the dense reference in float64."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from oracle import forces as loop_forces
+from pfml import PotentialFieldLoss
 from pfml.backends import BACKENDS, choose_backend, operator, resolve_backend, sweep
 from pfml.backends import tile_groups as groups
 from pfml.field import PowerLaw
 from pfml.superposition import Anchors, Charges, Field, PairWeights
+from processes import CONTEXT
 from states import EVERYWHERE, FIELDS, WEIGHTS, State, energy_and_gradients, relative_error, tight_clusters
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -104,10 +103,10 @@ def test_every_field_with_drawn_anchors(name, field, spread, device):
 @pytest.mark.parametrize("name", EVERYWHERE)
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize("field", ["wide repulsion", "log", "anchor"])
-@pytest.mark.parametrize("count", [0, 1, 11, 30])
-def test_every_kind_of_pair_counts_by_its_weight_with_drawn_anchors(name, weights, field, count):
-    check_backend(name, State(spread=0.4).drawn(count), FIELDS[field], WEIGHTS[weights])
-    one_per_class = State(num_classes=40, per_class=1, spread=0.4).drawn(count)
+def test_every_kind_of_pair_counts_by_its_weight_with_drawn_anchors(name, weights, field):
+    for count in (0, 11, 30):
+        check_backend(name, State(spread=0.4).drawn(count), FIELDS[field], WEIGHTS[weights])
+    one_per_class = State(num_classes=40, per_class=1, spread=0.4).drawn(1)
     check_backend(name, one_per_class, FIELDS[field], WEIGHTS[weights])
 
 
@@ -154,7 +153,7 @@ def test_collapsed_and_coincident_points_are_finite(name, field):
     check_backend(name, many, FIELDS[field], PairWeights(), on_sphere=False)
 
 
-@pytest.mark.parametrize("tile_pairs", [16, 100, 2**20])
+@pytest.mark.parametrize("tile_pairs", [16, 2**20])
 @pytest.mark.parametrize("few", [0.0, 1 / 1024, 1.0])
 @pytest.mark.parametrize("sparse", [0.0, 1.0])
 def test_the_tiled_result_does_not_depend_on_which_path_a_pair_takes(monkeypatch, tile_pairs, few, sparse):
@@ -164,7 +163,7 @@ def test_the_tiled_result_does_not_depend_on_which_path_a_pair_takes(monkeypatch
     monkeypatch.setattr(sweep, "FEW_AT_LEAST", 0)
     monkeypatch.setitem(sweep.SPARSE, "cpu", sparse)
     for spread in (0.3, 0.02):
-        state = State(num_samples=14, num_classes=3, per_class=4, dim=8, spread=spread)
+        state = State(num_samples=9, num_classes=3, per_class=3, dim=8, spread=spread)
         for field in ("pfml", "log", "anchor"):
             state.anchors = None
             check_backend("tiled", state, FIELDS[field], PairWeights())
@@ -212,20 +211,20 @@ def test_forces_in_tight_clusters_are_those_of_the_loops(name, dtype, dim, radiu
 @pytest.mark.parametrize("field", FIELDS)
 def test_forces_in_tight_clusters_hold_down_to_where_positions_differ(monkeypatch, field, dim):
     """Many pairs of all classes in several places: neither a product nor one center has digits for them."""
-    for radius in (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3):
+    for radius in (1e-8, 1e-6, 1e-4, 1e-3):
         for dtype, crowd_pairs in ((torch.float32, 64), (torch.float64, 2**14)):
-            monkeypatch.setattr(sweep, "CROWD_PAIRS", crowd_pairs, raising=False)
-            state = tight_clusters(radius, dim, dtype, num_samples=20)
+            monkeypatch.setattr(sweep, "CROWD_PAIRS", crowd_pairs)
+            state = tight_clusters(radius, dim, dtype, num_samples=20, per_class=4)
             check_backend("tiled", state, FIELDS[field], PairWeights(), dtype=dtype, on_sphere=dim > 1)
 
 
 @pytest.mark.parametrize("crowd_pairs", [64, 2**14])
 @pytest.mark.parametrize("field", ["user's law", "user's law, log"])
-@pytest.mark.parametrize("radius", [1e-7, 1e-3, 5e-3, 2e-2])
+@pytest.mark.parametrize("radius", [1e-7, 5e-3, 2e-2])
 def test_far_forces_that_cancel_leave_those_of_close_pairs_exact(monkeypatch, field, radius, crowd_pairs):
     """A law that acts everywhere, also among drawn anchors: what is left of a sum has the digits of close pairs."""
-    monkeypatch.setattr(sweep, "CROWD_PAIRS", crowd_pairs, raising=False)
-    state = tight_clusters(radius, 64, num_samples=100, per_class=20).drawn(60)
+    monkeypatch.setattr(sweep, "CROWD_PAIRS", crowd_pairs)
+    state = tight_clusters(radius, 64, num_samples=60, per_class=10).drawn(40)
     check_backend("tiled", state, FIELDS[field], PairWeights(), on_sphere=False)
     state.anchors = None
     check_backend("tiled", state, FIELDS[field], PairWeights(), on_sphere=False)
@@ -233,7 +232,7 @@ def test_far_forces_that_cancel_leave_those_of_close_pairs_exact(monkeypatch, fi
 
 def test_a_crowd_of_crowds_keeps_its_digits(monkeypatch):
     """Distances of all sizes from 1e-12 to 1 in one tile, so that crowds are found within crowds."""
-    monkeypatch.setattr(sweep, "CROWD_PAIRS", 64, raising=False)
+    monkeypatch.setattr(sweep, "CROWD_PAIRS", 64)
     generator = torch.Generator().manual_seed(0)
     points = torch.zeros(1, 3, dtype=torch.float64)
     for size in (1.0, 1e-4, 1e-8, 1e-12):
@@ -255,7 +254,7 @@ def test_many_pairs_at_the_very_edge_are_judged_exactly():
 @pytest.mark.parametrize("name", EVERYWHERE)
 @pytest.mark.parametrize("field", ["pfml", "log", "anchor", "user's law"])
 def test_gradcheck_in_float64(name, field):
-    state = State(num_samples=5, num_classes=3, per_class=2, dim=3, spread=0.5)
+    state = State(num_samples=4, num_classes=2, per_class=2, dim=2, spread=0.5)
     samples, proxies = state.charges(dtype=torch.float64)
 
     def energy(sample_points, proxy_points):
@@ -306,17 +305,21 @@ def test_products_stay_exact_whatever_the_precision_switch_and_autocast_say():
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
+def step_with_tf32(answers):
+    torch.backends.cuda.matmul.allow_tf32 = True
+    loss = PotentialFieldLoss(10, 33, backend="tiled")
+    loss(torch.randn(50, 33), torch.arange(50) % 10).backward()
+    answers.put((torch.backends.cuda.matmul.allow_tf32, bool(loss.proxies.grad.isfinite().all())))
+
+
 def test_the_switch_for_tf32_that_most_people_use_does_no_harm():
     # a process of its own: on some versions torch cannot tell its precision any more once this switch was set
-    code = """
-import torch, pfml
-torch.backends.cuda.matmul.allow_tf32 = True
-loss = pfml.PotentialFieldLoss(10, 33, backend="tiled")
-loss(torch.randn(50, 33), torch.arange(50) % 10).backward()
-print(torch.backends.cuda.matmul.allow_tf32, bool(loss.proxies.grad.isfinite().all()))
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["True", "True"]  # the switch is as it was, and there is a gradient
+    answers = CONTEXT.SimpleQueue()
+    process = CONTEXT.Process(target=step_with_tf32, args=(answers,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert answers.get() == (True, True)  # the switch is as it was, and there is a gradient
 
 
 def test_inputs_are_left_as_they_were():

@@ -1,12 +1,15 @@
-"""Checks that nobody waits for."""
+"""Checks of a batch: what they cost, and those that nobody waits for."""
 
 import warnings
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from pfml.losses import CollapseWarning, PotentialFieldLoss, ProxyAnchorLoss
-from pfml.losses.checks import deferred_checks
+from pfml.losses import checks as module
+from pfml.losses.checks import check_batch, deferred_checks
 
 LOSSES = {
     "pfml": lambda: PotentialFieldLoss(6, 4, proxies_per_class=2),
@@ -85,3 +88,25 @@ def test_shapes_are_checked_at_once_and_values_again_after_the_block(loss):
         loss(embeddings(), LABELS[:3])
     with pytest.raises(ValueError, match="embeddings must be finite"):
         loss(embeddings() * torch.nan, LABELS)
+
+
+class ValuesTouched(TorchDispatchMode):
+    """Counts the values that operations read and write; views take nothing."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        if not operation.is_view:
+            tensors = [each for each in tree_leaves((args, kwargs, result)) if isinstance(each, torch.Tensor)]
+            self.count += sum(each.numel() for each in tensors)
+        return result
+
+
+def test_checks_read_every_value_once_and_copy_none(monkeypatch):
+    """A step compares each of 1,600 charges with all others; checks that look at each once take nothing beside it."""
+    monkeypatch.setattr(module, "is_traced", lambda: False)  # as in a step: operations, not one operator
+    points, labels, proxies = torch.randn(100, 64), torch.arange(100), torch.randn(100, 15, 64)
+    with ValuesTouched() as touched:
+        check_batch(points, labels, proxies)
+    assert touched.count < 1.1 * (points.numel() + proxies.numel())

@@ -105,7 +105,7 @@ def test_a_student_that_follows_its_loss_finds_the_neighbors_of_its_teachers(nam
     points, taught = batch(n=24, dims=16, wide=16, dtype=torch.float32)
     student = points.detach().clone().requires_grad_()
     optimizer = torch.optim.Adam([student], lr=0.03)
-    for _ in range(200):
+    for _ in range(100):
         optimizer.zero_grad()
         LOSSES[name](student, taught).backward()
         optimizer.step()

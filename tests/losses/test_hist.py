@@ -345,7 +345,7 @@ def test_three_clusters_are_told_apart():
         return (cosines.argmax(dim=1) == labels).float().mean().item()
 
     first, first_accuracy = loss(points, labels).item(), accuracy()
-    for _ in range(200):
+    for _ in range(120):
         optimizer.zero_grad()
         loss(points, labels).backward()
         optimizer.step()

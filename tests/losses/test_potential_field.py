@@ -261,23 +261,23 @@ def test_class_potentials_are_lowest_for_the_class_whose_proxies_are_near():
     assert potentials.argmin(dim=1).tolist() == list(range(C))
 
 
-def test_training_brings_mates_together_and_keeps_classes_apart():
+def test_training_brings_positives_together_and_keeps_classes_apart():
     torch.manual_seed(0)
     points = torch.nn.Parameter(torch.randn(30, D))
     labels = torch.arange(30) % C
     loss = make(normalization="log", delta=0.6, delta_rep=1.2, alpha=6.0, proxy_attraction=False)
     optimizer = torch.optim.Adam([{"params": [points], "lr": 0.02}, *loss.param_groups(lr=0.05)])
 
-    def mates_next_to_each_other():
+    def positives_next_to_each_other():
         r = torch.cdist(unit(points), unit(points)).fill_diagonal_(9.0)
         return (labels[r.argmin(dim=1)] == labels).float().mean().item()
 
-    assert mates_next_to_each_other() < 0.5
-    for _ in range(150):
+    assert positives_next_to_each_other() < 0.5
+    for _ in range(80):
         optimizer.zero_grad()
         loss(points, labels).backward()
         optimizer.step()
-    assert mates_next_to_each_other() > 0.9
+    assert positives_next_to_each_other() > 0.9
     r = torch.cdist(unit(points), unit(points))
     assert r[labels[:, None] != labels[None, :]].min() > 0.9  # and classes keep their distance
 
@@ -300,8 +300,15 @@ def test_under_autocast_the_loss_stays_in_float32(dtype):
     torch.testing.assert_close(value, loss(embeddings.detach().float(), labels))
 
 
-@pytest.mark.parametrize("backend", EVERYWHERE)
-@pytest.mark.parametrize("option", [{}, {"normalization": "log"}, {"proxy_space": "projected"}], ids=str)
+@pytest.mark.parametrize(
+    ("backend", "option"),
+    [
+        ("dense", {"normalization": "log"}),
+        ("tiled", {}),
+        ("tiled", {"normalization": "log", "proxy_space": "projected"}),
+    ],
+    ids=str,
+)
 def test_torch_compile_keeps_one_graph_and_the_same_numbers(backend, option):
     torch._dynamo.reset()
     loss = make(backend=backend, **option)

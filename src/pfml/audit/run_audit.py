@@ -16,7 +16,6 @@ from pfml.data import RetrievalData
 from pfml.data.corrections import Corrections
 from pfml.data.decoding import Track
 from pfml.evaluation import embed
-from pfml.methods import METHODS
 from pfml.models import load_embedder
 from pfml.runs.config_files import read_config
 from pfml.runs.data import prepare_data
@@ -58,7 +57,7 @@ def audit_run(
     seen = part == "train"
     images = data.train if seen else data.test
     points = embed(embedder, images, track=track)
-    trained = METHODS[config.loss.name].trains
+    trained = config.loss.trains
     trained_field = load_field(folder.path) if trained and (model is None or law == "run") else None
     if law == "run" and (trained_field is None or not trained_field.has_own_law):
         raise ValueError(f"{run} was trained by {config.loss.name}, which has no law of its own: use the fitted one")

@@ -57,7 +57,7 @@ TILES, ROUNDS = 2048, 8
 #: Dimensions at a time in products of points.
 CHUNK = 64
 #: Side of the parts of a tile that are done from differences.
-CLOSE = 16
+CLOSE = min(16, BLOCK)
 #: Sets from this size on are sorted by pivots.
 SORTED_FROM = 4096
 LARGEST_DIMS = 2048
@@ -212,7 +212,7 @@ class _Between:
         )  # fmt: skip
         kernels.index[(1,)](
             flags, slots, listed, count, flags.numel(), columns.blocks, SYMMETRIC=rows is columns,
-            AT_ONCE=64 if INTERPRETED else 4096, num_warps=8,
+            AT_ONCE=2 if INTERPRETED else 4096, num_warps=8,
         )  # fmt: skip
         return TileList(slots, listed, count)
 

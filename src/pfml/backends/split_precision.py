@@ -32,7 +32,7 @@ LONGEST = 126.0
 #: Whether Triton runs its kernels in Python, on a CPU: for tests.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 #: Side of a tile.
-BLOCK = 16 if INTERPRETED else 128
+BLOCK = 8 if INTERPRETED else 128
 #: Dimensions of the forces that one program sums.
 WIDTH = 128
 #: By the nearest of so many charges a large set is sorted.

@@ -333,11 +333,10 @@ def _untrained(
 ) -> Untrained | None:
     """The metrics of the pretrained model before training; None where there is no such model, or nothing trains."""
     from pfml.data.decoding import listing_all_unreadable
-    from pfml.methods import METHODS
     from pfml.runs.folder import RunFolder
     from pfml.suggest.comparison import Untrained, untrained_embedder, untrained_scores
 
-    if not METHODS[config.loss.name].trains:
+    if not config.loss.trains:
         return None
     # a run that was interrupted before its end has not noted them
     noted = RunFolder(out).entries("untrained")

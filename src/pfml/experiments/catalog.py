@@ -104,7 +104,7 @@ class Experiment:
 
 
 def _as_it_is(config: RunConfig) -> Iterator[Variant]:
-    yield Variant({}, config, task="train" if METHODS[config.loss.name].trains else "untrained")
+    yield Variant({}, config, task="train" if config.loss.trains else "untrained")
 
 
 def _small(config: RunConfig) -> Iterator[Variant]:

@@ -18,7 +18,6 @@ from pfml.data.image_set import refuse_seen_classes
 from pfml.evaluation import embed, query_scores, retrieval_metrics
 from pfml.evaluation.nearest_neighbors import directions
 from pfml.experiments.plan import PlannedRun
-from pfml.methods import METHODS
 from pfml.models import load_embedder
 from pfml.plots.grids import choose_queries, plot_retrievals, retrieve, thumbnails
 from pfml.plots.maps import choose_images, plot_glyph_map, plot_photo_map, project
@@ -67,7 +66,7 @@ def train_run(run: PlannedRun, context: RunContext) -> Outcome:
     data = prepared(run.config.data)
     results = train(run.config, folder.path, data=data, resume=folder.config.exists(), monitor=steps)
     flat, counts = _flat(results), _image_counts(data.data)
-    if not METHODS[run.config.loss.name].trains:
+    if not run.config.loss.trains:
         return Outcome(flat, counts, load_embedder(folder.path).embedding_dim)
     seconds = seconds_per_epoch(folder, steps.per_epoch * run.config.batch.size)
     return Outcome({**flat, **({} if seconds is None else {"seconds_per_epoch": seconds})}, counts)

@@ -301,6 +301,11 @@ class LossConfig:
                     f"got {option!r}{did_you_mean(option, names)}"
                 )
 
+    @property
+    def trains(self) -> bool:
+        """Whether a run with this loss trains anything, or only evaluates the backbone."""
+        return METHODS[self.name].trains
+
 
 def is_untrained(method: str | None) -> bool:
     """Whether a record or a table row of this method has no training, and so no epochs; no name counts as trained."""

@@ -333,6 +333,5 @@ class RunConfig(TrainConfig):
         )
         data = replace(data, name=name, root=root, corrections=corrections, noise=replace(data.noise, file=noise_file))
         teachers = tuple(str(Path(each).expanduser().absolute()) for each in self.teachers)
-        trains = METHODS[self.loss.name].trains
-        model = self.model if trains else replace(self.model, embedding_dim=None)
+        model = self.model if self.loss.trains else replace(self.model, embedding_dim=None)
         return replace(self, data=data, model=model, teachers=teachers)

@@ -8,7 +8,6 @@ from typing import Any
 
 from pfml.data import RetrievalData, check_data, load_data, with_validation
 from pfml.data.own_images import is_own, own_images
-from pfml.methods import METHODS
 from pfml.models import Embedder
 from pfml.runs.config import RunConfig
 from pfml.suggest.comparison import untrained_embedder
@@ -65,7 +64,7 @@ def suggest_for_folder(
     """
     if not is_own(config.data.name):
         return None
-    if not METHODS[config.loss.name].trains:
+    if not config.loss.trains:
         model, reasons = suggest_model(None)
         return Suggestion(RunConfig(model=model), {"model.backbone": reasons["model.backbone"]})
     fixed = _decided_first(config, given)

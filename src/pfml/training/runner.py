@@ -10,7 +10,6 @@ from typing import Any
 from pfml.data import Corruption, RetrievalData
 from pfml.data.decoding import listing_all_unreadable
 from pfml.distributed import World
-from pfml.methods import METHODS
 from pfml.models import Embedder
 from pfml.runs.checkpoint import has_checkpoint
 from pfml.runs.config import RunConfig, StorageConfig, TrainConfig
@@ -55,7 +54,7 @@ def run(
     monitor = (monitor or Monitor()) if world.is_first else Monitor()
     images, corruption = data or prepare_data(config.data, monitor.track)
     embedder = create_run_embedder(config) if embedder is None else _matching(embedder, config)
-    if not METHODS[config.loss.name].trains:
+    if not config.loss.trains:
         resume = resume and is_begun(config, out)
         with listing_all_unreadable(images, track=monitor.track):
             return evaluate_untrained(embedder, images, config, RunFolder(out), monitor, world, resume=resume)
