@@ -74,6 +74,14 @@ def test_index_says_what_it_did_each_time(place, capsys):
     assert "4 images of 2 classes in 1 shards\n" in said(capsys, "index", "run", "--compact")
 
 
+def test_search_expands_queries_or_re_ranks(place, capsys):
+    said(capsys, "index", "run", "images")
+    for option in ("--expand=2", "--rerank"):
+        answer = json.loads(said(capsys, "search", "run", "images/b/3.png", "--k=5", option, "--json"))
+        assert len(answer["results"][0]["hits"]) == 5
+    assert "must not be given together" in failure(capsys, "search", "run", "images/b/3.png", "--expand", "--rerank")
+
+
 def test_search_prints_a_row_for_each_image_found(place, capsys, model):
     said(capsys, "index", "run", "images", "--shard-images=2", "--batch_size=1", "--workers=1")
     assert ImageIndex.open("run/index").num_shards == 3

@@ -141,15 +141,21 @@ def search(
     class_name: list[str] | None = None,
     index: Path | None = None,
     backend: str = "exact",
+    expand: int | None = None,
+    rerank: bool = False,
     device: str = "auto",
     as_json: bool = False,
     quiet: bool = False,
 ) -> None:
     """Find the nearest images of an index: distance, class and path, and "unknown" beyond the calibrated threshold."""
     from pfml.data.readers.folder import image_paths
+    from pfml.evaluation import Expansion, KReciprocal
     from pfml.search import open_run
     from pfml.search.embedding import embed_files
+    from pfml.search.reranked import search_reranked
 
+    if expand is not None and rerank:
+        raise ValueError("--expand and --rerank must not be given together: each ranks in its own way")
     console = create_console(stderr=as_json, quiet=quiet)
     refuse_images_first("search", run, images)
     files = list(image_paths(images))
@@ -158,7 +164,13 @@ def search(
     queries = embed_files(opened.embedder, files, batch_size=BATCH, workers=2)
     failures = queries.failures
     refuse_all_unreadable(failures, len(files))
-    results = found.search(queries.vectors, k, model=opened.model, class_names=class_name)
+    if expand is None and not rerank:
+        results = found.search(queries.vectors, k, model=opened.model, class_names=class_name)
+    else:
+        settings = KReciprocal() if expand is None else Expansion(expand)
+        results = search_reranked(
+            found, queries.vectors, k, settings=settings, model=opened.model, class_names=class_name
+        )
     remark = _about(threshold, found, run)
     if as_json:
         print_line(console, remark)
@@ -190,6 +202,15 @@ def add_search_arguments(parser: ArgumentParser) -> None:
         default="exact",
         help="exact, faiss, or auto: faiss from a million images on, if it is installed and memory has ample room.",
     )
+    add(
+        "--expand",
+        type=int,
+        nargs="?",
+        const=5,
+        metavar="K",
+        help="Query expansion: search with the mean of each query and its K nearest (5), weighted by similarity.",
+    )
+    add("--rerank", action="store_true", help="Rank the first 100 by k-reciprocal neighbors (Zhong et al., 2017).")
     add_device_option(parser)
     add_json_option(parser)
     add_quiet_option(parser)
