@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pfml.evaluation import proxy_alignment
+from pfml.evaluation.alignment import matched_distances
 
 
 def best(proxies, points, power):
@@ -81,3 +82,13 @@ def test_bad_input_is_refused():
     embeddings[4, 1] = torch.nan
     with pytest.raises(ValueError, match="embeddings must be finite, got NaN or Inf in row 4"):
         proxy_alignment(proxies, embeddings, labels)
+
+
+def test_matched_distances_are_those_of_the_best_of_all_matchings():
+    distances = torch.rand(3, 5, dtype=torch.float64)
+    for power in (1, 2):
+        sums = [
+            sum(float(distances[k, j]) ** power for k, j in enumerate(chosen))
+            for chosen in itertools.permutations(range(5), 3)
+        ]
+        assert matched_distances(distances, power=power).pow(power).sum().item() == pytest.approx(min(sums))

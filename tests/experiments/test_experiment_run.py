@@ -275,7 +275,8 @@ def test_concatenation_is_that_of_unit_vectors(glyph_folder, folds):
 
 
 @pytest.mark.usefixtures("_without_training")
-def test_timing_does_not_share_a_device(glyph_folder, tmp_path):
+def test_timing_does_not_share_a_device(glyph_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(execution, "_work_in_processes", lambda *given: pytest.fail("several processes"))
     plan = small_plan(glyph_folder, name="timing", methods=("proxy-anchor",), epochs=2)
     summary, printed = run(plan, tmp_path, jobs=3)
     assert summary.done == 1

@@ -3,8 +3,7 @@ import math
 import pytest
 
 from pfml.paper import paper_tables
-from pfml.paper.cells import latest, measured, other_runs, tables_named, tables_of
-from pfml.paper.fill import fill, filled_tables, summary
+from pfml.paper.fill import fill, filled_tables, latest, measured, other_runs, summary, tables_named, tables_of
 from records import record
 
 TABLES = {table.id: table for table in paper_tables()}

@@ -21,7 +21,6 @@ from pfml.theory.check import (
     has_radial_minimum,
     in_their_span,
     largest_delta,
-    matched_distances,
     proxies_at_rest,
     theory_outcomes,
     theory_table,
@@ -244,16 +243,6 @@ def test_in_128_dimensions_no_random_proxy_ends_within_delta():
         assert (outcome.within, outcome.unsettled, outcome.one_to_one) == (0, 0, False)
     # Prop. 1 holds: the minima are there, the proxies just do not get to them.
     assert {(outcome.law, outcome.minima) for outcome in outcomes} == {("PFML", 64), ("CPML", 0)}
-
-
-def test_matched_distances_are_those_of_the_best_of_all_matchings():
-    proxies, points = torch.randn(3, 2, dtype=torch.float64), torch.randn(5, 2, dtype=torch.float64)
-    for power in (1, 2):
-        sums = [
-            sum(math.dist(proxies[k].tolist(), points[j].tolist()) ** power for k, j in enumerate(chosen))
-            for chosen in itertools.permutations(range(5), 3)
-        ]
-        assert matched_distances(proxies, points, power=power).pow(power).sum().item() == pytest.approx(min(sums))
 
 
 # --------------------------------------------------------------------------------------------------- settings and table

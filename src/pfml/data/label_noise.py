@@ -28,7 +28,7 @@ class LabelNoise:
     """How many labels are wrong, and how they are drawn.
 
     Args:
-        rate: Share of the images in [0, 1].
+        rate: Fraction of the images in [0, 1].
         variant: "exact": round(rate n) images get a class that is uniform over the others. "with-own": round(rate n)
             images get a class that is uniform over all, their own included, so that a few stay right. "bernoulli":
             each image with probability `rate` gets one of the other classes. "list": the labels of `file`.
@@ -64,7 +64,7 @@ class LabelNoise:
 
 @dataclass(frozen=True, eq=False)
 class Corruption:
-    """The images whose labels were drawn or listed anew.
+    """The images whose labels were replaced, by a random draw or by a list.
 
     Args:
         indices: (K,) int64, positions in the image set, ascending.
@@ -141,7 +141,7 @@ def corrupt(images: ImageSet, noise: LabelNoise) -> tuple[ImageSet, Corruption]:
 
 
 def _drawn(images: ImageSet, noise: LabelNoise) -> dict[int, int]:
-    """The new label of each image that is drawn."""
+    """The new label of each image that is chosen."""
     count, classes = len(images), images.num_classes
     if noise.rate > 0 and classes < 2:
         raise ValueError(f"label noise must have at least 2 classes to choose from, got {classes}")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pfml.evaluation.nearest_neighbors import directions
 
-__all__ = ["Alignment", "proxy_alignment"]
+__all__ = ["Alignment", "matched_distances", "proxy_alignment"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,13 +71,27 @@ def proxy_alignment(proxies: Tensor, embeddings: Tensor, labels: Tensor) -> Alig
     return Alignment(paper, wasserstein2, per_class[0], per_class[1], int((~per_class[0].isnan()).sum()))
 
 
-def _matched(proxies: Tensor, points: Tensor) -> Tensor:
-    """(2,): mean distance and root of the mean squared distance, each under the matching that makes it smallest."""
+def matched_distances(distances: Tensor, *, power: int) -> Tensor:
+    """The distances under the one-to-one matching of rows to columns with the least sum of distance^power.
+
+    Args:
+        distances: (M, n) on the CPU.
+        power: 1 for the paper's W2, 2 for the Wasserstein-2 distance.
+
+    Returns:
+        (min(M, n),), in the order of the rows.
+
+    Example:
+        >>> matched_distances(torch.tensor([[1.0, 5.0], [2.0, 9.0]]), power=1)
+        tensor([5., 2.])
+    """
     from scipy.optimize import linear_sum_assignment
 
+    rows, columns = linear_sum_assignment(distances.pow(power).numpy())
+    return distances[torch.from_numpy(rows), torch.from_numpy(columns)]
+
+
+def _matched(proxies: Tensor, points: Tensor) -> Tensor:
+    """(2,): mean distance and root of the mean squared distance, each under the matching that makes it smallest."""
     distances = torch.cdist(proxies, points, compute_mode="donot_use_mm_for_euclid_dist")
-    best = []
-    for power in (1, 2):
-        rows, columns = linear_sum_assignment(distances.pow(power).numpy())
-        best.append(distances[rows, columns].pow(power).mean().pow(1 / power))
-    return torch.stack(best)
+    return torch.stack([matched_distances(distances, power=power).pow(power).mean().pow(1 / power) for power in (1, 2)])

@@ -111,15 +111,15 @@ def normalized_mutual_information(first: Tensor, second: Tensor) -> float:
     second_names, second = second.to(first.device).unique(return_inverse=True)
     if len(first_names) == len(second_names) == 1:
         return 1.0
-    joint, counts = (first * len(second_names) + second).unique(return_counts=True)
-    share = counts.double() / len(first)
+    pairs, counts = (first * len(second_names) + second).unique(return_counts=True)
+    joint = counts.double() / len(first)
     rows = torch.bincount(first).double() / len(first)
     columns = torch.bincount(second).double() / len(first)
-    expected = rows[joint // len(second_names)] * columns[joint % len(second_names)]
-    information = (share * (share / expected).log()).sum()
+    expected = rows[pairs // len(second_names)] * columns[pairs % len(second_names)]
+    information = (joint * (joint / expected).log()).sum()
     entropies = _entropy(rows) + _entropy(columns)
     return float((2 * information / entropies).clamp(0, 1))
 
 
-def _entropy(shares: Tensor) -> Tensor:
-    return -(shares * shares.log()).sum()
+def _entropy(probabilities: Tensor) -> Tensor:
+    return -(probabilities * probabilities.log()).sum()

@@ -98,17 +98,17 @@ class Metric:
 
 
 def recall_at_k(ranked: RankedQueries, k: int) -> float:
-    """Share of queries with a match among the K nearest."""
+    """Fraction of queries with a match among the K nearest."""
     return _share(ranked.scores.first_rank <= k)
 
 
 def precision_at_1(ranked: RankedQueries) -> float:
-    """Share of queries whose nearest item is a match."""
+    """Fraction of queries whose nearest item is a match."""
     return _share(ranked.scores.first_rank == 1)
 
 
 def r_precision(ranked: RankedQueries) -> float:
-    """Mean share of matches among the R nearest, R being the number of matches of the query."""
+    """Mean fraction of matches among the R nearest, R being the number of matches of the query."""
     return _mean(ranked.scores.r_precision)
 
 
@@ -143,7 +143,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             "r_precision",
             "RP",
-            "RP: share of matches among the R nearest images, R being the number of matches",
+            "RP: fraction of matches among the R nearest images, R being the number of matches",
             r_precision,
         ),
         Metric("map_at_r", "MAP@R", "MAP@R: R-precision that also rewards the right order", map_at_r),

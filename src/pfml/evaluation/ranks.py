@@ -49,7 +49,7 @@ MATCHES_AT_ONCE = 2**23
 GATHERED_AT_ONCE = 2**23
 #: Pairs that are bisected at once, at about 200 bytes each.
 PAIRS_AT_ONCE = 2**22
-#: Above this share of a tile's pairs, work on the whole tile is faster than work on a list of pairs.
+#: Above this fraction of a tile's pairs, work on the whole tile is faster than work on a list of pairs.
 DENSE_SHARE = 1 / 64
 #: Similarities in float64 that differ by less are equal.
 EQUAL = 1e-13
@@ -61,8 +61,8 @@ class QueryScores:
 
     Args:
         num_matches: (N,) int64: R.
-        first_rank: (N,) int64: the rank of the best match, from 1. Recall@K is the share of queries with at most K.
-        r_precision: (N,) float64: the share of matches among the first R items.
+        first_rank: (N,) int64: the rank of the best match, from 1. Recall@K is the fraction of queries with at most K.
+        r_precision: (N,) float64: the fraction of matches among the first R items.
         average_precision_at_r: (N,) float64: (1/R) sum over i <= R of precision(i) where item i is a match.
     """
 

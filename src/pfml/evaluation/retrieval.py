@@ -16,7 +16,7 @@ __all__ = ["RetrievalMetrics", "metrics_of", "retrieval_metrics"]
 
 @dataclass(frozen=True)
 class RetrievalMetrics:
-    """How well classes are found by nearest neighbors; shares in [0, 1], means over queries.
+    """How well classes are found by nearest neighbors; fractions in [0, 1], means over queries.
 
     A query without a match, whose class has no other member to be found, can only fail: it is left out of every
     mean, as in pytorch-metric-learning's AccuracyCalculator, and counted in `num_without_match`. Code that descends
@@ -35,18 +35,18 @@ class RetrievalMetrics:
 
     @property
     def recall(self) -> dict[int, float]:
-        """K -> share of queries with a match among the K nearest."""
+        """K -> fraction of queries with a match among the K nearest."""
         prefix = "recall_at_"
         return {int(key.removeprefix(prefix)): value for key, value in self.values.items() if key.startswith(prefix)}
 
     @property
     def precision_at_1(self) -> float:
-        """Share of queries whose nearest item is a match; equal to Recall@1."""
+        """Fraction of queries whose nearest item is a match; equal to Recall@1."""
         return self.values["precision_at_1"]
 
     @property
     def r_precision(self) -> float:
-        """Share of matches among the R nearest, R being the number of matches of the query."""
+        """Fraction of matches among the R nearest, R being the number of matches of the query."""
         return self.values["r_precision"]
 
     @property

@@ -84,7 +84,7 @@ _NCA_PP = Recipe(
     resize=288,
     departs="a first run on half of the classes finds where the rates fall to a tenth (NMI and R@1 have not improved "
     "for 4 epochs) and which epoch is best, and these epochs are not published: here rates are constant, as they are "
-    "in the code's second command alone; Adam starts anew after the warm-up; 2 GPUs with half a batch each; float16 by "
+    "in the code's second command alone; Adam is reset after the warm-up; 2 GPUs with half a batch each; float16 by "
     "apex",
 )  # fmt: skip
 _NCA_PP_SOP = replace(_NCA_PP, dataset="sop", lr=0.024, proxy_lr=240.0, batch_size=192, samples_per_class=3, epochs=85)
@@ -163,8 +163,8 @@ _NORM_SOFTMAX = Recipe(
     options={"published_start": True}, momentum=0.9, milestones=(16,), step_factor=0.1, batch_size=75,
     samples_per_class=25, epochs=31, warm_up_epochs=1, batch_norm="train", crop_area=(0.766, 0.766), pooling="avg",
     layer_norm="features", embedding_dim="features",
-    departs="images are squeezed to 256 x 256, then cropped to 224 at random places (here crops of the same area, and "
-    "test images keep their ratio of sides); momentum starts anew after the warm-up",
+    departs="images are squeezed to 256 x 256, then cropped to 224 at random positions (here crops of the same area, "
+    "and test images keep their ratio of sides); momentum is reset after the warm-up",
 )  # fmt: skip
 _NORM_SOFTMAX_CARS = replace(_NORM_SOFTMAX, dataset="cars", lr=0.01, proxy_lr=0.01)
 NORMALIZED_SOFTMAX = (

@@ -17,9 +17,8 @@ from pfml.methods import is_untrained
 from pfml.models.model_card import escaped as markdown_escaped
 from pfml.pages import page as html
 from pfml.paper import tables as paper
-from pfml.paper.cells import Record, latest, measured, other_runs, tables_named
 from pfml.paper.figures import noise_curves, plot_ablation, plot_noise
-from pfml.paper.fill import filled_tables
+from pfml.paper.fill import Record, filled_tables, latest, measured, other_runs, tables_named
 from pfml.paper.tables import Cell, Row, Summary, Table, paper_tables, result_tables
 from pfml.plots.theme import LIGHT, Theme, png_of_figure
 from pfml.storage.files import write_atomically

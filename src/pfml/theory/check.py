@@ -27,6 +27,7 @@ from rich.table import Table
 from torch import Tensor
 
 from pfml.energy import class_potential
+from pfml.evaluation.alignment import matched_distances
 from pfml.field import ContrastiveLaw, DecayLaw, PowerLaw, attraction
 
 __all__ = [
@@ -39,7 +40,6 @@ __all__ = [
     "has_radial_minimum",
     "in_their_span",
     "largest_delta",
-    "matched_distances",
     "proxies_at_rest",
     "theory_outcomes",
     "theory_table",
@@ -53,7 +53,7 @@ LAWS: dict[str, Callable[[float], DecayLaw]] = {
 
 #: How far beyond delta a proxy may be, relative to delta, and still count as within: it oscillates around the sphere.
 SLACK = 1e-3
-#: A proxy away from all data is at rest if the pulls on it cancel to this share of their sum.
+#: A proxy away from all data is at rest if the pulls on it cancel to this fraction of their sum.
 BALANCE = 1e-3
 #: delta relative to the bound below which the proof of Prop. 1 holds.
 MARGIN = 0.9
@@ -244,15 +244,6 @@ def proxies_at_rest(start: Tensor, points: Tensor, law: DecayLaw) -> Tensor:
     return end_of_descent(descent(start, points, law, longest=0.05 * spread, steps=200))
 
 
-def matched_distances(proxies: Tensor, points: Tensor, *, power: int) -> Tensor:
-    """Distances, (m,), under the one-to-one matching of proxies to points with the least sum of distance^power."""
-    from scipy.optimize import linear_sum_assignment
-
-    distances = torch.cdist(proxies, points, compute_mode="donot_use_mm_for_euclid_dist")  # (m, n)
-    rows, columns = linear_sum_assignment(distances.pow(power).numpy())
-    return distances[torch.from_numpy(rows), torch.from_numpy(columns)]
-
-
 def in_their_span(points: Tensor) -> Tensor:
     """Coordinates of `points`, (T, k, D), in a basis of their own span: (T, k, min(D, k)), the same distances.
 
@@ -299,8 +290,8 @@ def _outcomes(data: Tensor, start: Tensor, name: str, *, dims: int, alpha: float
             unsettled=int(unsettled[trial].sum()),
             farthest=nearest[trial].max().item(),
             one_to_one=len(set(owner[trial].tolist())) == proxies.shape[1],
-            paper_w2=matched_distances(proxies[trial], data[trial], power=1).mean().item(),
-            true_w2=matched_distances(proxies[trial], data[trial], power=2).square().mean().sqrt().item(),
+            paper_w2=matched_distances(distances[trial], power=1).mean().item(),
+            true_w2=matched_distances(distances[trial], power=2).square().mean().sqrt().item(),
         )
         for trial in range(len(data))
     ]
