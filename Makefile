@@ -28,8 +28,9 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/pfml demo
 
+# Compiled files are kept, also where the environment says otherwise: the tests start many processes.
 test: $(READY) browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
 test-slow: $(READY) browser
 	$(BIN)/python -m pytest -m slow

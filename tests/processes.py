@@ -9,6 +9,13 @@ IMPORTED = ("pfml.experiments.store", "pfml.export", "pfml.models.small_convnet"
 CONTEXT.set_forkserver_preload([*IMPORTED, "torch.distributed"])
 
 
+def as_launched(monkeypatch, rank, size):
+    """Give this process the environment of one that torchrun has started."""
+    launched = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+
+
 def failures_of_several(count, target, *arguments):
     """What processes that do the same at once report; each calls target(*arguments, number, barrier, failures)."""
     context = multiprocessing.get_context("fork")

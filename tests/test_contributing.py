@@ -249,7 +249,7 @@ def test_a_server_page(added, page_folder, monkeypatch, tmp_path):
             assert listed(f"{address}/#counts") == [f"{one['class_name']}: {one['images']}" for one in counts]
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join()
 
 
 def listed(address):
@@ -259,7 +259,7 @@ def listed(address):
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page()
         page.goto(address)
-        playwright.expect(page.locator("#counts li").first).to_be_visible(timeout=20_000)
+        playwright.expect(page.locator("#counts li").first).to_be_visible(timeout=60_000)
         lines = page.locator("#counts li").all_inner_texts()
         browser.close()
     return lines

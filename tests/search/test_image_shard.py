@@ -3,6 +3,7 @@
 import pytest
 
 from pfml.search import ImageShard
+from processes import as_launched
 
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "2", "2/0", "a/b", "1/2/3", ""])
@@ -11,12 +12,16 @@ def test_a_shard_that_is_none_is_refused(text):
         ImageShard.parsed(text)
 
 
-def test_a_shard_is_parsed_or_given_by_torchrun():
+def test_a_shard_is_parsed_or_given_by_torchrun(monkeypatch):
     assert (ImageShard.parsed("2/8"), ImageShard.parsed("all")) == (ImageShard(2, 8), ImageShard(1, 1))
-    assert ImageShard.of_process({"RANK": "1", "WORLD_SIZE": "8"}) == ImageShard(2, 8)
-    assert ImageShard.of_process({}) == ImageShard.of_process({"RANK": "0", "WORLD_SIZE": "1"}) == ImageShard(1, 1)
-    with pytest.raises(ValueError, match="RANK must be a number from 0 to WORLD_SIZE - 1, got RANK='3'"):
-        ImageShard.of_process({"RANK": "3", "WORLD_SIZE": "3"})
+    for rank, size, shard in (("1", "8", ImageShard(2, 8)), ("0", "1", ImageShard(1, 1))):
+        as_launched(monkeypatch, rank, size)
+        assert ImageShard.of_process() == shard
+    as_launched(monkeypatch, "3", "3")
+    with pytest.raises(ValueError, match=r"RANK must lie in \[0, WORLD_SIZE\), got 3 and 3"):
+        ImageShard.of_process()
+    monkeypatch.delenv("RANK")
+    assert ImageShard.of_process() == ImageShard(1, 1)
 
 
 def test_shards_are_about_equal_and_names_need_not_be_unicode():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import suppress
 from typing import Any
 
 from pfml import memory
 from pfml.cli.commands import COMMANDS, overview
-from pfml.cli.error_reporting import exit_with_error
+from pfml.cli.error_reporting import current_launch, exit_with_error
 from pfml.cli.parser import create_parser
 from pfml.cli.run_options import parsed_run_values
 from pfml.distributed.torchrun import Launch
@@ -37,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, OSError, ImportError) as error:
         exit_with_error(f"pfml {name}", error)
     except KeyboardInterrupt:
-        if os.environ.get("RANK", "0") == "0":  # torchrun interrupts all
+        if current_launch().rank == 0:  # torchrun interrupts all
             sys.stderr.write(f"pfml {name}: interrupted\n")
         sys.exit(130)
 

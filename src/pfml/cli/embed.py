@@ -162,9 +162,9 @@ def _device(name: str) -> torch.device:
     """The device of this name; "auto" is the GPU that torchrun means for this process, or the one there is."""
     import torch
 
+    from pfml.distributed.torchrun import Launch
     from pfml.training.environment import resolve_device
 
-    local = os.environ.get("LOCAL_RANK", "")
-    if name == "auto" and local.isdecimal() and torch.cuda.is_available():
-        return torch.device("cuda", int(local) % torch.cuda.device_count())
+    if name == "auto" and torch.cuda.is_available():
+        return torch.device("cuda", Launch.of_process().local_rank % torch.cuda.device_count())
     return resolve_device(name)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from pfml.distributed.torchrun import Launch
 from pfml.terminal import visible
 
-__all__ = ["exit_with_error", "report_once"]
+__all__ = ["current_launch", "exit_with_error", "report_once"]
 
 #: Seconds that a failing rank waits for the others, to learn whether they fail with the same error.
 WAIT_SECONDS = 5.0
@@ -31,7 +31,7 @@ def exit_with_error(name: str, error: object, *, status: int = 1, hint: str = ""
         status: Of the process.
         hint: A line below the error.
     """
-    launch = _launch()
+    launch = current_launch()
     if launch.size == 1 and status == 1:
         sys.exit(_line(name, error, hint))
     if launch.size == 1:
@@ -86,7 +86,8 @@ def _line(name: str, error: object, hint: str) -> str:
     return visible(f"{name}: error: {error}" + (f"\n{hint}" if hint else ""))
 
 
-def _launch() -> Launch:
+def current_launch() -> Launch:
+    """What torchrun tells this process about itself; a process alone where its variables are wrong."""
     try:
         return Launch.of_process()
     except ValueError:  # torchrun's variables are wrong, which is the error to report

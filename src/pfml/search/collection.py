@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 
 from pfml.data.decoding import Track, in_threads
 from pfml.data.readers.folder import image_paths
+from pfml.distributed.torchrun import Launch
 from pfml.models.embedder import Embedder
 from pfml.search.embedding import embed_files
 from pfml.search.identity import ModelIdentity
@@ -79,17 +79,10 @@ class ImageShard:
         return cls(int(found[1]), int(found[2]))
 
     @classmethod
-    def of_process(cls, environment: Mapping[str, str] = os.environ) -> ImageShard:
-        """The shard that torchrun gives this process by RANK and WORLD_SIZE; the whole where it did not start it."""
-        if "RANK" not in environment or "WORLD_SIZE" not in environment:
-            return ALL_IMAGES
-        rank, count = environment["RANK"], environment["WORLD_SIZE"]
-        if not rank.isdecimal() or not count.isdecimal() or int(rank) >= int(count):
-            raise ValueError(
-                f"RANK must be a number from 0 to WORLD_SIZE - 1, got RANK={rank!r} and WORLD_SIZE={count!r}: "
-                f"unset them, or name the shard with --shard"
-            )
-        return cls(int(rank) + 1, int(count))
+    def of_process(cls) -> ImageShard:
+        """The shard of this process by its rank among those that torchrun started; the whole without torchrun."""
+        launch = Launch.of_process()
+        return cls(launch.rank + 1, launch.size)
 
 
 #: All images.
