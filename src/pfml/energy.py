@@ -3,7 +3,7 @@
 All functions take tensors of points (n, D) and their labels (n,); whether a point is a sample or a proxy makes no
 difference to its field. `pfml.PotentialFieldLoss` is the same energy as a module with proxies of its own.
 
-Eq. 2 has no bound as r -> 0. The literal energy follows it there, to the letter. Everything else (the shifted form, the
+Eq. 2 has no bound as r -> 0. The literal energy follows it there too. Everything else (the shifted form, the
 forces, the class potentials, the loss) ends at the law's core, delta / 20 for the paper's law: below it potentials
 continue as straight lines (`pfml.field.Interaction`), so that they are finite wherever the points are.
 """

@@ -84,7 +84,7 @@ def _power(r: Tensor, exponent: float) -> Tensor:
     return torch.exp(exponent * torch.log(r))
 
 
-#: The core ends at delta / CORE_FRACTION: from there on Eqs. 1 and 2 hold to the letter.
+#: The core ends at delta / CORE_FRACTION: from there on Eqs. 1 and 2 hold exactly.
 CORE_FRACTION = 20
 #: ... or where a force has grown by this factor since delta, if that is farther out (alpha > 18): float32 ends at 3e38.
 LARGEST_GROWTH = 1e27

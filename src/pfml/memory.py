@@ -1,8 +1,8 @@
 """Memory of this process: what is left of it, and whether freed memory is kept or given back to the system.
 
-A network on a CPU allocates and frees tensors of many megabytes in every layer. By default glibc maps each of them from
+A model on a CPU allocates and frees tensors of many megabytes in every layer. By default glibc maps each of them from
 the kernel and unmaps it when it is freed, so that every page is zeroed and faulted in again: on a CPU, embedding spends
-more time in the kernel than in the network (docs/PERFORMANCE.md).
+more time in the kernel than in the model (docs/PERFORMANCE.md).
 """
 
 from __future__ import annotations

@@ -355,7 +355,7 @@ def test_a_published_recipe_trains_as_it_is_printed(name, tmp_path, monkeypatch,
     main(["methods", f"--recipe={name}"])
     printed = capsys.readouterr().out
     recipe = published_recipe(name, "cub", "resnet50").recipe
-    assert printed.startswith(f"# {name}, {recipe.place}: {recipe.optimizer}")
+    assert printed.startswith(f"# {name}, {recipe.setting}: {recipe.optimizer}")
     assert ("# not as published: " in printed) == bool(recipe.departs)
     file = tmp_path / "recipe.yaml"
     file.write_text(printed)

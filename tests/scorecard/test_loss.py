@@ -176,7 +176,7 @@ def test_10_total_collapse_is_finite_with_one_warning(make, device, normalizatio
         value = loss(embeddings, batch(device)[1])
         value.backward()
     assert [w.category for w in caught] == [CollapseWarning]
-    assert "the network has collapsed" in str(caught[0].message)
+    assert "the model has collapsed" in str(caught[0].message)
     for tensor in (value, embeddings.grad, loss.proxies.grad):
         assert torch.isfinite(tensor).all()
 

@@ -121,8 +121,8 @@ class CudaGraphed:
                     parts.append((size, result.shape, result.dtype))
                     size += math.ceil(result.nbytes / ALIGNMENT) * ALIGNMENT
                 packed = points.new_empty(size, dtype=torch.uint8)
-                for result, place in zip(results, _unpacked(packed, tuple(parts)), strict=True):
-                    place.copy_(result)
+                for result, part in zip(results, _unpacked(packed, tuple(parts)), strict=True):
+                    part.copy_(result)
         return _Recording(graph, inputs, packed, tuple(parts))
 
 

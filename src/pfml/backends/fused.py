@@ -257,10 +257,10 @@ class _Between:
         samples = torch.arange(num_samples, device=anchors.rows.device)
         order = torch.cat([samples, torch.where(anchors.weights > 0, anchors.rows + num_samples, -1)])
         of_anchors, found = self.interact(self.charges.split(order), everything, of_columns=False)
-        place = order.clamp_min(0)  # padding adds zeros
-        found.sums.zero_().index_add_(0, place, of_anchors.sums[: len(order)])
+        rows = order.clamp_min(0)  # padding adds zeros
+        found.sums.zero_().index_add_(0, rows, of_anchors.sums[: len(order)])
         if self.with_gradient:
-            found.gradient.index_add_(0, place, of_anchors.gradient[: len(order)])
+            found.gradient.index_add_(0, rows, of_anchors.gradient[: len(order)])
         return found
 
 

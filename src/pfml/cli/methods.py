@@ -116,7 +116,7 @@ def recipe_yaml(name: str, dataset: str = "cub", backbone: str = "resnet50") -> 
 def recipe_lines(name: str, published: PublishedRecipe) -> list[str]:
     """What a recipe is, whose values it has if its authors give none for what was asked, and what it lacks."""
     recipe = published.recipe
-    lines = [f"{name}, {recipe.place}: {recipe.describe()}", published.remark]
+    lines = [f"{name}, {recipe.setting}: {recipe.describe()}", published.remark]
     return [*filter(None, lines), *([f"not as published: {recipe.departs}"] if recipe.departs else [])]
 
 

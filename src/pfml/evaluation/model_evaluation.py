@@ -17,8 +17,7 @@ from pfml.data.pinned_memory import to_device
 from pfml.distributed.schedule import shard_sizes, shard_slice
 from pfml.distributed.world import World
 from pfml.evaluation.retrieval import RetrievalMetrics, retrieval_metrics
-from pfml.models.embedder import Embedder
-from pfml.models.evaluation_mode import evaluation_mode
+from pfml.models.embedder import Embedder, evaluation_mode
 
 __all__ = ["EmbeddedTest", "embed", "embed_test", "evaluate"]
 

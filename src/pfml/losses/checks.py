@@ -17,7 +17,7 @@ __all__ = ["CollapseWarning", "DeferredCheck", "check_batch", "deferred_checks"]
 
 
 class CollapseWarning(UserWarning):
-    """All embeddings of a batch coincide: the network has collapsed, or its input is constant."""
+    """All embeddings of a batch coincide: the model has collapsed, or its input is constant."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +135,7 @@ def _explain(embeddings: Tensor, labels: Tensor, proxies: Tensor, num_classes: i
             raise ValueError(f"{name} must be finite, got NaN or Inf in {len(bad_rows)} {rows}: {shown}")
     if len(embeddings) > 1 and bool((embeddings == embeddings[:1]).all()):
         warnings.warn(
-            f"all {len(embeddings)} embeddings of the batch coincide: the network has collapsed and no force can "
+            f"all {len(embeddings)} embeddings of the batch coincide: the model has collapsed and no force can "
             "separate them; lower the learning rate, or look at loss.diagnostics()",
             CollapseWarning,
             stacklevel=2,

@@ -254,8 +254,8 @@ class PotentialFieldLoss(nn.Module):
         points = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
         if self.normalize_embeddings:
             points = unit(points)
-        place = partial(class_proxies, self.proxy_init, per_class=self.proxies_per_class, generator=generator)
-        self._set_proxies(torch.stack([place(points[labels == c]) for c in range(self.num_classes)]))
+        proxies_of = partial(class_proxies, self.proxy_init, per_class=self.proxies_per_class, generator=generator)
+        self._set_proxies(torch.stack([proxies_of(points[labels == c]) for c in range(self.num_classes)]))
         self.proxies_ready = True
 
     def class_potentials(self, points: Tensor) -> Tensor:
@@ -269,7 +269,7 @@ class PotentialFieldLoss(nn.Module):
 
     @torch.no_grad()
     def literal_energy(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Eq. 6 to the letter, in float64: every constant and self term included, whatever the loss's options.
+        """Eq. 6 exactly, in float64: every constant and self term included, whatever the loss's options.
 
         Follows Eq. 2 down to r = 0, where the loss itself stops at the law's core: infinite if points of two classes
         coincide.

@@ -1,7 +1,7 @@
 """One adapter for the losses of other libraries.
 
 Whatever the loss inside, a batch is checked as ours are, embeddings are put on the unit sphere in float32 at least,
-autocast is off, and the numbers that the loss learns keep their type and place: it is called with copies in the type of
+autocast is off, and the parameters of the loss keep their dtype and device: it is called with copies in the dtype of
 the computation. Proxies are treated alike: drawn at the same length (see `PROXY_LENGTH`), or as their authors draw them
 (`published_start`), in the state with the hyper-parameters, in a parameter group of their own, and readable as points
 on the sphere.
@@ -150,8 +150,8 @@ class WrappedLoss(nn.Module):
             return self._proxies_of(self.inner)
         parameters = list(self.inner.parameters())
         if not parameters:
-            place = embeddings.device if isinstance(embeddings, Tensor) else None
-            return torch.empty(self.num_classes, 0, self.embedding_dim, device=place)
+            device = embeddings.device if isinstance(embeddings, Tensor) else None
+            return torch.empty(self.num_classes, 0, self.embedding_dim, device=device)
         total = torch.stack([one.detach().sum() for one in parameters]).sum()
         return total.expand(self.num_classes, 1, self.embedding_dim)
 

@@ -76,8 +76,8 @@ class Recipe:
     departs: str = ""
 
     @property
-    def place(self) -> str:
-        """What it is for, in words."""
+    def setting(self) -> str:
+        """Data set and backbone that it is for, in words."""
         return " with ".join(filter(None, [self.dataset, self.backbone])) or "any data set"
 
     def describe(self) -> str:
@@ -140,16 +140,16 @@ def chosen_recipe(recipes: tuple[Recipe, ...], dataset: str | None, backbone: st
     """
     if not recipes:
         return None
-    network = SAME_ARCHITECTURE.get(backbone or "", backbone)
+    architecture = SAME_ARCHITECTURE.get(backbone or "", backbone)
 
     def fit(recipe: Recipe) -> tuple[bool, bool]:
-        return recipe.dataset in (None, dataset), recipe.backbone in (None, network)
+        return recipe.dataset in (None, dataset), recipe.backbone in (None, architecture)
 
     best = max(recipes, key=fit)  # of equals the first
     if all(fit(best)) or (dataset is None and backbone is None):
         return PublishedRecipe(best)
     asked = " with ".join(filter(None, [dataset, backbone]))
-    return PublishedRecipe(best, f"the source gives no values for {asked}; these are those for {best.place}")
+    return PublishedRecipe(best, f"the source gives no values for {asked}; these are those for {best.setting}")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ __all__ = ["Backbone"]
 
 
 class Backbone(nn.Module, ABC):
-    """A network without its classifier: normalized images to a feature map (B, C, h, w) or to tokens (B, T, C)."""
+    """A model without its classifier: normalized images to a feature map (B, C, h, w) or to tokens (B, T, C)."""
 
     #: C
     num_features: int

@@ -23,7 +23,7 @@ class SpecialBackbone:
     """A backbone that is not simply a model of timm's hub.
 
     Args:
-        build: Makes the network for images of a size, randomly initialized.
+        build: Makes the backbone for images of a size, randomly initialized.
         preprocessing: What its published weights were trained with.
         default_weights: What "default" stands for: see `pfml.models.weights.load_weights`; "file" if none come with
             the package, so that the user must name a file.
@@ -65,7 +65,7 @@ def create_backbone(
 
     Args:
         name: A key of `BACKBONES`, an alias ("resnet50", "vit_small", "dino_vits16"), or any model name of timm's.
-        image_size: Another height and width of the crop that the network sees; the short side is resized to
+        image_size: Another height and width of the crop that the backbone sees; the short side is resized to
             1 / 0.875 of it (256 for 224, the protocol of the field), or to the size itself for the small convnet.
         resize: Another length of the short side before that crop.
     """

@@ -1,4 +1,4 @@
-"""A network for inference only: BatchNorm folded into the convolutions before it.
+"""A model for inference only: BatchNorm folded into the convolutions before it.
 
 In evaluation mode BatchNorm is a scale and a shift for each channel, which the convolution before it can carry. This
 leaves out a pass over every feature map, and is what makes a teacher's forward pass cheap.
@@ -18,17 +18,17 @@ __all__ = ["folded"]
 
 
 @torch.no_grad()
-def folded(network: nn.Module, example: Tensor) -> nn.Module:
-    """A copy of `network` in evaluation mode, with each BatchNorm folded that directly follows a convolution.
+def folded(model: nn.Module, example: Tensor) -> nn.Module:
+    """A copy of `model` in evaluation mode, with each BatchNorm folded that directly follows a convolution.
 
     Args:
-        network: Left as it is.
-        example: A batch that the network takes; it tells which convolution each BatchNorm follows.
+        model: Left as it is.
+        example: A batch that the model takes; it tells which convolution each BatchNorm follows.
 
     Raises:
-        ValueError: The copy differs from the network on `example`: a convolution's output is used twice.
+        ValueError: The copy differs from the model on `example`: a convolution's output is used twice.
     """
-    made = copy.deepcopy(network).eval().requires_grad_(False).double()  # in which folding changes nothing
+    made = copy.deepcopy(model).eval().requires_grad_(False).double()  # in which folding changes nothing
     wanted = made(example.double())
     for name, normalization, convolution in _followers(made, example.double()):
         mean, variance = normalization.running_mean, normalization.running_var
@@ -47,11 +47,11 @@ def folded(network: nn.Module, example: Tensor) -> nn.Module:
         made.set_submodule(name, nn.Sequential(*after) if after else nn.Identity())
     largest = (wanted - made(example.double())).abs().max().item()
     if not largest <= 1e-5 * wanted.abs().max().item():
-        raise ValueError(f"BatchNorm cannot be folded here: the network's output would change by {largest:.3g}")
+        raise ValueError(f"BatchNorm cannot be folded here: the model's output would change by {largest:.3g}")
     return made.to(example.dtype)
 
 
-def _followers(network: nn.Module, example: Tensor) -> list[tuple[str, nn.BatchNorm2d, nn.Conv2d]]:
+def _followers(model: nn.Module, example: Tensor) -> list[tuple[str, nn.BatchNorm2d, nn.Conv2d]]:
     """Each BatchNorm whose input is the output of a convolution, with its name and that convolution."""
     made_by: dict[int, tuple[nn.Conv2d, Tensor]] = {}  # the tensor is kept, so that its id stays its own
     found: dict[str, tuple[nn.BatchNorm2d, nn.Conv2d]] = {}
@@ -66,13 +66,13 @@ def _followers(network: nn.Module, example: Tensor) -> list[tuple[str, nn.BatchN
             assert isinstance(module, nn.BatchNorm2d)
             found[name] = module, made_by[id(inputs[0])][0]
 
-    for name, module in network.named_modules():
+    for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d):
             hooks.append(module.register_forward_hook(made))
         elif isinstance(module, nn.BatchNorm2d) and module.track_running_stats:
             hooks.append(module.register_forward_pre_hook(partial(taken, name)))
     try:
-        network(example)
+        model(example)
     finally:
         for hook in hooks:
             hook.remove()

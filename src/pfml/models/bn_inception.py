@@ -2,7 +2,7 @@
 
 Most of deep metric learning's tables have rows for it, and timm does not. Parameters are named as in the published
 weight file `bn_inception-52deb4733.pth`, so that it loads (its vectors have a leading dimension of size 1, which
-`pfml.models.weights` removes). The network eats BGR images of range 0 to 255, less (104, 117, 128).
+`pfml.models.weights` removes). It takes BGR images of range 0 to 255, less (104, 117, 128).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,6 @@ from torch import Tensor, nn
 from pfml.data.preprocessing import Preprocessing
 from pfml.models.backbone import Backbone
 from pfml.models.backbone_table import create_backbone, default_weights
-from pfml.models.evaluation_mode import evaluation_mode
 from pfml.models.head import Head
 from pfml.models.model_card import model_card
 from pfml.models.weights import load_into, load_weights
@@ -24,7 +24,15 @@ from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensor
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["EMBEDDER", "Embedder", "EmbedderConfig", "TrainedOn", "create_embedder", "load_embedder"]
+__all__ = [
+    "EMBEDDER",
+    "Embedder",
+    "EmbedderConfig",
+    "TrainedOn",
+    "create_embedder",
+    "evaluation_mode",
+    "load_embedder",
+]
 
 #: The format of model.json.
 EMBEDDER = Format("embedder", 1, "train it again")
@@ -44,7 +52,7 @@ class EmbedderConfig:
         pooling: "avg", "max", "avg+max" (their sum) or "token" (the CLS token of a vision transformer).
         layer_norm: "none", or LayerNorm without parameters on the pooled "features" or on the "embedding".
         freeze_patch_embedding: Whether the first layer of a vision transformer never trains.
-        image_size: Another height and width of what the network sees; None for what is usual for the backbone.
+        image_size: Another height and width of what the backbone sees; None for what is usual for the backbone.
         resize: Another short side of test images before their crop of `image_size`; None for the usual ratio of both.
     """
 
@@ -170,7 +178,7 @@ class Embedder(nn.Module):
 
         Args:
             images: Files, PIL images, or RGB tensors (3, H, W), uint8 or floats in [0, 1].
-            batch_size: How many pass through the network at a time.
+            batch_size: How many pass through the model at a time.
             device: Where to compute; the embedder is moved there, and stays. None for where it is.
 
         Raises:
@@ -185,12 +193,12 @@ class Embedder(nn.Module):
         images = list(images)
         if device is not None:
             self.to(device)
-        place = next(self.parameters()).device
+        device = next(self.parameters()).device
         parts = [torch.empty(0, self.embedding_dim)]
         with evaluation_mode(self):
             for first in range(0, len(images), batch_size):
                 pixels = [_pixels(image, first + k) for k, image in enumerate(images[first : first + batch_size])]
-                parts.append(self(self._crops(pixels).to(place)).cpu())
+                parts.append(self(self._crops(pixels).to(device)).cpu())
         points = torch.cat(parts)
         bad = (~torch.isfinite(points).all(dim=1)).nonzero()[:, 0].tolist()
         if bad:
@@ -259,21 +267,33 @@ def load_embedder(folder: str | Path, *, into: Embedder | None = None) -> Embedd
         into: An embedder that is no longer needed: if it has the same configuration, it gets the weights, on its own
             device, in place of a new one.
     """
-    place = model_folder(Path(folder))
-    description, tensors = read_sealed_tensors(place, "model", EMBEDDER)
+    path = model_folder(Path(folder))
+    description, tensors = read_sealed_tensors(path, "model", EMBEDDER)
     try:
         config = EmbedderConfig(**description["embedder"])
         preprocessing = Preprocessing.from_dict(description["preprocessing"])
         trained_on = _trained_on(description["trained_on"])
     except (KeyError, TypeError, AttributeError) as error:
-        raise DamagedFileError(f"{place / 'model.json'} must describe an embedder, got {error!r}") from None
+        raise DamagedFileError(f"{path / 'model.json'} must describe an embedder, got {error!r}") from None
     except ValueError as error:
-        raise DamagedFileError(f"{place / 'model.json'} must describe a usable embedder: {error}") from None
+        raise DamagedFileError(f"{path / 'model.json'} must describe a usable embedder: {error}") from None
     is_alike = into is not None and replace(into.config, weights="none") == replace(config, weights="none")
     embedder = into if into is not None and is_alike else Embedder(replace(config, weights="none"))
-    load_into(embedder, tensors, place)
+    load_into(embedder, tensors, path)
     embedder.config, embedder.preprocessing, embedder.trained_on = config, preprocessing, trained_on
     return embedder.eval()
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode within the block; afterwards every submodule is in the mode that it was in."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
 
 
 def learned_by(folder: str | Path) -> TrainedOn | None:

@@ -1,6 +1,6 @@
 """Which parameters train when: warm-up of the head, and frozen BatchNorm.
 
-What the public Proxy-Anchor and HIST code does, to the letter, is `batch_norm="freeze"`: the running statistics never
+What the public Proxy-Anchor and HIST code does is `batch_norm="freeze"`: the running statistics never
 change, and neither do weight and bias of BatchNorm until a warm-up ends, because its end lets every parameter of the
 backbone train, these among them. Without a warm-up they stay frozen. Code that only puts BatchNorm in evaluation mode
 has `batch_norm="freeze-statistics"`.

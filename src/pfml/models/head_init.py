@@ -1,4 +1,4 @@
-"""Where a head starts: a linear layer that keeps what a pretrained network knows.
+"""Where a head starts: a linear layer that keeps what a pretrained backbone knows.
 
 A random layer from F features to D dimensions throws away what the other F - D dimensions know before the first step.
 The layers here are computed instead, from the features of the training images:

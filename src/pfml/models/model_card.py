@@ -23,7 +23,7 @@ The safetensors file holds the weights, `model.json` the rest, with a checksum o
 
 
 def model_table(description: dict[str, Any]) -> str:
-    """Network and preprocessing as a table."""
+    """Backbone, head and preprocessing as a table."""
     model, images, learned = description["embedder"], description["preprocessing"], description["trained_on"]
     dimension = model["embedding_dim"] or "as many as the backbone has features"
     trained = "not recorded" if learned is None else f"{learned['dataset']}, {len(learned['class_names']):,} classes"
@@ -40,12 +40,12 @@ def model_table(description: dict[str, Any]) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {escaped(value)} |" for name, value in rows.items())])
 
 
-def usage(place: str) -> str:
+def usage(folder: str) -> str:
     """How a saved model is used, as a block of Python."""
     return f"""```python
 from pfml.models import load_embedder
 
-embedder = load_embedder("{place}")
+embedder = load_embedder("{folder}")
 points = embedder.encode(["a.jpg", "b.jpg"])  # (2, D)
 similarity = points @ points.T
 ```

@@ -27,7 +27,7 @@ class ResNet50He(Backbone):
     published_weights = (
         "the caffe-style ResNet-50 that He et al. trained on ImageNet, which Keras ships as its ResNet50, as a "
         ".safetensors file with torchvision's parameter names and Keras' preprocessing folded into conv1, see "
-        "docs/TRAINING.md (torchvision's own ResNet-50 is another network)"
+        "docs/TRAINING.md (torchvision's own ResNet-50 is another model)"
     )
 
     def __init__(self) -> None:

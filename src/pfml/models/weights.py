@@ -82,7 +82,7 @@ def load_into(
     if missing or extra:
         raise ValueError(
             f"weights of {source} must have the parameter names of {type(module).__name__}: "
-            f"{_listed('missing', missing)}; {_listed('unexpected', extra)}; is it a file of another network?"
+            f"{_listed('missing', missing)}; {_listed('unexpected', extra)}; is it a file of another backbone?"
         )
     fitting = {}
     for name in expected.keys() & tensors.keys():

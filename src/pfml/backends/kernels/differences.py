@@ -79,10 +79,10 @@ def interact_closely(
                                     given, row_charge, row_inverse, column_charge, column_inverse, unit, k, CHUNK
                                 )  # fmt: skip
                                 steps = k + tl.arange(0, CHUNK)[None, :]
-                                place = gradient + row[:, None].to(tl.int64) * padded + steps
-                                before = tl.load(place, mask=steps < given.dims, other=0.0)
+                                offsets = gradient + row[:, None].to(tl.int64) * padded + steps
+                                before = tl.load(offsets, mask=steps < given.dims, other=0.0)
                                 force = tl.sum(pull[:, :, None] * (difference * shrunk[:, :, None]), 1)
-                                tl.store(place, before + force, mask=steps < given.dims)
+                                tl.store(offsets, before + force, mask=steps < given.dims)
 
 
 @triton.jit

@@ -49,10 +49,10 @@ def prepare(
     unit = tl.load(rows.scale).to(tl.float64)
     scaled = point * inverse * unit
     rounded = (tl.floor(scaled * 32.0 + 0.5) * 0.03125).to(tl.float32).to(tl.float16)
-    place = row.to(tl.int64) * padded + columns
-    tl.store(rows.high + place, rounded, mask=columns < padded)
+    offsets = row.to(tl.int64) * padded + columns
+    tl.store(rows.high + offsets, rounded, mask=columns < padded)
     left = (scaled - rounded.to(tl.float64)).to(tl.float32).to(tl.float16)
-    tl.store(rows.low + place, left, mask=columns < padded)
+    tl.store(rows.low + offsets, left, mask=columns < padded)
     h, rest = rounded.to(tl.float64), left.to(tl.float64)
     tl.store(rows.squares + row, tl.sum(h * h, 0).to(tl.float32))  # exact, as the products are
     tl.store(rows.rests + row, tl.sum((2.0 * h + rest) * rest, 0).to(tl.float32))

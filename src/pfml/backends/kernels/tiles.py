@@ -140,17 +140,17 @@ def interact(
 
         energy, slope = pair(r, numbers, LAW, ATTRACTS)
         pull = over(slope, scaled)
-        place = here * BLOCK + within
-        tl.store(pulls.row_sums + place, tl.sum(energy if ALIKE else energy * weight, 1))
-        tl.store(pulls.column_sums + place, tl.sum(energy if ALIKE else energy * back, 0))
+        offsets = here * BLOCK + within
+        tl.store(pulls.row_sums + offsets, tl.sum(energy if ALIKE else energy * weight, 1))
+        tl.store(pulls.column_sums + offsets, tl.sum(energy if ALIKE else energy * back, 0))
         if GRADIENT:
             row_slope, column_slope = tl.load(rows.slopes + row), tl.load(columns.slopes + column)
             if ALIKE:
                 pull = pull * (row_slope[:, None] + column_slope[None, :])
             else:
                 pull = pull * (weight * row_slope[:, None] + back * column_slope[None, :])
-            tl.store(pulls.row_pulls + place, tl.sum(pull, 1))
-            tl.store(pulls.column_pulls + place, tl.sum(pull, 0))
+            tl.store(pulls.row_pulls + offsets, tl.sum(pull, 1))
+            tl.store(pulls.column_pulls + offsets, tl.sum(pull, 0))
             strength = tl.abs(pull)
             row_size, column_size = tl.max(strength, 1), tl.max(strength, 0)
             matrix = here.to(tl.int64) * (BLOCK * BLOCK) + within[:, None] * BLOCK + within[None, :]
@@ -166,8 +166,8 @@ def interact(
                 row_size = _unit_of(tl.maximum(row_size, most))
                 column_size = _unit_of(tl.maximum(column_size, most))
                 _store_split(pulls.high + matrix, pulls.low + matrix, pull / row_size[:, None])
-            tl.store(pulls.row_sizes + place, row_size)
-            tl.store(pulls.column_sizes + place, column_size)
+            tl.store(pulls.row_sizes + offsets, row_size)
+            tl.store(pulls.column_sizes + offsets, column_size)
         if not good:
             tl.store(tiles.slots + tile, -2)
             if SYMMETRIC:
@@ -184,12 +184,12 @@ def _times_positions(
     part = tl.zeros((BLOCK, WIDTH), dtype=tl.float32)
     for k in range(0, BLOCK, CHUNK):
         if MIRRORED:
-            place = matrix + (k + steps[None, :]) * BLOCK + within[:, None]
+            offsets = matrix + (k + steps[None, :]) * BLOCK + within[:, None]
         else:
-            place = matrix + within[:, None] * BLOCK + k + steps[None, :]
+            offsets = matrix + within[:, None] * BLOCK + k + steps[None, :]
         there = (first_column + k + steps)[:, None].to(tl.int64) * padded + dims[None, :]
         inside = dims[None, :] < padded
-        a_high, a_low = tl.load(pulls_high + place), tl.load(pulls_low + place)
+        a_high, a_low = tl.load(pulls_high + offsets), tl.load(pulls_low + offsets)
         b_high, b_low = (
             tl.load(columns.high + there, mask=inside, other=0.0),
             tl.load(columns.low + there, mask=inside, other=0.0),
@@ -226,23 +226,23 @@ def gather(
                 tile = tl.load(row_slots + block_column * column_stride) - first
                 if (tile >= 0) & (tile < num_tiles):
                     first_column = block_column * BLOCK
-                    place = tile * BLOCK + within
+                    offsets = tile * BLOCK + within
                     matrix = tile.to(tl.int64) * (BLOCK * BLOCK)
                     below = MIRRORED | (SYMMETRIC & (block_column < block_row))
                     if below:
-                        sum_here += tl.load(pulls.column_sums + place).to(tl.float64)
+                        sum_here += tl.load(pulls.column_sums + offsets).to(tl.float64)
                         if GRADIENT:
-                            pull_here += tl.load(pulls.column_pulls + place)
-                            size = tl.load(pulls.column_sizes + place)
+                            pull_here += tl.load(pulls.column_pulls + offsets)
+                            size = tl.load(pulls.column_sizes + offsets)
                             total = _times_positions(
                                 total, pulls.back_high, pulls.back_low, columns, first_column, matrix, size,
                                 first_dim, padded, BLOCK, WIDTH, CHUNK, True,
                             )  # fmt: skip
                     else:
-                        sum_here += tl.load(pulls.row_sums + place).to(tl.float64)
+                        sum_here += tl.load(pulls.row_sums + offsets).to(tl.float64)
                         if GRADIENT:
-                            pull_here += tl.load(pulls.row_pulls + place)
-                            size = tl.load(pulls.row_sizes + place)
+                            pull_here += tl.load(pulls.row_pulls + offsets)
+                            size = tl.load(pulls.row_sizes + offsets)
                             total = _times_positions(
                                 total, pulls.high, pulls.low, columns, first_column, matrix, size,
                                 first_dim, padded, BLOCK, WIDTH, CHUNK, False,
