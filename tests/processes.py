@@ -1,12 +1,13 @@
-"""Processes for tests: none of them imports torch anew, which takes a fresh interpreter seconds."""
+"""Processes for tests: none of them imports torch again, which takes a fresh interpreter seconds."""
 
 import multiprocessing
 
 #: Each worker of the tests has one such server, with the modules that are named last: hence one list for all.
 CONTEXT = multiprocessing.get_context("forkserver")
 # installed modules only: a fork server does not know the folders of the tests
-IMPORTED = ("pfml.experiments.store", "pfml.export", "pfml.models.small_convnet", "pfml.search", "pfml.training")
-CONTEXT.set_forkserver_preload([*IMPORTED, "torch.distributed"])
+IMPORTED = ("pfml.experiments.run", "pfml.export", "pfml.models.small_convnet", "pfml.search", "pfml.training")
+# torch imports its compiler with the first optimizer, for more than a second
+CONTEXT.set_forkserver_preload([*IMPORTED, "torch.distributed", "torch._dynamo"])
 
 
 def as_launched(monkeypatch, rank, size):

@@ -182,7 +182,7 @@ def test_metrics_are_those_of_pytorch_metric_learning(num_points, num_classes, d
     assert ours.map_at_r == pytest.approx(theirs["mean_average_precision_at_r"], abs=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10_000),
     num_points=st.integers(2, 30),

@@ -1,7 +1,9 @@
 import shutil
 import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from io import StringIO
+from unittest import mock
 
 import pytest
 import torch
@@ -290,7 +292,9 @@ def test_a_record_does_without_git(monkeypatch):
     execution.commit.cache_clear()
 
 
-def test_times_sort():
-    first = execution.now()
-    time.sleep(0.001)
-    assert first < execution.now()
+def test_times_sort_as_texts(monkeypatch):
+    midnight = datetime(2026, 1, 1, tzinfo=UTC)
+    times = [midnight + timedelta(microseconds=late) for late in (0, 5, 999_999, 1_000_000)]
+    monkeypatch.setattr(execution, "datetime", mock.Mock(now=mock.Mock(side_effect=times)))
+    texts = [execution.now() for _ in times]
+    assert texts == sorted(set(texts))
