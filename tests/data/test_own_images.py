@@ -44,9 +44,10 @@ def test_readable_images_are_left_as_they_are(photos):
 def test_the_pixels_of_a_small_set_are_kept_so_that_no_file_is_opened_again(photos, monkeypatch):
     data = load_data(str(photos))
     expected = open_images(data.train).pixels
-    kept = without_unreadable(data).train
+    checked = without_unreadable(data)
+    kept = checked.train
     monkeypatch.setattr("pfml.data.decoding.opened_image", None)
-    for images in (kept, kept.subset([1, 3]), kept.joined(without_unreadable(data).test)):
+    for images in (kept, kept.subset([1, 3]), kept.joined(checked.test)):
         assert len(open_images(images)) == len(images)
     assert torch.equal(open_images(kept).pixels.data, expected.data)
     assert torch.equal(open_images(kept, storage="files").sizes, expected.sizes)
@@ -92,15 +93,16 @@ def test_where_most_files_cannot_be_read_the_folder_is_the_mistake(photos):
         without_unreadable(load_data(str(photos)))
 
 
-def test_each_file_is_checked_once_by_the_steps_of_a_command(photos, monkeypatch):
-    spoil(photos, "a/0.png")
-    first = without_unreadable(load_data(str(photos)))
-    monkeypatch.setattr("pfml.data.own_images.decode_files", None)
-    again = without_unreadable(load_data(str(photos)))
-    assert again.train.images == first.train.images
-    monkeypatch.undo()
-    write_images(photos, ["a/0.png"], size=12)
-    assert len(without_unreadable(load_data(str(photos))).train) == 6, "a file that was mended is looked at again"
+def test_pixels_are_in_memory_once_however_often_the_images_are_opened(photos):
+    data = without_unreadable(load_data(str(photos)))
+    expected = {path: pixels.clone() for path, pixels in data.train.pixels.items()}
+    some, train, test = (open_images(images) for images in (data.train.subset([0, 4]), data.train, data.test))
+    del some
+    for source, images in ((train, data.train), (test, data.test)):
+        held = source.pixels.data.untyped_storage().data_ptr()
+        assert {images.pixels[path].untyped_storage().data_ptr() for path in images.images} == {held}
+    open_images(data.train, short_side=6)
+    assert all(torch.equal(data.train.pixels[path], pixels) for path, pixels in expected.items())
 
 
 def test_a_run_leaves_them_out_unless_it_is_to_refuse_them(photos):

@@ -18,7 +18,7 @@ from pfml.data.decoding import Track
 from pfml.evaluation import embed
 from pfml.models import load_embedder
 from pfml.runs.config_files import read_config
-from pfml.runs.data import prepare_data
+from pfml.runs.data import load_checked, prepare_data
 from pfml.runs.folder import RunFolder
 from pfml.training import DataConfig, load_field
 from pfml.training.environment import resolve_device
@@ -36,6 +36,7 @@ def audit_run(
     k: int = K,
     device: str = "auto",
     track: Track | None = None,
+    loaded: RetrievalData | None = None,
 ) -> tuple[Audit, RetrievalData]:
     """The audit of the labels of a run, those of its training images or of its test images, and the run's data.
 
@@ -49,10 +50,12 @@ def audit_run(
         k: Neighbors of the k-NN scores.
         device: Where to embed.
         track: Shows the progress, as track(iterable, description, total).
+        loaded: What `load_checked` returned for the data of the run, from a caller that has it already.
     """
     folder = RunFolder(Path(run))
     config = read_config(folder.config)
-    data, _ = prepare_data(config.data, track)
+    loaded = load_checked(config.data, track) if loaded is None else loaded
+    data, _ = prepare_data(config.data, loaded=loaded)
     embedder = load_embedder(folder.path if model is None else model).to(resolve_device(device))
     seen = part == "train"
     images = data.train if seen else data.test
@@ -67,7 +70,7 @@ def audit_run(
             images,
             proxies=trained_field.proxies if trained_field is not None and model is None and seen else None,
             law=trained_field.law if trained_field is not None and law == "run" else "fitted",
-            true_labels=_true_labels(config.data, data) if seen else None,
+            true_labels=_true_labels(config.data, data, loaded) if seen else None,
             compare=compare,
             k=k,
         ),
@@ -75,7 +78,9 @@ def audit_run(
     )
 
 
-def write_corrections(run: str | Path, path: Path, corrections: Corrections) -> None:
+def write_corrections(
+    run: str | Path, path: Path, corrections: Corrections, *, loaded: RetrievalData | None = None
+) -> None:
     """Write corrections of an audited run as the list to train on next, in place of the run's own list.
 
     They apply to the labels that the run trained on. A run that was already corrected has a list of its own, whose
@@ -85,17 +90,18 @@ def write_corrections(run: str | Path, path: Path, corrections: Corrections) -> 
         run: Folder of the run that was audited.
         path: The file.
         corrections: See `corrections_of`.
+        loaded: What `load_checked` returned for the data of the run, from a caller that has it already.
     """
     config = read_config(RunFolder(Path(run)).config).data
-    before, _ = prepare_data(replace(config, corrections=None))
+    before, _ = prepare_data(replace(config, corrections=None), loaded=loaded)
     if config.corrections is not None:
         corrections = Corrections.read(config.corrections, before.train).then(corrections, before.train)
     corrections.write(path, before.train)
 
 
-def _true_labels(config: DataConfig, data: RetrievalData) -> Tensor | None:
+def _true_labels(config: DataConfig, data: RetrievalData, loaded: RetrievalData) -> Tensor | None:
     """The labels before label noise was added, also of images that were corrected since; None without noise."""
-    before, corruption = prepare_data(replace(config, corrections=None)) if config.corrections else prepare_data(config)
+    before, corruption = prepare_data(replace(config, corrections=None), loaded=loaded)
     if corruption is None:
         return None
     true = before.train.labels.clone()

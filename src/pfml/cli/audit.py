@@ -43,6 +43,9 @@ def audit(
     """Find images of a run that are probably mislabeled; write suspects, a page, corrected labels."""
     from pfml.audit import audit_run, write_suspects
     from pfml.pages.audit import about_unjudged, write_audit_page
+    from pfml.runs.config_files import read_config
+    from pfml.runs.data import load_checked
+    from pfml.runs.folder import RunFolder
     from pfml.training.progress import ProgressMonitor
 
     if top < 1 or neighbors < 1:
@@ -58,7 +61,10 @@ def audit(
     part: Literal["train", "test"] = "test" if unseen else "train"
     track = ProgressMonitor(console).track
     print_model(console, model or run)
-    found, data = audit_run(run, part=part, model=model, law=law, compare=compared, k=k, device=device, track=track)
+    loaded = load_checked(read_config(RunFolder(run).config).data, track)
+    found, data = audit_run(
+        run, part=part, model=model, law=law, compare=compared, k=k, device=device, track=track, loaded=loaded
+    )
     listed = found.listed(threshold)
     shown = found.suspects(found.ranked(top), neighbors=neighbors)
     _print_suspects(console, found, shown, len(listed))
@@ -81,7 +87,7 @@ def audit(
             f"pfml audit {shell_words(str(run))} --unseen",
         )
     if apply:
-        _apply(console, run, found, data, threshold, policy, decisions, out)
+        _apply(console, run, found, data, loaded, threshold, policy, decisions, out)
     if as_json:
         names = ("image", "given", "suggested", "score", "confidence")
         ranked = [{name: getattr(one, name) for name in names} for one in shown]
@@ -140,6 +146,7 @@ def _apply(
     run: Path,
     found: Audit,
     data: RetrievalData,
+    loaded: RetrievalData,
     threshold: float,
     policy: Literal["relabel", "drop", "keep"] | None,
     decisions: Path | None,
@@ -153,7 +160,7 @@ def _apply(
     path = run / "audit" / "corrections.csv"
     if out is not None:
         write_table(out, data, corrections)
-    write_corrections(run, path, corrections)
+    write_corrections(run, path, corrections, loaded=loaded)
     relabeled = len(corrections) - corrections.dropped
     print_line(console, f"{path}: {relabeled:,} images relabeled, {corrections.dropped:,} left out")
     if len(corrections):

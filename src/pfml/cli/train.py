@@ -118,8 +118,9 @@ def tune(
     from pfml.training.shutdown import Interrupted, interruptible
 
     console = create_console(stderr=print_config or as_json, quiet=quiet)
+    prepared = Prepared()
     if given is not None:
-        config = _with_suggestions(config, given, console, Prepared(), split=split)
+        config = _with_suggestions(config, given, console, prepared, split=split)
     if print_config:
         _print_config(config)
         return
@@ -145,7 +146,7 @@ def tune(
 
     try:
         with interruptible("stopped between two trials"):
-            tuned = search(config, out, trials=trials, space=ranges, split=split, on_trial=show)
+            tuned = search(config, out, trials=trials, space=ranges, split=split, on_trial=show, loaded=prepared.data)
     except Interrupted as interrupt:
         with suppress(OSError):
             print_line(console, f"{interrupt}; the same command resumes the study, with --out {out}")
@@ -307,7 +308,7 @@ def _run(
         embedder = None if data is None else create_run_embedder(config)
         results = run(config, out, data=data, embedder=embedder, resume=resume, monitor=monitor, world=world)
     else:
-        scores = run_ensemble(config, out, shape, resume=resume, monitor=monitor, world=world)
+        scores = run_ensemble(config, out, shape, data=data, resume=resume, monitor=monitor, world=world)
         print_scores(console, "unseen classes: teachers and their student", scores)
         results = RunFolder(out).read_results()
     if not world.is_first:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from pfml.data.fused_crops import resample_fused, unavailable
 from pfml.data.pinned_memory import to_device
 from pfml.data.resampling import PixelBuffer, resample, resample_batch
 from pfml.data.windows import Windows
+from pfml.memory import return_freed_memory
 
 __all__ = ["DecodedImages", "decode"]
 
@@ -78,7 +79,7 @@ def decode(
     short_side: int | None,
     workers: int,
     track: Track | None,
-    kept: Mapping[Path, Tensor] | None = None,
+    kept: dict[Path, Tensor] | None = None,
 ) -> PixelBuffer:
     """All files decoded into one buffer in memory.
 
@@ -88,7 +89,8 @@ def decode(
         short_side: See `pfml.data.decoding.shrink`.
         workers: Threads.
         track: Shows the progress.
-        kept: File -> its pixels, of files that have been decoded before.
+        kept: File -> its pixels, of files that have been decoded before; what need not be shrunk becomes a view of the
+            buffer, so that it is in memory once.
 
     Raises:
         UnreadableImagesError: Once, for all files that cannot be read.
@@ -103,5 +105,9 @@ def decode(
     for index, image in enumerate(images):
         if tuple(image.shape[1:]) != tuple(sizes[index].tolist()):
             raise RuntimeError(f"{paths[index]} has changed while it was being read, or its header is wrong")
-        buffer.image(index).copy_(image)
+        copy = buffer.image(index).copy_(image)
+        if kept is not None and image is kept[paths[index]]:
+            kept[paths[index]] = copy
+    if kept is not None:
+        return_freed_memory()
     return buffer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,14 +29,15 @@ class ImageSet:
             evaluated on a class of the same name.
         sources: What to call each image in messages and lists, if `images` are pixels.
         pixels: File -> its pixels, uint8 (3, height, width), of files that were decoded when they were checked
-            (`pfml.data.without_unreadable`), so that they need not be opened again.
+            (`pfml.data.without_unreadable`), so that they need not be opened again. `open_images` moves them into the
+            buffer of its source and leaves views of it here, so that they are in memory once.
     """
 
     images: tuple[Path, ...] | Tensor
     labels: Tensor
     class_names: tuple[str, ...]
     sources: tuple[str, ...] | None = None
-    pixels: Mapping[Path, Tensor] | None = None
+    pixels: dict[Path, Tensor] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.images, Tensor) and (self.images.dtype != torch.uint8 or self.images.shape[1:2] != (3,)):

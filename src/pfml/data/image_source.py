@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -110,7 +110,7 @@ def open_images(
     return _decoded(pixels, place, device, workers, reason, "read from a cache" if loaded else "decoded")
 
 
-def _kept(images: ImageSet) -> Mapping[Path, Tensor] | None:
+def _kept(images: ImageSet) -> dict[Path, Tensor] | None:
     """The pixels of all files, if they were kept when the files were checked."""
     kept = images.pixels
     return kept if kept is not None and all(path in kept for path in images.images) else None
@@ -118,7 +118,7 @@ def _kept(images: ImageSet) -> Mapping[Path, Tensor] | None:
 
 def _sizes(
     images: ImageSet,
-    kept: Mapping[Path, Tensor] | None,
+    kept: dict[Path, Tensor] | None,
     short_side: int | None,
     workers: int,
     track: Track | None,

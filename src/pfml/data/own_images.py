@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +19,6 @@ __all__ = ["UNREADABLE", "about_lone_images", "is_own", "own_images", "without_u
 UNREADABLE = ("auto", "skip", "refuse")
 #: With a larger share of such files, the folder or the table is the mistake.
 MOST_UNREADABLE = 0.5
-
-#: Digest of the names and states of files -> those that cannot be read: the steps of one command ask several times.
-_found: dict[str, tuple[ImageError, ...]] = {}
 
 
 def is_own(name: str) -> bool:
@@ -55,14 +50,14 @@ def without_unreadable(data: RetrievalData, workers: int = 2, track: Track | Non
     """
     parts = {"train": data.train, "validation": data.validation, "test": data.test, "gallery": data.gallery}
     files = list(dict.fromkeys(path for part in parts.values() if part is not None for path in _files(part)))
-    failures, pixels = _unreadable(files, workers, track)
+    pixels, failures = decode_files(files, workers, track)
     if pixels:
         data = _with_pixels(data, pixels)
         parts = {"train": data.train, "validation": data.validation, "test": data.test, "gallery": data.gallery}
     if not failures:
         return data
     if len(failures) > MOST_UNREADABLE * len(files):
-        raise UnreadableImagesError(list(failures), len(files))
+        raise UnreadableImagesError(failures, len(files))
     bad = {str(failure.path) for failure in failures}
     kept = {role: None if part is None else _without(part, bad) for role, part in parts.items()}
     searched = [part for part in (kept["test"], kept["gallery"]) if part is not None]
@@ -102,7 +97,7 @@ def about_lone_images(data: RetrievalData) -> tuple[str, ...]:
     return tuple(remarks)
 
 
-def _with_pixels(data: RetrievalData, pixels: Mapping[Path, Tensor]) -> RetrievalData:
+def _with_pixels(data: RetrievalData, pixels: dict[Path, Tensor]) -> RetrievalData:
     return replace(
         data,
         train=replace(data.train, pixels=pixels),
@@ -110,31 +105,6 @@ def _with_pixels(data: RetrievalData, pixels: Mapping[Path, Tensor]) -> Retrieva
         test=replace(data.test, pixels=pixels),
         gallery=None if data.gallery is None else replace(data.gallery, pixels=pixels),
     )
-
-
-def _unreadable(
-    files: list[Path], workers: int, track: Track | None
-) -> tuple[tuple[ImageError, ...], Mapping[Path, Tensor]]:
-    """The files that cannot be read, and the pixels of a small set.
-
-    Of files that have not changed since an earlier check, the failures are those of then, without pixels.
-    """
-    pixels: Mapping[Path, Tensor] = {}
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        digest.update(repr((str(path), _state(path))).encode(errors="surrogatepass"))
-    if digest.hexdigest() not in _found:
-        pixels, failures = decode_files(files, workers, track)
-        _found[digest.hexdigest()] = tuple(failures)
-    return _found[digest.hexdigest()], pixels
-
-
-def _state(path: Path) -> tuple[int, int] | None:
-    try:
-        state = os.stat(path)
-    except OSError:
-        return None
-    return state.st_size, state.st_mtime_ns
 
 
 def _files(images: ImageSet) -> tuple[Path, ...]:

@@ -140,11 +140,11 @@ def _with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     return config
 
 
-def tuning_data(config: RunConfig, split: str) -> RetrievalData:
+def tuning_data(config: RunConfig, split: str, loaded: RetrievalData | None = None) -> RetrievalData:
     """Data whose "test" classes are taken out of the training classes; the true test images are left out altogether."""
     if split == "none":
         raise ValueError("tuning needs classes to judge by: split must be half or fold-0 to fold-3, got 'none'")
-    data, _ = prepare_data(replace(config.data, validation=split))
+    data, _ = prepare_data(replace(config.data, validation=split), loaded=loaded)
     if data.validation is None:
         raise ValueError(f"{data.name} has no validation classes after the split {split!r}")
     return replace(data, test=data.validation, validation=None, gallery=None)
@@ -169,6 +169,7 @@ def tune(
     split: str = "half",
     monitor: Monitor | None = None,
     on_trial: Callable[[dict[str, Any]], None] = lambda trial: None,
+    loaded: RetrievalData | None = None,
 ) -> Tuned:
     """Search for the values in `space` with the best `config.select_by` on validation classes.
 
@@ -183,6 +184,7 @@ def tune(
         split: How the training classes are divided, see `pfml.data.with_validation`.
         monitor: What to show of each trial.
         on_trial: Called with the record of each finished trial.
+        loaded: What `pfml.runs.data.load_checked` returned for these images, from a caller that has it already.
     """
     try:
         import optuna
@@ -198,7 +200,7 @@ def tune(
         raise ValueError("there must be at least one value to tune")
     for name, each in space.items():
         with_value(config, name, round(each.low) if each.whole else each.low)
-    data = tuning_data(config, split)
+    data = tuning_data(config, split, loaded)
     create_batches(data.train, config)  # what fails for every trial fails before the first
     require_matches(data)
     out.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ from pfml.methods import LossConfig
 from pfml.models import load_embedder
 from pfml.runs.config import OptimizerConfig, RunConfig, ScheduleConfig
 from pfml.runs.config_files import read_config, write_config
-from pfml.runs.data import prepare_data
+from pfml.runs.data import PreparedData, prepare_data
 from pfml.runs.folder import RunFolder
 from pfml.storage.files import DamagedFileError, write_atomically
 from pfml.storage.manifest import Format, read_manifest, write_manifest
@@ -101,6 +101,7 @@ def run_ensemble(
     out: str | Path,
     ensemble: Ensemble | None = None,
     *,
+    data: PreparedData | None = None,
     resume: bool = False,
     monitor: Monitor | None = None,
     world: World | None = None,
@@ -111,6 +112,7 @@ def run_ensemble(
         config: How teachers are trained, on labels.
         out: The folder, which must not hold a run yet.
         ensemble: What it consists of; four teachers if None.
+        data: What `prepare_data(config.data)` returns, from a caller that has it already; None to load it here.
         resume: Resume what is in `out`; `config` and `ensemble` must be those of `read_ensemble`.
         monitor: What to show.
         world: The ranks that train together.
@@ -119,14 +121,15 @@ def run_ensemble(
     monitor = (monitor or Monitor()) if world.is_first else Monitor()
     if not resume:
         world.by_first(lambda: _start(config, out, ensemble))
+    data = data or prepare_data(config.resolved().data, monitor.track)  # once for all runs of the ensemble
     folders = [out / "teachers" / str(number) for number in range(1, ensemble.teachers + 1)]
     for number, folder in enumerate(folders):
         monitor.remark(f"teacher {number + 1} of {ensemble.teachers}: {config.loss.name}, seed {config.seed + number}")
-        _finished(replace(config, seed=config.seed + number), folder, monitor, world)
+        _finished(replace(config, seed=config.seed + number), folder, data, monitor, world)
     student = student_config(config, folders, ensemble)
     monitor.remark(f"the student: {student.loss.name}, {student.epochs} epochs, no labels")
-    _finished(student, out, monitor, world)
-    found: dict[str, Any] = world.by_first(lambda: _compared(student, folders, out))
+    _finished(student, out, data, monitor, world)
+    found: dict[str, Any] = world.by_first(lambda: _compared(student, folders, out, data.data))
     return found
 
 
@@ -139,17 +142,16 @@ def _start(config: RunConfig, out: Path, ensemble: Ensemble) -> None:
     write_manifest(out / "ensemble.json", asdict(ensemble), ENSEMBLE)
 
 
-def _finished(config: RunConfig, folder: Path, monitor: Monitor, world: World) -> None:
+def _finished(config: RunConfig, folder: Path, data: PreparedData, monitor: Monitor, world: World) -> None:
     """Train until there are results; a run that has some is left alone."""
     files = RunFolder(folder)
     is_done, is_started = world.by_first(lambda: [files.results.is_file(), files.config.is_file()])
     if not is_done:
-        run(config, folder, resume=is_started, monitor=monitor, world=world)
+        run(config, folder, data=data, resume=is_started, monitor=monitor, world=world)
 
 
-def _compared(student: RunConfig, folders: Sequence[Path], out: Path) -> dict[str, Any]:
+def _compared(student: RunConfig, folders: Sequence[Path], out: Path, data: RetrievalData) -> dict[str, Any]:
     """Scores of all models on the unseen classes, also written to comparison.json."""
-    data, _ = prepare_data(student.data)
     points, items = [], []
     scores: dict[str, dict[str, float]] = {}
     for number, folder in enumerate(folders, start=1):
