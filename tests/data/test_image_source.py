@@ -205,7 +205,7 @@ def test_memory_beyond_the_budget_is_an_error_with_the_options(images: ImageSet)
         open_images(images, storage="memory", budget_gib=0.00001)
 
 
-def test_the_description_tells_number_place_and_size(images: ImageSet) -> None:
+def test_the_description_tells_number_storage_and_size(images: ImageSet) -> None:
     assert open_images(images).description == f"12 images decoded into memory, {decoded_gib(images):.3g} GiB"
 
 
@@ -310,7 +310,7 @@ def test_two_runs_may_store_the_same_cache_at_once(
     assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_run_goes_on_with_its_own_pixels_if_the_place_of_its_cache_is_taken(
+def test_a_run_goes_on_with_its_own_pixels_if_another_cache_has_come_first(
     images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename = Path.rename
@@ -456,14 +456,14 @@ def test_impossible_options_are_refused(images: ImageSet, options: dict, message
 def test_auto_prefers_the_gpu_if_half_of_its_free_memory_suffices(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2000, 4000))
-    assert image_source._place("auto", 1000, cuda, 1.0, may_stay_files=True)[0] == "device"
-    place, reason = image_source._place("auto", 1001, cuda, 1.0, may_stay_files=True)
-    assert place == "memory"
+    assert image_source._resolved_storage("auto", 1000, cuda, 1.0, may_stay_files=True)[0] == "device"
+    storage, reason = image_source._resolved_storage("auto", 1001, cuda, 1.0, may_stay_files=True)
+    assert storage == "memory"
     assert "half of the free memory of cuda is less" in reason
-    assert image_source._place("auto", 1000, cuda, 1e-7, may_stay_files=True)[0] == "files"
-    assert image_source._place("device", 1001, cuda, 0.0, may_stay_files=True)[0] == "device"
+    assert image_source._resolved_storage("auto", 1000, cuda, 1e-7, may_stay_files=True)[0] == "files"
+    assert image_source._resolved_storage("device", 1001, cuda, 0.0, may_stay_files=True)[0] == "device"
     with pytest.raises(ValueError, match="are free on cuda"):
-        image_source._place("device", 2001, cuda, 1.0, may_stay_files=True)
+        image_source._resolved_storage("device", 2001, cuda, 1.0, may_stay_files=True)
 
 
 @pytest.mark.gpu

@@ -60,16 +60,16 @@ def test_what_links_lead_to_is_listed_once_and_circles_end(folder):
 
 def test_a_million_images_are_listed_for_embedding_in_less_than_300_mb(tmp_path, monkeypatch):
     names = [f"photo-{k:07d}-of-a-large-collection.jpg" for k in range(IMAGES)]
-    monkeypatch.setattr("os.walk", lambda place, **_: iter([(str(place), [], names)]))
-    settings, places = CollectionSettings("a model", "ab" * 32, 8, "float32", 4096), [Path("/a/folder/with/photos")]
+    monkeypatch.setattr("os.walk", lambda folder, **_: iter([(str(folder), [], names)]))
+    settings, roots = CollectionSettings("a model", "ab" * 32, 8, "float32", 4096), [Path("/a/folder/with/photos")]
     monkeypatch.setattr(Path, "exists", lambda _: True)
     monkeypatch.setattr(Path, "is_dir", lambda _: True)
     tracemalloc.start()
     try:
-        comparison = _Comparison(tmp_path, settings, places, ALL_IMAGES, CollectionUpdate())
+        comparison = _Comparison(tmp_path, settings, roots, ALL_IMAGES, CollectionUpdate())
         pending = list(comparison.pending())
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert [path for paths, _ in pending for path in paths] == [f"{places[0]}{os.sep}{name}" for name in names]
+    assert [path for paths, _ in pending for path in paths] == [f"{roots[0]}{os.sep}{name}" for name in names]
     assert peak / IMAGES < 300

@@ -74,7 +74,7 @@ def errors_of_a_step(group, options, spread, deal, dtype, sizes=()):
     expected = whole(samples, state.sample_labels)
     (3 * expected).backward()
 
-    sharded = shard_of(whole_loss(state, options, dtype), group, options, network_gradients="summed")
+    sharded = shard_of(whole_loss(state, options, dtype), group, options, model_gradients="summed")
     part = (1.3 * state.samples).to(dtype)[mine].requires_grad_()
     value = sharded(part, state.sample_labels[mine])
     (3 * value).backward()
@@ -223,13 +223,13 @@ def trained(module, loss, optimizer_name, steps):
     return values
 
 
-def under_ddp(group, options, optimizer_name, deal, network_gradients):
+def under_ddp(group, options, optimizer_name, deal, model_gradients):
     """Values, network parameters and proxies after three steps under DistributedDataParallel."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     module = torch.nn.parallel.DistributedDataParallel(network(), process_group=group)
     torch.manual_seed(6)
     loss = ShardedPotentialFieldLoss(
-        5, 6, proxies_per_class=2, reduction="points", group=group, network_gradients=network_gradients, **options
+        5, 6, proxies_per_class=2, reduction="points", group=group, model_gradients=model_gradients, **options
     )
     sizes = batch_sizes(13, world, deal)
     mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
@@ -311,10 +311,10 @@ def refusals_of_states(group, whole):
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     loss = ShardedPotentialFieldLoss(5, 4, proxies_per_class=3, alpha=2.0, group=group)
     before = loss.proxies.detach().clone()
-    other_place = shard_state(whole, rank=(rank + 1) % world, world=world)
+    other_rank = shard_state(whole, rank=(rank + 1) % world, world=world)
     other_alpha = ShardedPotentialFieldLoss(5, 4, proxies_per_class=3, alpha=4.0, group=group).state_dict()
     broken = {**shard_state(whole, rank=rank, world=world), "_extra_state": torch.zeros(3, dtype=torch.uint8)}
-    messages = [message_of(loss.load_state_dict, state) for state in (other_place, whole, other_alpha, broken)]
+    messages = [message_of(loss.load_state_dict, state) for state in (other_rank, whole, other_alpha, broken)]
     messages.append(message_of(gather_rows, loss, loss.proxies[1:] if rank == 1 else loss.proxies))
     assert torch.equal(before, loss.proxies.detach())
     own = loss.state_dict()

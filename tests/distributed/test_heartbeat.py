@@ -1,4 +1,4 @@
-"""Heartbeats, with a store in this process in place of torch's and a clock that the test sets.
+"""Heartbeats, with a store in this process instead of torch's and a clock that the test sets.
 
 Ranks live as long as the clock moves in steps in which each of them has a heartbeat, however slow the machine is.
 """

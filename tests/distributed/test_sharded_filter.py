@@ -3,21 +3,18 @@
 import pytest
 import torch
 from cases import batch_sizes, errors_of_mixed_modes, state_of, trusted_samples, whole_loss
-from test_sharded_loss import LAWS, LOG, OPTIONS, WIDE, WORLDS, assert_as_one_process
+from test_sharded_loss import FILTERED, LOG, OPTIONS, TRUST, WIDE, WORLDS, assert_as_one_process
 
 from pfml.distributed.schedule import shard_sizes, shard_slice
 from pfml.distributed.sharded_filter import cuts
 from states import Yukawa
 
-#: With labels drawn by lot, about half of the samples of `state_of` are trusted as much.
-TRUST = {"trust": 0.9}
-FIELDS = {name: {**LAWS[name], **TRUST} for name in ("wide repulsion", "log", "anchor")}
 #: C, M and B: a class on three of four ranks; ranks without proxies; fewer samples than ranks, and none.
 SIZES = [(2, 9, 11), (3, 7, 13), (3, 1, 9), (2, 1, 3), (6, 4, 0), (4, 3, 1, 2)]
 
 
 def trusted_by_the_definition(state, trust, *, delta=0.2, alpha=3.0):
-    """Whom the field of the proxies trusts, in loops."""
+    """Which samples fit the field of the proxies, in loops."""
     fits = []
     for point, label in zip(state.samples.double(), state.sample_labels.tolist(), strict=True):
         strengths = [0.0] * state.num_classes
@@ -30,23 +27,11 @@ def trusted_by_the_definition(state, trust, *, delta=0.2, alpha=3.0):
     return [one >= trust * min(1, median) for one in fits]
 
 
-@pytest.mark.parametrize("size", WORLDS)
-@pytest.mark.parametrize("field", FIELDS)
-def test_value_and_gradients_are_those_of_one_process(world, field, size):
-    assert_as_one_process(world, size, FIELDS[field])
-
-
-@pytest.mark.parametrize("deal", ["even", "empty", "one for all"])
-@pytest.mark.parametrize("field", FIELDS)
-def test_any_deal_of_the_batch_gives_the_same(world, field, deal):
-    assert_as_one_process(world, 4, FIELDS[field], deal=deal)
-
-
 @pytest.mark.parametrize("size", [3, 4])
 @pytest.mark.parametrize("sizes", SIZES, ids="C{0[0]} M{0[1]} B{0[2]}".format)
 def test_classes_may_be_cut_anywhere_and_ranks_be_empty(world, sizes, size):
-    assert_as_one_process(world, size, FIELDS["log"], sizes=sizes)
-    assert_as_one_process(world, size, FIELDS["wide repulsion"], sizes=sizes)
+    assert_as_one_process(world, size, FILTERED["log, filtered"], sizes=sizes)
+    assert_as_one_process(world, size, FILTERED["wide repulsion, filtered"], sizes=sizes)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -115,5 +100,5 @@ def test_every_class_is_complete_at_its_owner(num_classes, per_class, world_size
             proxies_at_home[(rows.stop - 1) // per_class] += sum(cuts(sizes, per_class, one).head for one in cut.others)
         else:
             assert cut.others == []
-        assert all(cuts(sizes, per_class, guest).owner == rank for guest in cut.others)
+        assert all(cuts(sizes, per_class, other).owner == rank for other in cut.others)
     assert proxies_at_home == [per_class] * num_classes

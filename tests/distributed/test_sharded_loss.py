@@ -7,7 +7,7 @@ import torch
 from cases import errors_in_both_types, placed_proxies, projected_rows, two_steps_and_half_precision
 
 from pfml.distributed import ShardedPotentialFieldLoss
-from pfml.distributed.shard_init import normal_rows
+from pfml.distributed.sharded_loss import normal_rows
 from pfml.field import ContrastiveLaw, LogarithmicLaw
 from pfml.losses import PotentialFieldLoss
 
@@ -26,6 +26,10 @@ LAWS = {
     "log": LOG,
     "anchor": {"normalization": "anchor", "alpha": 16.0},
 }
+#: With labels drawn by lot, about half of the samples of `state_of` are trusted as much.
+TRUST = {"trust": 0.9}
+FILTERED = {f"{name}, filtered": {**LAWS[name], **TRUST} for name in ("wide repulsion", "log", "anchor")}
+FIELDS = {**LAWS, **FILTERED}
 OPTIONS = {
     "no proxy attraction": {"proxy_attraction": False},
     "no proxy repulsion": {"proxy_repulsion": False},
@@ -50,9 +54,9 @@ def assert_as_one_process(world, size, options, spread=0.4, deal="uneven", sizes
 
 
 @pytest.mark.parametrize("size", WORLDS)
-@pytest.mark.parametrize("law", LAWS)
-def test_value_and_gradients_are_those_of_one_process(world, law, size):
-    assert_as_one_process(world, size, LAWS[law])
+@pytest.mark.parametrize("field", FIELDS)
+def test_value_and_gradients_are_those_of_one_process(world, field, size):
+    assert_as_one_process(world, size, FIELDS[field])
 
 
 @pytest.mark.parametrize("normalization", ["none", "log", "anchor"])
@@ -63,9 +67,9 @@ def test_every_option_acts_as_in_one_process(world, option, normalization):
 
 
 @pytest.mark.parametrize("deal", ["even", "uneven", "empty", "one for all"])
-@pytest.mark.parametrize("law", ["wide repulsion", "log", "anchor"])
-def test_any_deal_of_the_batch_gives_the_same(world, law, deal):
-    assert_as_one_process(world, 4, LAWS[law], deal=deal)
+@pytest.mark.parametrize("field", ["wide repulsion", "log", "anchor", *FILTERED])
+def test_any_deal_of_the_batch_gives_the_same(world, field, deal):
+    assert_as_one_process(world, 4, FIELDS[field], deal=deal)
 
 
 @pytest.mark.parametrize("law", ["wide repulsion", "log", "anchor"])
@@ -118,7 +122,7 @@ def test_proxies_start_where_those_of_one_process_start(world, init, space, clas
 
 @pytest.mark.parametrize(("total", "dim"), [(3, 2), (1, 20), (700, 3), (33, 17), (321, 16)])
 def test_a_draw_in_chunks_is_the_whole_draw(monkeypatch, total, dim):
-    monkeypatch.setattr("pfml.distributed.shard_init.CHUNK_NUMBERS", 64)
+    monkeypatch.setattr("pfml.distributed.sharded_loss.CHUNK_NUMBERS", 64)
     torch.manual_seed(1)
     whole, after = torch.randn(total, dim), torch.rand(())
     for rows in (slice(0, total), slice(total // 3, total), slice(total, total)):
@@ -137,6 +141,6 @@ def test_the_arguments_are_those_of_the_loss_of_one_process():
     whole = inspect.signature(PotentialFieldLoss).parameters
     sharded = inspect.signature(ShardedPotentialFieldLoss).parameters
     assert {*whole} - {*sharded} == {"proxy_sample"}
-    assert {*sharded} - {*whole} == {"network_gradients", "group"}
+    assert {*sharded} - {*whole} == {"model_gradients", "group"}
     for name in {*whole} & {*sharded}:
         assert whole[name].default == sharded[name].default

@@ -34,9 +34,9 @@ def test_a_state_goes_from_4_ranks_to_2_to_1_to_3_unchanged(world, options):
 
 def test_states_that_do_not_fit_are_refused_by_name(world):
     for messages in world.run(refusals_of_states, 3, whole_loss().state_dict()):
-        place, whole, alpha, broken, rows = (text for _, text in messages)
-        assert "must be of rank" in place
-        assert "shard_state" in place
+        other_rank, whole, alpha, broken, rows = (text for _, text in messages)
+        assert "must be of rank" in other_rank
+        assert "shard_state" in other_rank
         assert "shard_state" in whole
         assert "law.alpha: stored 4.0, here 2.0" in alpha
         assert "missing or broken" in broken

@@ -108,19 +108,19 @@ def read_numbered_model(folder: Path) -> int:
 
 
 def save_numbered_archive(folder: Path, number: int) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        save_tensors(Path(place) / "weights.safetensors", numbered(number))
-        write_listing(Path(place), {"number": number})
-        write_zip(Path(place), folder / "bundle.zip")
+    with tempfile.TemporaryDirectory() as temporary:
+        save_tensors(Path(temporary) / "weights.safetensors", numbered(number))
+        write_listing(Path(temporary), {"number": number})
+        write_zip(Path(temporary), folder / "bundle.zip")
 
 
 def read_numbered_archive(folder: Path) -> int:
     with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        extract_zip(folder / "bundle.zip", place)
-        listing = read_listing(place, place)
-        refuse_tampering(place, listing["files"])
-        number = number_of(load_tensors(place / "weights.safetensors"))
+        unpacked = Path(name)
+        extract_zip(folder / "bundle.zip", unpacked)
+        listing = read_listing(unpacked, unpacked)
+        refuse_tampering(unpacked, listing["files"])
+        number = number_of(load_tensors(unpacked / "weights.safetensors"))
     assert listing["number"] == number
     return number
 
@@ -148,10 +148,10 @@ def read_numbered_index(folder: Path) -> int:
 
 
 def index_orphans(folder: Path) -> list[str]:
-    place = folder / "index"
-    snapshot = ImageIndex.open(place)._state.snapshot
+    index = folder / "index"
+    snapshot = ImageIndex.open(index)._state.snapshot
     named = {file.file for file in snapshot.files} | set(snapshot.retired)
-    left = others(place, "index.json", "index-*.safetensors", "lock")
+    left = others(index, "index.json", "index-*.safetensors", "lock")
     return [name for name in left if name not in named]
 
 

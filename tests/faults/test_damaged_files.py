@@ -42,7 +42,7 @@ def cut(share):
     return lambda content, marker: content[: int(share * len(content))]
 
 
-#: What happens to a file: content and a place that hostile code would write to -> the new content.
+#: What happens to a file: content and a path that hostile code would write to -> the new content.
 DAMAGES = {
     "empty": lambda content, marker: b"",
     "cut after a quarter": cut(0.25),

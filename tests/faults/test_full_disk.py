@@ -16,15 +16,15 @@ ROOM = {"checkpoint": MEBIBYTE, "model": 20_000, "bundle archive": MEBIBYTE, "in
 @pytest.fixture
 def small_disk(tmp_path):
     """A tmpfs of 16 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
+    disk = tmp_path / "disk"
+    disk.mkdir()
     if os.name != "posix" or os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place], capture_output=True, text=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", disk], capture_output=True, text=True)
     if mounted.returncode:
         pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", place], check=True)
+    yield disk
+    subprocess.run(["umount", disk], check=True)
 
 
 @pytest.mark.parametrize("name", SAVERS)

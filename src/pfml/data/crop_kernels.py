@@ -21,13 +21,13 @@ __all__ = ["COLUMNS", "across", "down"]
 #: What a row of the geometry says of its crop, in this order; `fused_crops` fills it in.
 COLUMNS = (
     "offset", "height", "width", "start_y", "start_x", "extent_y", "extent_x",
-    "first_y", "first_x", "end_y", "end_x", "flipped", "place",
+    "first_y", "first_x", "end_y", "end_x", "flipped", "workspace_row",
 )  # fmt: skip
 WIDTH = tl.constexpr(len(COLUMNS))
 OFFSET, HEIGHT, SIDE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 #: of y; the same of x is the next
 START, EXTENT, FIRST, END = tl.constexpr(3), tl.constexpr(5), tl.constexpr(7), tl.constexpr(9)
-FLIPPED, PLACE = tl.constexpr(11), tl.constexpr(12)
+FLIPPED, WORKSPACE_ROW = tl.constexpr(11), tl.constexpr(12)
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def across(
     pixels, geometry, workspace,
     SIZE: tl.constexpr, RADIUS: tl.constexpr, ROW_BLOCK: tl.constexpr, COLUMN_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """workspace[place + channel * rows + y, k] = sum_j w_kj pixels[channel, first_y + y, j], for the rows needed."""
+    """workspace[first + channel * rows + y, k] = sum_j w_kj pixels[channel, first_y + y, j], for the rows needed."""
     num_blocks: tl.constexpr = (SIZE + COLUMN_BLOCK - 1) // COLUMN_BLOCK
     crop = geometry + (tl.program_id(0) // num_blocks).to(tl.int64) * WIDTH
     first_y = tl.load(crop + FIRST).to(tl.int32)
@@ -83,8 +83,8 @@ def across(
             sums += weight.to(tl.float32)[None, :] * value.to(tl.float32)
             total += weight
         sums = sums * (1.0 / total).to(tl.float32)[None, :]
-        places = (tl.load(crop + PLACE).to(tl.int64) + rows) * SIZE
-        tl.store(workspace + places[:, None] + columns[None, :], sums, mask=inside)
+        offsets = (tl.load(crop + WORKSPACE_ROW).to(tl.int64) + rows) * SIZE
+        tl.store(workspace + offsets[:, None] + columns[None, :], sums, mask=inside)
 
 
 @triton.jit
@@ -92,7 +92,7 @@ def down(
     workspace, geometry, crops,
     SIZE: tl.constexpr, RADIUS: tl.constexpr, ROW_BLOCK: tl.constexpr, COLUMN_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """crops[channel, k, x] = sum_j w_kj workspace[place + channel * rows + j - first_y, x] / 255, in [0, 1]."""
+    """crops[channel, k, x] = sum_j w_kj workspace[first + channel * rows + j - first_y, x] / 255, in [0, 1]."""
     num_blocks: tl.constexpr = (3 * SIZE + COLUMN_BLOCK - 1) // COLUMN_BLOCK
     image = (tl.program_id(0) // num_blocks).to(tl.int64)
     crop = geometry + image * WIDTH
@@ -100,8 +100,8 @@ def down(
     rows = tl.program_id(1) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     columns = (tl.program_id(0) % num_blocks) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)  # of all three channels
     channels, x = columns // SIZE, columns % SIZE
-    places = tl.load(crop + PLACE).to(tl.int64) + channels * (end - first)
-    sources = workspace + places * SIZE + x
+    first_rows = tl.load(crop + WORKSPACE_ROW).to(tl.int64) + channels * (end - first)
+    sources = workspace + first_rows * SIZE + x
     ticks = tl.minimum(rows, SIZE - 1)
     nearest, distance, step, count = _reach(crop, ticks.to(tl.float64), 0, SIZE, RADIUS)
     inside = (rows < SIZE)[:, None] & (columns < 3 * SIZE)[None, :]

@@ -190,7 +190,7 @@ def collect(
     for result in results:
         if isinstance(result, ImageError):
             failures.append(result)
-        elif not failures:  # what follows a failure is only looked at for further failures
+        elif not failures:  # what follows a failure is only read for further failures
             yield result
     if failures:
         raise UnreadableImagesError(failures, len(paths))

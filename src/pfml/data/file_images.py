@@ -72,7 +72,7 @@ class FileImages:
             yield from (to_device(self._reader.crops(_packed(windows)), self.device) for windows in plan)
             return
         if self._under_way:
-            # the kept workers are busy with another plan, which goes on after this one
+            # the kept workers are busy with another plan, which continues after this one
             yield from self._delivered(self._new_loader(_PlanSampler(plan), keep=False))
             return
         if self._loader is None:

@@ -81,7 +81,7 @@ def resample_fused(pixels: PixelBuffer, windows: Windows, *, workspace_values: i
 
 
 def _geometry(pixels: PixelBuffer, windows: Windows) -> tuple[Numbers, Numbers]:
-    """One row of `crop_kernels.COLUMNS` per crop, without its place; and the source rows that each needs, (B,).
+    """One row of `crop_kernels.COLUMNS` per crop, but for `workspace_row`; and the source rows that each needs, (B,).
 
     In float64, which has digits for any offset. By numpy, which takes a third of torch's time for arrays of this size.
     """
@@ -105,12 +105,12 @@ def _geometry(pixels: PixelBuffer, windows: Windows) -> tuple[Numbers, Numbers]:
     return table, np.maximum(end[:, 0] - first[:, 0], 0)
 
 
-def _parts(heights: Numbers, room: int) -> Iterator[slice]:
-    """Consecutive crops whose source rows fit the room; one at least."""
+def _parts(heights: Numbers, most_rows: int) -> Iterator[slice]:
+    """Consecutive crops whose source rows are at most `most_rows` together; one at least."""
     ends = heights.cumsum()
     begin = before = 0
     while begin < len(heights):
-        stop = max(int(np.searchsorted(ends, before + room, side="right")), begin + 1)
+        stop = max(int(np.searchsorted(ends, before + most_rows, side="right")), begin + 1)
         yield slice(begin, stop)
         begin, before = stop, int(ends[stop - 1])
 

@@ -1,6 +1,6 @@
 """Files that are said to be images: which kinds are opened, and how large they may be.
 
-This is the one place where Pillow opens anything. It is told by name which formats to try: some of the others start
+Pillow opens files only here. It is told by name which formats to try: some of the others start
 programs (PostScript, Ghostscript). Only regular files are read, since a named pipe would be waited for and a device
 never ends. Size and shape are compared by the header, before a pixel is decoded.
 """
@@ -42,7 +42,7 @@ UPLOAD_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 #: Rows or columns that an image may have: as many as a JPEG can. Every row takes time, however short it is.
 LONGEST_SIDE = 65_535
-#: How many times longer than wide an image may be; a network sees a square of it.
+#: How many times longer than wide an image may be; a backbone sees a square of it.
 MOST_ELONGATED = 128
 
 
@@ -50,7 +50,7 @@ class ImageError(ValueError):
     """A file that cannot be read as an image."""
 
     def __init__(self, path: Path | str, reason: str = "") -> None:
-        # a DataLoader makes the errors of its workers anew from their text alone
+        # a DataLoader makes the errors of its workers again from their text alone
         super().__init__(path, reason)
         self.path = path
         self.reason = reason

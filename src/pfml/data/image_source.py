@@ -85,15 +85,15 @@ def open_images(
         if storage == "files" or cache is not None:
             raise ValueError("these images are pixels, not files: they need neither storage='files' nor a cache")
         pixels = PixelBuffer.of_pixels(_shrunk_pixels(images.images, short_side))
-        place, reason = _place(storage, pixels.data.numel(), device, budget_gib, may_stay_files=False)
-        return _decoded(pixels, place, device, workers, reason)
+        storage, reason = _resolved_storage(storage, pixels.data.numel(), device, budget_gib, may_stay_files=False)
+        return _decoded(pixels, storage, device, workers, reason)
 
     stored = None if cache is None else PixelCache(cache, images.images, short_side)
     usable = stored is not None and _usable(stored)
     kept = _kept(images)  # by a check: no file need be opened again
     sizes = stored.sizes() if usable and stored is not None else _sizes(images, kept, short_side, workers, track)
-    place, reason = _place(storage, int(3 * sizes.prod(1).sum()), device, budget_gib, may_stay_files=True)
-    if place == "files":
+    storage, reason = _resolved_storage(storage, int(3 * sizes.prod(1).sum()), device, budget_gib, may_stay_files=True)
+    if storage == "files":
         if kept is None:
             check_images(images, max(workers, 1), track)
         reason += "" if cache is None else "; the cache is not used"
@@ -107,7 +107,7 @@ def open_images(
     pixels = loaded or decode(images.images, sizes, short_side, workers, track, kept)
     if stored is not None and loaded is None:
         stored.store(pixels)
-    return _decoded(pixels, place, device, workers, reason, "read from a cache" if loaded else "decoded")
+    return _decoded(pixels, storage, device, workers, reason, "read from a cache" if loaded else "decoded")
 
 
 def _kept(images: ImageSet) -> dict[Path, Tensor] | None:
@@ -150,7 +150,7 @@ def _check_options(device: torch.device, storage: str, budget_gib: float, worker
         raise ValueError(f"short_side must be at least 1, got {short_side}")
 
 
-def _place(
+def _resolved_storage(
     storage: str, needed: int, device: torch.device, budget_gib: float, *, may_stay_files: bool
 ) -> tuple[str, str]:
     """Where `needed` bytes of decoded images go ("device", "memory" or "files"), and why, if there was a choice."""
@@ -175,12 +175,12 @@ def _place(
 
 
 def _decoded(
-    pixels: PixelBuffer, place: str, device: torch.device, workers: int, reason: str, verb: str = "held"
+    pixels: PixelBuffer, storage: str, device: torch.device, workers: int, reason: str, verb: str = "held"
 ) -> DecodedImages:
-    where = f"memory of {device}" if place == "device" else "memory"
+    where = f"memory of {device}" if storage == "device" else "memory"
     into = f"{verb} in {where}" if verb == "held" else f"{verb} into {where}"
     description = f"{len(pixels):,} images {into}, {pixels.data.numel() / GIB:.3g} GiB{reason}"
-    pixels = pixels.to(device) if place == "device" else pixels
+    pixels = pixels.to(device) if storage == "device" else pixels
     return DecodedImages(pixels, device=device, workers=workers, description=description)
 
 

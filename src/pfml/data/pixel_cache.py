@@ -32,7 +32,7 @@ YOUNG = 60.0
 class PixelCache:
     """The pixels of one list of files, in a subfolder of `folder` named after that list and `short_side`.
 
-    Several processes may store and load it at once: it is put in its place, and taken from it, in one step.
+    Several processes may store and load it at once: a whole cache gets its name, and loses it, in one step.
 
     Args:
         folder: May hold the caches of any number of sets.

@@ -1,4 +1,4 @@
-"""What happens to an image before the network: evaluation geometry, normalization, and training crops."""
+"""What happens to an image before the backbone: evaluation geometry, normalization, and training crops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pfml.typos import did_you_mean
 __all__ = ["Augmentation", "Preprocessing"]
 
 CHANNEL_ORDERS = ("rgb", "bgr")
-#: pixels of a resized side; far more than any network sees, and few enough to fit into memory
+#: pixels of a resized side; far more than any backbone sees, and few enough to fit into memory
 LONGEST_SIDE = 4096
 #: the least and largest value of white
 SCALES = (1e-6, 1e6)
@@ -36,12 +36,12 @@ class Preprocessing:
     Args:
         resize: Length of the short side before the center crop. Images whose short side has this length already are
             not resized, so `resize=32, crop=32` leaves 32-pixel images as they are.
-        crop: Side of the square crop that the network sees.
+        crop: Side of the square crop that the backbone sees.
         interpolation: "bilinear" or "bicubic", antialiased.
-        mean: Subtracted per channel, in the network's scale and channel order.
-        std: Divided by per channel, in the network's scale.
+        mean: Subtracted per channel, in the backbone's scale and channel order.
+        std: Divided by per channel, in the backbone's scale.
         channel_order: "rgb", or "bgr" for networks that came from Caffe.
-        value_scale: The network's value of white: 1, or 255.
+        value_scale: The backbone's value of white: 1, or 255.
     """
 
     resize: int = 256
@@ -87,7 +87,7 @@ class Preprocessing:
                 )
 
     def normalize(self, images: Tensor) -> Tensor:
-        """What the network eats, from RGB images (B, 3, H, W): floats in [0, 1], or uint8."""
+        """The input of the backbone, from RGB images (B, 3, H, W): floats in [0, 1], or uint8."""
         if images.ndim != 4 or images.shape[1] != 3:
             raise ValueError(f"images must be of shape (batch, 3, height, width), got {tuple(images.shape)}")
         if images.dtype == torch.uint8:

@@ -70,13 +70,13 @@ def resample(image_of: Callable[[int], Tensor], windows: Windows, *, pool: Execu
         pool: Threads to share the images among.
     """
     out = torch.empty(len(windows), 3, windows.size, windows.size)
-    places = _places(windows)
+    on_grids = _grid_windows(windows)
 
     def fill(row: int) -> None:
-        place = places[row]
-        image = image_of(place.index)
-        if place.on_grid:
-            _crop_resized(image, place, windows, out[row])
+        window = on_grids[row]
+        image = image_of(window.index)
+        if window.on_grid:
+            _crop_resized(image, window, windows, out[row])
         else:
             out[row] = _weigh_one(image, windows.rows(slice(row, row + 1)))[0]
 
@@ -87,7 +87,7 @@ def resample(image_of: Callable[[int], Tensor], windows: Windows, *, pool: Execu
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _GridWindow:
     """A window as part of a resize of all that its filter may read, [lower, upper)."""
 
     index: int
@@ -103,7 +103,7 @@ class _Place:
     on_grid: bool  # whether there is such a resize, and it is not much larger than its window
 
 
-def _places(windows: Windows) -> list[_Place]:
+def _grid_windows(windows: Windows) -> list[_GridWindow]:
     """All windows as Python numbers, since one conversion per image would take longer than small images themselves."""
     whole = (windows.upper - windows.lower) * windows.size / windows.extent
     offset = (windows.start - windows.lower) * windows.size / windows.extent
@@ -114,21 +114,21 @@ def _places(windows: Windows) -> list[_Place]:
     corners = torch.cat([windows.lower, windows.upper, whole.round().long(), offset.round().long()], dim=1).tolist()
     others = zip(windows.indices.tolist(), windows.flipped.tolist(), on_grid.tolist(), strict=True)
     return [
-        _Place(index, top, left, bottom, right, height, width, y, x, flipped, fits)
+        _GridWindow(index, top, left, bottom, right, height, width, y, x, flipped, fits)
         for (index, flipped, fits), (top, left, bottom, right, height, width, y, x) in zip(others, corners, strict=True)
     ]
 
 
-def _crop_resized(image: Tensor, place: _Place, windows: Windows, out: Tensor) -> None:
+def _crop_resized(image: Tensor, window: _GridWindow, windows: Windows, out: Tensor) -> None:
     """Resize what the filter may read, and write the window within it to `out`, without clamping."""
-    region = image[:, place.top : place.bottom, place.left : place.right]
-    if region.shape[1:] != (place.height, place.width):
-        whole = (place.height, place.width)
+    region = image[:, window.top : window.bottom, window.left : window.right]
+    if region.shape[1:] != (window.height, window.width):
+        whole = (window.height, window.width)
         region = F.interpolate(
             region[None].float(), size=whole, mode=windows.interpolation, align_corners=False, antialias=True
         )[0]
-    crop = region[:, place.y : place.y + windows.size, place.x : place.x + windows.size]
-    out.copy_(crop.flip(-1) if place.flipped else crop).div_(255.0)
+    crop = region[:, window.y : window.y + windows.size, window.x : window.x + windows.size]
+    out.copy_(crop.flip(-1) if window.flipped else crop).div_(255.0)
 
 
 def resample_batch(pixels: PixelBuffer, windows: Windows, *, chunk_values: int = CHUNK_VALUES) -> Tensor:
@@ -211,7 +211,7 @@ def _weigh(pixels: PixelBuffer, windows: Windows) -> Tensor:
 def _weights(windows: Windows, first: Tensor, lengths: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
     """The weights w_kj of rows (B, size, height) and of columns (B, size, width), for j counted from `first`.
 
-    Few of them are not zero. These are computed in float64, for both axes together, and then put in their places.
+    Few of them are not zero. These are computed in float64, for both axes together, and scattered to their columns.
     """
     size, radius = windows.size, INTERPOLATIONS[windows.interpolation]
     flipped = torch.stack([torch.zeros_like(windows.flipped), windows.flipped], dim=1)
@@ -230,12 +230,12 @@ def _weights(windows: Windows, first: Tensor, lengths: tuple[int, int], device: 
     weight = _filter(distance.abs(), windows.interpolation)
     weight = weight * ((source >= lower[..., None]) & (source < upper[..., None]))
     weight = (weight / weight.sum(-1, keepdim=True)).float()
-    place = (source - origin[..., None]).long()
+    column = (source - origin[..., None]).long()
     axes = []
     for axis, length in enumerate(lengths):
         # one column more on either side takes the pixels that are out of bounds, whose weight is zero
         padded = weight.new_zeros(len(windows), size, length + 2)
-        padded.scatter_(2, place[:, axis].clamp(-1, length) + 1, weight[:, axis])
+        padded.scatter_(2, column[:, axis].clamp(-1, length) + 1, weight[:, axis])
         axes.append(padded[:, :, 1:-1])
     return axes[0], axes[1]
 

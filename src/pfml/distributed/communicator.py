@@ -28,7 +28,7 @@ class LostRankError(RuntimeError):
 
 @contextmanager
 def lost_rank_errors() -> Iterator[None]:
-    """Raise LostRankError in place of what torch raises within the block where a message does not arrive."""
+    """Raise LostRankError instead of what torch raises within the block where a message does not arrive."""
     try:
         yield
     except RuntimeError as error:
@@ -98,7 +98,7 @@ class Communicator:
         return self.all_gather(self.reduce_scatter(values.flatten(), sizes), sizes).view(values.shape)
 
     def all_reduce_max(self, values: Tensor) -> Tensor:
-        """The largest of all ranks' `values`, place by place."""
+        """The largest of all ranks' `values`, element by element."""
         sizes = shard_sizes(values.numel(), self.world)
         shards = self._scattered(values.flatten(), sizes)
         return self.all_gather(torch.stack(shards).amax(dim=0), sizes).view(values.shape)

@@ -79,7 +79,7 @@ class ShardedProblem:
 
     @property
     def sweeps(self) -> int:
-        """How often all pairs are looked at."""
+        """How many passes over all pairs a step makes."""
         return 1 + (self.with_gradient and not self.field.rule.linear)
 
 

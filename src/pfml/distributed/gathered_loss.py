@@ -17,7 +17,7 @@ __all__ = ["GatheredLoss"]
 class GatheredLoss(nn.Module):
     """The loss `whole` of the global batch, computed on every rank alike.
 
-    The gradient of a rank's embeddings is d loss / d embeddings: the gradient of the network is the **sum** over ranks.
+    The gradient of a rank's embeddings is d loss / d embeddings: the gradient of the model is the **sum** over ranks.
     That of the loss's own parameters is complete on every rank. All ranks call `forward` together, with torch's random
     numbers in the same state if the loss draws any.
 

@@ -61,7 +61,7 @@ class Heartbeat:
         clock: The seconds by which the silence of other ranks is measured.
 
     Attributes:
-        reason: Why the work cannot go on, in words; None while it can.
+        reason: Why the work cannot continue, in words; None while it can.
     """
 
     def __init__(

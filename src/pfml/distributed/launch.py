@@ -28,7 +28,7 @@ RENDEZVOUS_TIMEOUT = timedelta(seconds=ARRIVAL)
 
 
 class FailedElsewhereError(ConnectionError):
-    """The work cannot go on because of another rank: it is gone, or it failed, and said why."""
+    """The work cannot continue because of another rank: it is gone, or it failed, and said why."""
 
 
 @contextmanager
@@ -43,38 +43,38 @@ def open_world(device: torch.device) -> Iterator[World]:
             by NCCL.
 
     Raises:
-        FailedElsewhereError: In place of what torch raises where another rank is gone or has failed.
+        FailedElsewhereError: Instead of what torch raises where another rank is gone or has failed.
     """
     launch = Launch.of_process()
     if launch.size == 1:
         yield World()
         return
-    place = _place(device, launch)
+    own_device = _rank_device(device, launch)
     store = _store(launch)
     holder = "torchrun" if launch.by_agent else "rank 0"
     with (
         Heartbeat(store.clone(), launch.rank, launch.size, holder=holder) as heartbeat,
         warnings_of_the_first(launch.rank),
     ):
-        backend, place_id = ("nccl", place) if place.type == "cuda" else ("gloo", None)
+        backend, device_id = ("nccl", own_device) if own_device.type == "cuda" else ("gloo", None)
         dist.init_process_group(
-            backend, store=store, rank=launch.rank, world_size=launch.size, timeout=LONGEST_WAIT, device_id=place_id
+            backend, store=store, rank=launch.rank, world_size=launch.size, timeout=LONGEST_WAIT, device_id=device_id
         )
         try:
             control: Any = dist.new_group(backend="gloo", timeout=LONGEST_WAIT) if backend == "nccl" else None
-            yield from _guarded(Ranks(control=control, device=place), heartbeat)
+            yield from _guarded(Ranks(control=control, device=own_device), heartbeat)
         finally:
             dist.destroy_process_group()
 
 
-def decided_by_first(name: str, words: Callable[[], str], launch: Launch | None = None) -> str:
-    """What `words` gives on the first rank at the first of torchrun's starts: the same on all ranks, at all starts.
+def decided_by_first(name: str, decide: Callable[[], str], launch: Launch | None = None) -> str:
+    """What `decide` returns on the first rank at the first of torchrun's starts: the same on all ranks, at all starts.
 
     For what is decided before `open_world`, and would come out otherwise on another rank or at another time.
 
     Args:
         name: What it is, by a name of its own.
-        words: Called on the first rank only, and once; everywhere by a process that is alone.
+        decide: Called on the first rank only, and once; everywhere by a process that is alone.
         launch: That of this process if None.
 
     Raises:
@@ -82,10 +82,10 @@ def decided_by_first(name: str, words: Callable[[], str], launch: Launch | None 
     """
     launch = launch or Launch.of_process()
     if launch.size == 1 and not launch.by_agent:
-        return words()
-    store = PrefixStore("first words", rendezvous_store(launch))
+        return decide()
+    store = PrefixStore("decided by first", rendezvous_store(launch))
     if launch.rank == 0 and not store.check([name]):
-        store.set(name, words())
+        store.set(name, decide())
     try:
         store.wait([name], LONGEST_WAIT)
         return str(store.get(name).decode())
@@ -120,8 +120,8 @@ def _guarded(world: Ranks, heartbeat: Heartbeat) -> Iterator[World]:
         raise
 
 
-def _place(device: torch.device, launch: Launch) -> torch.device:
-    """Where this rank computes."""
+def _rank_device(device: torch.device, launch: Launch) -> torch.device:
+    """The device that this rank computes on."""
     if device.type != "cuda":
         return device
     if device.index is not None:
@@ -131,9 +131,9 @@ def _place(device: torch.device, launch: Launch) -> torch.device:
             f"each rank needs a GPU of its own, and this machine has {torch.cuda.device_count()}: "
             f"start as many with --nproc-per-node, or choose --device cpu"
         )
-    place = torch.device("cuda", launch.local_rank)
-    torch.cuda.set_device(place)
-    return place
+    own = torch.device("cuda", launch.local_rank)
+    torch.cuda.set_device(own)
+    return own
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -16,13 +16,12 @@ from torch import Generator, Tensor, nn
 from pfml.distributed.communicator import Communicator
 from pfml.distributed.cost import StepCost
 from pfml.distributed.schedule import shard_sizes, shard_slice
-from pfml.distributed.shard_init import normal_rows, sample_rows
 from pfml.distributed.sharded_field import LocalEnergy, ShardedField
 from pfml.distributed.sharded_filter import sharded_fit
 from pfml.half_precision import watched, widened
 from pfml.losses.checks import check_batch, deferred_checks
 from pfml.losses.potential_field import REDUCTIONS, PotentialFieldLoss, require_same
-from pfml.losses.proxy_init import warn_of_classes_without_samples
+from pfml.losses.proxy_init import class_proxies, warn_of_classes_without_samples
 from pfml.losses.sample_filter import check_trust, trusted
 from pfml.sphere import unit
 from pfml.superposition import Charges
@@ -39,8 +38,12 @@ OPTIONS = {
     for name, parameter in inspect.signature(PotentialFieldLoss).parameters.items()
     if parameter.kind is parameter.KEYWORD_ONLY and name != "proxy_sample"
 }
-#: What becomes of the network's gradients -> the factor of the embeddings' gradient, for a world of that size.
-NETWORK_GRADIENTS = {"averaged": lambda world: world, "summed": lambda world: 1}
+#: What becomes of the model's gradients -> the factor of the embeddings' gradient, for a world of that size.
+MODEL_GRADIENTS = {"averaged": lambda world: world, "summed": lambda world: 1}
+#: Numbers that are drawn at once.
+CHUNK_NUMBERS = 2**22
+#: torch draws normal numbers in blocks of this size: chunks of whole blocks give the numbers of one large draw.
+BLOCK = 16
 
 
 def _all_options(given: dict[str, Any]) -> dict[str, Any]:
@@ -60,11 +63,11 @@ class ShardedPotentialFieldLoss(nn.Module):
     a `PotentialFieldLoss` start, if all ranks have the same seed. All communication happens in `forward`, which all
     ranks must call together; batches may differ in size, and be empty. The backward pass is local.
 
-    **Gradients under DistributedDataParallel.** The gradient of the network is the sum over ranks of what their
-    embeddings contribute. DDP divides that sum by the number of ranks. So with `network_gradients="averaged"`, the
+    **Gradients under DistributedDataParallel.** The gradient of the model is the sum over ranks of what their
+    embeddings contribute. DDP divides that sum by the number of ranks. So with `model_gradients="averaged"`, the
     default, the gradient of the embeddings is d loss / d embeddings times the number of ranks, and what DDP leaves in
-    the network is the gradient of a single process. Choose "summed" if you add gradients up yourself: then it is
-    d loss / d embeddings. The gradient of the proxies is d loss / d proxies in either case: wrap the network in DDP,
+    the model is the gradient of a single process. Choose "summed" if you add gradients up yourself: then it is
+    d loss / d embeddings. The gradient of the proxies is d loss / d proxies in either case: wrap the model in DDP,
     never this loss, and give its parameters to the optimizer of their own rank. A factor on the loss must be the same
     on all ranks.
 
@@ -74,7 +77,7 @@ class ShardedPotentialFieldLoss(nn.Module):
     Args:
         num_classes: C.
         embedding_dim: D.
-        network_gradients: "averaged" or "summed", see above.
+        model_gradients: "averaged" or "summed", see above.
         group: The process group; None for the default one.
         options: Those of `PotentialFieldLoss`, equal on all ranks, but for `proxy_sample`: every pair counts. `backend`
             is "auto" or "tiled". `trust` filters by all ranks' proxies and by the median of the global batch.
@@ -99,7 +102,7 @@ class ShardedPotentialFieldLoss(nn.Module):
         num_classes: int,
         embedding_dim: int,
         *,
-        network_gradients: str = "averaged",
+        model_gradients: str = "averaged",
         group: dist.ProcessGroup | None = None,
         **options: Any,
     ) -> None:
@@ -111,12 +114,12 @@ class ShardedPotentialFieldLoss(nn.Module):
             proxies_per_class, trust = options["proxies_per_class"], options["trust"]
             # without proxies it takes no memory: it checks the options, and derives what follows from them
             whole = PotentialFieldLoss(num_classes, embedding_dim, **{**options, "proxies_per_class": 0, "trust": 0.0})
-            _check_options(proxies_per_class, options["backend"], network_gradients, NETWORK_GRADIENTS)
+            _check_options(proxies_per_class, options["backend"], model_gradients, MODEL_GRADIENTS)
             check_trust(trust, proxies_per_class, whole.field.law)
         except Exception as caught:  # whatever it is, the other ranks must not wait for this one
             error = caught
         self.communicator.all_gather_numbers([], error)
-        self._set_options(whole, proxies_per_class, float(trust), network_gradients)
+        self._set_options(whole, proxies_per_class, float(trust), model_gradients)
         self.digest = _require_equal(self.communicator, self._settings())
         self.proxies = nn.Parameter(torch.empty(self.proxy_sizes[self.communicator.rank], embedding_dim))
         labels = torch.arange(self.rows.start, self.rows.stop) // max(proxies_per_class, 1)
@@ -125,7 +128,7 @@ class ShardedPotentialFieldLoss(nn.Module):
         self.register_load_state_dict_pre_hook(_check_shard)
 
     def _set_options(
-        self, whole: PotentialFieldLoss, proxies_per_class: int, trust: float, network_gradients: str
+        self, whole: PotentialFieldLoss, proxies_per_class: int, trust: float, model_gradients: str
     ) -> None:
         self.num_classes, self.embedding_dim = whole.num_classes, whole.embedding_dim
         self.proxies_per_class = proxies_per_class
@@ -134,7 +137,7 @@ class ShardedPotentialFieldLoss(nn.Module):
             whole.proxy_init, whole.proxy_init_norm, whole.proxy_space,
         )  # fmt: skip
         self.normalize_embeddings = whole.normalize_embeddings
-        self.trust, self.network_gradients = trust, network_gradients
+        self.trust, self.model_gradients = trust, model_gradients
         self.proxies_ready = self.proxy_init == "normal" or proxies_per_class == 0
         self.proxy_sizes = shard_sizes(self.num_classes * proxies_per_class, self.communicator.world)
         self.rows = shard_slice(self.proxy_sizes, self.communicator.rank)
@@ -165,7 +168,7 @@ class ShardedPotentialFieldLoss(nn.Module):
                 mine = mine[keep[shard_slice(batch_sizes, self.communicator.rank)]]
             compute = partial(step.energy, samples, charges, with_gradient=with_gradient)
             if torch.is_grad_enabled() and (mine.requires_grad or proxies.requires_grad):
-                factor = NETWORK_GRADIENTS[self.network_gradients](self.communicator.world)
+                factor = MODEL_GRADIENTS[self.model_gradients](self.communicator.world)
                 energy = LocalEnergy.apply(compute, factor, mine, proxies)
             else:
                 energy = compute().energy
@@ -193,7 +196,7 @@ class ShardedPotentialFieldLoss(nn.Module):
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """This rank's proxies as an optimizer's parameter group; an empty list if there are none anywhere.
 
-        Its entry "sharded" tells code that looks at gradients that other ranks have the other rows.
+        Its entry "sharded" tells code that reads gradients that other ranks have the other rows.
         """
         if self.proxies_per_class == 0:
             return []
@@ -248,7 +251,7 @@ class ShardedPotentialFieldLoss(nn.Module):
 
     def _settings(self) -> dict[str, Any]:
         """All that must be equal on all ranks."""
-        names = ("proxy_init", "proxy_init_norm", "network_gradients")
+        names = ("proxy_init", "proxy_init_norm", "model_gradients")
         return {**self._hyperparameters, **{name: getattr(self, name) for name in names}}
 
     def _checked_batch(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, torch.dtype]:
@@ -318,14 +321,14 @@ class ShardedPotentialFieldLoss(nn.Module):
         self.proxies.copy_(points * (self.proxy_init_norm if self.proxy_space == "normalized" else 1.0))
 
 
-def _check_options(proxies_per_class: Any, backend: str, network_gradients: str, choices: Iterable[str]) -> None:
+def _check_options(proxies_per_class: Any, backend: str, model_gradients: str, choices: Iterable[str]) -> None:
     """Raise unless these options of a sharded loss, which a whole one lacks or has others of, can be."""
     if not isinstance(proxies_per_class, int) or isinstance(proxies_per_class, bool) or proxies_per_class < 0:
         raise ValueError(f"proxies_per_class must be an integer >= 0, got {proxies_per_class!r}")
     if backend not in ("auto", "tiled"):
         raise ValueError(f"backend of a sharded loss must be 'auto' or 'tiled', got {backend!r}")
-    if network_gradients not in choices:
-        raise ValueError(f"network_gradients must be one of {tuple(choices)}, got {network_gradients!r}")
+    if model_gradients not in choices:
+        raise ValueError(f"model_gradients must be one of {tuple(choices)}, got {model_gradients!r}")
 
 
 def _require_equal(communicator: Communicator, settings: dict[str, Any]) -> int:
@@ -372,9 +375,59 @@ def _signature() -> inspect.Signature:
     own = inspect.signature(ShardedPotentialFieldLoss.__init__).parameters
     sizes, sharded = (
         [own[n] for n in ("num_classes", "embedding_dim")],
-        [own[n] for n in ("network_gradients", "group")],
+        [own[n] for n in ("model_gradients", "group")],
     )
     return inspect.Signature([*sizes, *OPTIONS.values(), *sharded])
 
 
 ShardedPotentialFieldLoss.__signature__ = _signature()  # type: ignore[attr-defined]
+
+
+# Every rank generates all proxies, chunk by chunk or class by class, and keeps its own: initialization is independent
+# of the world size, and no rank ever holds all proxies.
+
+
+def normal_rows(total: int, dim: int, rows: slice, generator: Generator | None = None) -> Tensor:
+    """Rows `rows` of torch.randn(total, dim), without the others in memory; the generator moves on as if with them."""
+    kept = torch.empty(rows.stop - rows.start, dim)
+    for start, stop in _chunks(total, dim):
+        drawn = torch.randn(stop - start, dim, generator=generator)
+        _keep(kept, rows, start, drawn)
+    return kept
+
+
+def _chunks(total: int, dim: int) -> Iterator[tuple[int, int]]:
+    size = BLOCK * max(CHUNK_NUMBERS // (BLOCK * dim), 1)
+    starts = list(range(0, max(total, 1), size))
+    if len(starts) > 1 and (total - starts[-1]) * dim < BLOCK:
+        starts.pop()  # torch draws fewer numbers than a block in another way
+    return zip(starts, [*starts[1:], total], strict=True)
+
+
+def sample_rows(
+    init: str, points: Tensor, labels: Tensor, sizes: tuple[int, int], rows: slice, generator: Generator | None
+) -> Tensor:
+    """Rows `rows` of the (C * M, D) proxies that `PROXY_INITS[init]` places among the samples of each class.
+
+    Args:
+        init: A key of `PROXY_INITS`.
+        points: (n, D), samples; proxies of a class without any start anywhere.
+        labels: (n,), int64.
+        sizes: C and M.
+        rows: Which proxies to keep.
+        generator: One in the same state on every rank.
+    """
+    num_classes, per_class = sizes
+    order = torch.argsort(labels, stable=True)
+    by_class = order.split(torch.bincount(labels, minlength=num_classes).tolist())
+    kept = points.new_empty(rows.stop - rows.start, points.shape[1])
+    for c, members in enumerate(by_class):
+        _keep(kept, rows, c * per_class, class_proxies(init, points[members], per_class, generator=generator))
+    return kept
+
+
+def _keep(kept: Tensor, rows: slice, start: int, drawn: Tensor) -> None:
+    """Copy into `kept`, the rows `rows` of a whole, what `drawn`, its rows from `start` on, has of them."""
+    first, last = max(start, rows.start), min(start + len(drawn), rows.stop)
+    if first < last:
+        kept[first - rows.start : last - rows.start] = drawn[first - start : last - start]

@@ -18,7 +18,7 @@ class Launch:
     Attributes:
         rank, size: Among all processes.
         local_rank: Among those of this machine.
-        restarts: How often torchrun has started all processes anew.
+        restarts: How often torchrun has started all processes again.
         may_restart: Whether it would do so again.
         by_agent: Whether torchrun itself keeps the store, and not rank 0.
     """

@@ -230,10 +230,10 @@ def _require_files(files: Any, where: Path) -> None:
 def _names_below(folder: Path) -> list[str]:
     """All files below `folder`; a link is refused."""
     names: list[str] = []
-    for place, folders, files in os.walk(folder, followlinks=False):
+    for parent, folders, files in os.walk(folder, followlinks=False):
         for entry in (*folders, *files):
-            path = Path(place) / entry
+            path = Path(parent) / entry
             if path.is_symlink():
                 raise DamagedFileError(f"{path} must be a file or a folder, got a link: a bundle has none")
-        names += [(Path(place) / file).relative_to(folder).as_posix() for file in files]
+        names += [(Path(parent) / file).relative_to(folder).as_posix() for file in files]
     return names

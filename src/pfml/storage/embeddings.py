@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 COLLECTION = Format("embedded collection", 2, "embed the images again with pfml embed")
-#: Rows of a shard that a place counts in; a shard has fewer.
+#: More rows than a shard has: a position is the number of the shard times this, plus the row.
 ROWS = 2**32
 
 
@@ -94,37 +94,37 @@ class EmbeddedImages:
         self._files: list[Path] = []
         self._states: list[tuple[Tensor, Tensor]] = []
         self._good: list[dict[str, tuple[int, ...]]] = []
-        self._place: dict[str, int] = {}  # path -> number of the shard * ROWS + row
+        self._position: dict[str, int] = {}  # by path
         for file in shard_files(folder):
             self._take(shard_of(file, settings), file)
 
     def __len__(self) -> int:
-        return len(self._place)
+        return len(self._position)
 
     def __repr__(self) -> str:
         kind = f"{self.settings.dtype} in {self.settings.dimension} dimensions"
         return f"EmbeddedImages({str(self.folder)!r}, {len(self):,} images, {kind}, {self.settings.model})"
 
     def __contains__(self, path: object) -> bool:
-        return path in self._place
+        return path in self._position
 
     @property
     def paths(self) -> list[str]:
         """The paths of all images, in the order of folders and names."""
-        return sorted(self._place, key=lambda path: Path(path).parts)
+        return sorted(self._position, key=lambda path: Path(path).parts)
 
     def file(self, path: str) -> FileState:
         """The state of an image's file when it was embedded; KeyError if the image is not there."""
-        number, row = divmod(self._place[path], ROWS)
+        number, row = divmod(self._position[path], ROWS)
         return unpacked(*self._states[number], row)
 
     def vectors(self, paths: Sequence[str]) -> Tensor:
         """The vectors of some images, (len(paths), D), as they are stored; KeyError for an image that is not there."""
         found = torch.empty(len(paths), self.settings.dimension, dtype=DTYPES[self.settings.dtype])
-        places = torch.tensor([self._place[path] for path in paths], dtype=torch.int64)
-        for number in (places // ROWS).unique().tolist():
-            here = places // ROWS == number
-            found[here] = self._opened(number).stored("vectors")[places[here] % ROWS]
+        positions = torch.tensor([self._position[path] for path in paths], dtype=torch.int64)
+        for number in (positions // ROWS).unique().tolist():
+            here = positions // ROWS == number
+            found[here] = self._opened(number).stored("vectors")[positions[here] % ROWS]
         return found
 
     def shards(self) -> Iterator[tuple[list[str], Tensor]]:
@@ -132,7 +132,7 @@ class EmbeddedImages:
         for number in range(len(self._files)):
             file = self._opened(number)
             paths = json.loads(file.tensor("columns").numpy().tobytes())["paths"]
-            rows = [row for row, path in enumerate(paths) if self._place.get(path) == number * ROWS + row]
+            rows = [row for row, path in enumerate(paths) if self._position.get(path) == number * ROWS + row]
             if rows:
                 yield [paths[row] for row in rows], file.stored("vectors")[torch.tensor(rows)]
 
@@ -144,9 +144,9 @@ class EmbeddedImages:
         self._good.append({})
         for row, path in enumerate(shard.paths):
             if path not in self.unreadable:
-                self._place.setdefault(path, number * ROWS + row)
+                self._position.setdefault(path, number * ROWS + row)
         for path, reason in shard.unreadable:
-            if path not in self._place:
+            if path not in self._position:
                 self.unreadable.setdefault(path, reason)
 
     def _opened(self, number: int) -> ShardFile:

@@ -242,7 +242,7 @@ class ShardFile:
             raise DamagedFileError(
                 f"{path} must have {entry.bytes:,} bytes, got {self.size:,}: it was cut short or replaced"
             )
-        self._header, self.manifest, self._places = self._read_header()
+        self._header, self.manifest, self._layout = self._read_header()
         self.seal = digest_of(self.manifest)
         if entry is not None and self.seal != entry.seal:
             raise DamagedFileError(
@@ -270,7 +270,7 @@ class ShardFile:
         """
         found = os.fstat(self._descriptor)
         state = _state(found)
-        names = self._places.keys() if names is None else names
+        names = self._layout.keys() if names is None else names
         if all(self._good.get(name) == state for name in names):
             return
         with self._checking:
@@ -313,7 +313,7 @@ class ShardFile:
 
     def stored(self, name: str) -> StoredVectors:
         """A tensor that stays in the file; KeyError if there is none of that name."""
-        dtype, shape, first = self._places[name]
+        dtype, shape, first = self._layout[name]
         return StoredVectors(self, name, dtype, shape, first)
 
     def read_into(self, tensor: Tensor, offset: int) -> None:
@@ -344,7 +344,7 @@ class ShardFile:
         """Whether the header and a tensor are what was written."""
         if self._read_bytes(0, len(self._header)) != self._header:
             return False
-        dtype, shape, offset = self._places[name]
+        dtype, shape, offset = self._layout[name]
         left, digest = dtype.itemsize * torch.Size(shape).numel(), hashlib.sha256()
         with _tile() as tile:
             while left:
@@ -360,7 +360,7 @@ class ShardFile:
         return found.numpy().tobytes()
 
     def _read_header(self) -> tuple[bytes, dict[str, Any], dict[str, tuple[torch.dtype, tuple[int, ...], int]]]:
-        """The bytes before the tensors, the manifest in them, and type, shape and place of each tensor."""
+        """The bytes before the tensors, the manifest in them, and type, shape and offset of each tensor."""
         try:
             length = int.from_bytes(self._read_bytes(0, min(self.size, 8)), "little")
             if not 0 < length <= min(self.size - 8, MOST_HEADER):
@@ -368,12 +368,12 @@ class ShardFile:
             text = self._read_bytes(0, 8 + length)
             header = json.loads(text[8:])
             manifest = parse_manifest(header.pop("__metadata__")[METADATA].encode(), self.path, SHARD)
-            places = {name: self._place(one, 8 + length) for name, one in header.items()}
-            found = {name: (dtype, list(shape)) for name, (dtype, shape, _) in places.items()}
+            layout = {name: self._tensor_layout(one, 8 + length) for name, one in header.items()}
+            found = {name: (dtype, list(shape)) for name, (dtype, shape, _) in layout.items()}
             described = {name: (TYPES[one["dtype"]], one["shape"]) for name, one in manifest["tensors"].items()}
             if found != described:
                 raise ValueError(f"tensors {found}, and not {described}")
-            end = max(first + dtype.itemsize * torch.Size(shape).numel() for dtype, shape, first in places.values())
+            end = max(first + dtype.itemsize * torch.Size(shape).numel() for dtype, shape, first in layout.values())
             if end != self.size:
                 raise ValueError(f"{self.size:,} bytes, and not {end:,}")
         except DamagedFileError:
@@ -382,9 +382,9 @@ class ShardFile:
             raise DamagedFileError(
                 f"{self.path} must be a whole vector shard, got one that cannot be read: {error!r}"
             ) from None
-        return text, manifest, places
+        return text, manifest, layout
 
-    def _place(self, described: dict[str, Any], data: int) -> tuple[torch.dtype, tuple[int, ...], int]:
+    def _tensor_layout(self, described: dict[str, Any], data: int) -> tuple[torch.dtype, tuple[int, ...], int]:
         dtype, shape = TYPES[described["dtype"]], tuple(described["shape"])
         begin, end = described["data_offsets"]
         if not shape or not all(isinstance(number, int) and number >= 0 for number in (*shape, begin, end)):
@@ -431,8 +431,8 @@ class StoredVectors:
         low, high = int(rows.min()), int(rows.max()) + 1
         if high - low <= 4 * len(rows):  # most of what lies between them
             return self.read(low, high)[rows - low]
-        for row, place in zip(found, rows.tolist(), strict=True):
-            self.file.read_into(row, self.first + place * self.row_bytes)
+        for row, index in zip(found, rows.tolist(), strict=True):
+            self.file.read_into(row, self.first + index * self.row_bytes)
         self.file.require_unchanged((self.name,))
         return found
 

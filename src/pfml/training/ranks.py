@@ -89,7 +89,7 @@ def create_rank_loss(config: LossConfig, num_classes: int, embedding_dim: int, w
             )
     try:
         return ShardedPotentialFieldLoss(
-            num_classes, embedding_dim, **options, network_gradients="summed", group=world.group
+            num_classes, embedding_dim, **options, model_gradients="summed", group=world.group
         )
     except TypeError as error:
         raise ValueError(f"loss.options {config.options} do not fit {config.name}: {error}") from None

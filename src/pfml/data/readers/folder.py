@@ -43,22 +43,22 @@ def read_folder(root: Path) -> RetrievalData:
     return zero_shot(images, "folder", remarks=remarks)
 
 
-def image_files(places: Sequence[Path]) -> list[Path]:
-    """The image files that `places` name: files as they are, and all images in folders and below them, sorted."""
-    return [Path(path) for path in image_paths(places)]
+def image_files(roots: Sequence[Path]) -> list[Path]:
+    """The image files that `roots` name: files as they are, and all images in folders and below them, sorted."""
+    return [Path(path) for path in image_paths(roots)]
 
 
-def image_paths(places: Sequence[Path]) -> Iterator[str]:
+def image_paths(roots: Sequence[Path]) -> Iterator[str]:
     """The same one by one, as texts: of millions, a list of `Path` takes several times the memory of their names."""
     is_any = False
-    for place in places:
-        if not place.exists():
-            raise FileNotFoundError(f"images must be files or folders, got {place}, which does not exist")
-        for path in filter(_is_image, _files_below(place)) if place.is_dir() else [str(place)]:
+    for root in roots:
+        if not root.exists():
+            raise FileNotFoundError(f"images must be files or folders, got {root}, which does not exist")
+        for path in filter(_is_image, _files_below(root)) if root.is_dir() else [str(root)]:
             is_any = True
             yield path
     if not is_any:
-        raise ValueError(f"there are no images ({', '.join(IMAGE_SUFFIXES)}) in {', '.join(map(str, places))}")
+        raise ValueError(f"there are no images ({', '.join(IMAGE_SUFFIXES)}) in {', '.join(map(str, roots))}")
 
 
 def _image_set(folder: Path) -> tuple[ImageSet, tuple[str, ...]]:
@@ -122,18 +122,18 @@ def _files_below(folder: Path) -> Iterator[str]:
     return _walked("" if folder == Path() else str(folder), visited)
 
 
-def _walked(place: str, visited: set[str]) -> Iterator[str]:
-    real = os.path.realpath(place)
+def _walked(folder: str, visited: set[str]) -> Iterator[str]:
+    real = os.path.realpath(folder)
     if real in visited:
         return
     visited.add(real)
-    _, folders, files = next(os.walk(place or os.curdir), (place, [], []))
+    _, folders, files = next(os.walk(folder or os.curdir), (folder, [], []))
     deeper = set(folders)
     # in order, so that what links lead to twice is found under the same name on every machine
     for name in sorted((*folders, *files), key=os.path.normcase):
         if name.startswith("."):
             continue
-        path = os.path.join(place, name)
+        path = os.path.join(folder, name)
         if name in deeper:
             yield from _walked(path, visited)
         else:
