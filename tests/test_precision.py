@@ -14,20 +14,20 @@ def test_threads_that_overlap_all_have_it_and_leave_things_as_they_were():
     def first():
         with full_precision(torch.device("cpu")):
             first_inside.set()
-            second_inside.wait(10)
+            assert second_inside.wait(120)
 
     def second():
-        first_inside.wait(10)
+        assert first_inside.wait(120)
         with full_precision(torch.device("cpu")):
             second_inside.set()
-            thread.join(10)
+            thread.join(120)
             seen.append(switch.fp32_precision)
 
     thread, other = threading.Thread(target=first), threading.Thread(target=second)
     try:
         thread.start()
         other.start()
-        other.join(20)
+        other.join(240)
         assert seen == ["ieee"]
         assert switch.fp32_precision == "tf32"
     finally:

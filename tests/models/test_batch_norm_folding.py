@@ -1,4 +1,4 @@
-"""BatchNorm folded into convolutions: the same network with fewer layers."""
+"""BatchNorm folded into convolutions: the same model with fewer layers."""
 
 import pytest
 import torch
@@ -8,22 +8,22 @@ from pfml.models import create_embedder
 from pfml.models.batch_norm_folding import folded
 
 
-def with_statistics(network):
+def with_statistics(model):
     """BatchNorm that is far from its start, as after training."""
     generator = torch.Generator().manual_seed(0)
-    for module in network.modules():
+    for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.running_mean.normal_(generator=generator)
             module.running_var.uniform_(0.5, 2.0, generator=generator)
             module.weight.data.uniform_(0.5, 2.0, generator=generator)
             module.bias.data.normal_(generator=generator)
-    return network
+    return model
 
 
 @pytest.mark.parametrize("backbone", ["convnet", "efficientnet_lite0", "resnet50_he"])
-def test_a_folded_network_gives_the_same_embeddings_without_batch_norm(backbone):
+def test_a_folded_model_gives_the_same_embeddings_without_batch_norm(backbone):
     embedder = with_statistics(create_embedder(backbone, weights="none", embedding_dim=8)).eval()
-    images = torch.rand(2, 3, 64, 64)
+    images = torch.rand(2, 3, 32, 32)
     made = folded(embedder, images)
     with torch.no_grad():
         torch.testing.assert_close(made(images), embedder(images), atol=1e-5, rtol=1e-4)
@@ -34,11 +34,11 @@ def test_a_folded_network_gives_the_same_embeddings_without_batch_norm(backbone)
 
 
 def test_batch_norm_before_a_convolution_stays():
-    network = with_statistics(nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 1))).eval()
+    model = with_statistics(nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 1))).eval()
     images = torch.rand(2, 3, 5, 5)
-    made = folded(network, images)
+    made = folded(model, images)
     assert isinstance(made[0], nn.BatchNorm2d)
-    torch.testing.assert_close(made(images), network(images))
+    torch.testing.assert_close(made(images), model(images))
 
 
 class Shortcut(nn.Module):

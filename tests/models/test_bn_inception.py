@@ -33,47 +33,49 @@ PUBLISHED_SHAPES = {
 
 
 @pytest.fixture(scope="module")
-def network() -> BNInception:
+def backbone() -> BNInception:
     """Random weights, and BatchNorm statistics that make a forgotten BatchNorm or ReLU visible."""
     torch.manual_seed(0)
-    network = BNInception().eval()
-    for name, buffer in network.named_buffers():
+    backbone = BNInception().eval()
+    for name, buffer in backbone.named_buffers():
         if name.endswith(("running_mean", "running_var")):
             buffer.uniform_(0.1, 0.5)
-    return network
+    return backbone
 
 
-def test_names_and_shapes_are_those_of_the_published_file(network: BNInception) -> None:
-    state = network.state_dict()
+def test_names_and_shapes_are_those_of_the_published_file(backbone: BNInception) -> None:
+    state = backbone.state_dict()
     assert {name: tuple(state[name].shape) for name in PUBLISHED_SHAPES} == PUBLISHED_SHAPES
 
 
-def test_it_has_as_many_parameters_as_published_less_the_classifier(network: BNInception) -> None:
-    assert sum(p.numel() for p in network.parameters()) == 11_295_240 - (1000 * 1024 + 1000)
+def test_it_has_as_many_parameters_as_published_less_the_classifier(backbone: BNInception) -> None:
+    assert sum(p.numel() for p in backbone.parameters()) == 11_295_240 - (1000 * 1024 + 1000)
     # 69 convolutions with bias, each with a BatchNorm
-    assert len(network.state_dict()) == 69 * (2 + 5)
+    assert len(backbone.state_dict()) == 69 * (2 + 5)
 
 
-def test_stride_2_modules_have_neither_a_1x1_branch_nor_a_projection(network: BNInception) -> None:
+def test_stride_2_modules_have_neither_a_1x1_branch_nor_a_projection(backbone: BNInception) -> None:
     for module in ("3c", "4e"):
-        assert not any(name.startswith(f"inception_{module}_1x1") for name in network.state_dict())
-        assert not any(name.startswith(f"inception_{module}_pool") for name in network.state_dict())
-        strides = {name: network.get_submodule(f"inception_{module}_{name}").stride for name in ("3x3", "double_3x3_2")}
+        assert not any(name.startswith(f"inception_{module}_1x1") for name in backbone.state_dict())
+        assert not any(name.startswith(f"inception_{module}_pool") for name in backbone.state_dict())
+        strides = {
+            name: backbone.get_submodule(f"inception_{module}_{name}").stride for name in ("3x3", "double_3x3_2")
+        }
         assert strides == {"3x3": (2, 2), "double_3x3_2": (2, 2)}
 
 
-def test_224_pixels_become_a_map_of_1024_channels_and_7_by_7(network: BNInception) -> None:
+def test_224_pixels_become_a_map_of_1024_channels_and_7_by_7(backbone: BNInception) -> None:
     with torch.no_grad():
-        assert network(torch.rand(1, 3, 224, 224)).shape == (1, 1024, 7, 7)
+        assert backbone(torch.rand(1, 3, 224, 224)).shape == (1, 1024, 7, 7)
 
 
-def convolution(network: BNInception, name: str, features: torch.Tensor) -> torch.Tensor:
-    return network.get_submodule(f"{name}_bn")(network.get_submodule(name)(features)).relu()
+def convolution(backbone: BNInception, name: str, features: torch.Tensor) -> torch.Tensor:
+    return backbone.get_submodule(f"{name}_bn")(backbone.get_submodule(name)(features)).relu()
 
 
 @pytest.mark.parametrize(("number", "channels", "pool"), [(0, 192, "avg"), (6, 608, "avg"), (9, 1024, "max")])
 def test_a_module_is_the_concatenation_of_its_four_branches(
-    network: BNInception, number: int, channels: int, pool: str
+    backbone: BNInception, number: int, channels: int, pool: str
 ) -> None:
     from pfml.models.bn_inception import INCEPTIONS
 
@@ -84,7 +86,7 @@ def test_a_module_is_the_concatenation_of_its_four_branches(
     def branch(*names: str) -> torch.Tensor:
         features = x
         for name in names:
-            features = convolution(network, prefix + name, features)
+            features = convolution(backbone, prefix + name, features)
         return features
 
     pooled = F.avg_pool2d(x, 3, 1, 1) if pool == "avg" else F.max_pool2d(x, 3, 1, 1)
@@ -92,37 +94,37 @@ def test_a_module_is_the_concatenation_of_its_four_branches(
         branch("1x1"),
         branch("3x3_reduce", "3x3"),
         branch("double_3x3_reduce", "double_3x3_1", "double_3x3_2"),
-        convolution(network, prefix + "pool_proj", pooled),
+        convolution(backbone, prefix + "pool_proj", pooled),
     ]
     with torch.no_grad():
-        torch.testing.assert_close(network._inception(module, x), torch.cat(expected, 1))
+        torch.testing.assert_close(backbone._inception(module, x), torch.cat(expected, 1))
 
 
-def test_a_stride_2_module_passes_its_pooled_input_on(network: BNInception) -> None:
+def test_a_stride_2_module_passes_its_pooled_input_on(backbone: BNInception) -> None:
     from pfml.models.bn_inception import INCEPTIONS
 
     x = torch.randn(1, 320, 8, 8)
     with torch.no_grad():
-        features = network._inception(INCEPTIONS[2], x)
+        features = backbone._inception(INCEPTIONS[2], x)
     assert features.shape == (1, 576, 4, 4)
     # Caffe's pooling covers the last row and column, torch's default does not
     assert torch.equal(features[:, 256:, :3, :3], F.max_pool2d(x, 3, 2))
     assert torch.equal(features[0, 256:, 3, 3], x[0, :, 6:, 6:].amax((1, 2)))
 
 
-def test_an_image_size_that_cannot_be_halved_is_refused(network: BNInception) -> None:
+def test_an_image_size_that_cannot_be_halved_is_refused(backbone: BNInception) -> None:
     with pytest.raises(ValueError, match="multiple of 32"):
-        network(torch.rand(1, 3, 72, 72))
+        backbone(torch.rand(1, 3, 72, 72))
 
 
-def test_batch_norm_is_that_of_the_published_definition(network: BNInception) -> None:
-    layers = [m for m in network.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+def test_batch_norm_is_that_of_the_published_definition(backbone: BNInception) -> None:
+    layers = [m for m in backbone.modules() if isinstance(m, torch.nn.BatchNorm2d)]
     assert {(layer.eps, layer.momentum) for layer in layers} == {(1e-5, 0.9)}
 
 
-def test_a_file_in_the_published_form_loads(network: BNInception, tmp_path: Path) -> None:
+def test_a_file_in_the_published_form_loads(backbone: BNInception, tmp_path: Path) -> None:
     published = {}
-    for name, tensor in network.state_dict().items():
+    for name, tensor in backbone.state_dict().items():
         if "_bn." in name and tensor.ndim == 1:
             tensor = tensor[None]  # as the published file has it
         if not name.endswith("num_batches_tracked"):  # older than these counters
@@ -132,9 +134,9 @@ def test_a_file_in_the_published_form_loads(network: BNInception, tmp_path: Path
     torch.manual_seed(1)
     other = BNInception()
     load_weights(other, tmp_path / "bn_inception.pth")
-    assert all(torch.equal(tensor, network.state_dict()[name]) for name, tensor in other.state_dict().items())
+    assert all(torch.equal(tensor, backbone.state_dict()[name]) for name, tensor in other.state_dict().items())
 
 
-def test_it_can_be_moved_and_converted(network: BNInception) -> None:
+def test_it_can_be_moved_and_converted(backbone: BNInception) -> None:
     double = BNInception().double()
     assert {p.dtype for p in double.parameters()} == {torch.float64}

@@ -74,7 +74,7 @@ def test_pooling_and_layer_norm_reach_the_head(options: dict[str, str]) -> None:
     assert not torch.allclose(*points, atol=1e-3)
 
 
-def test_image_size_changes_what_the_network_sees() -> None:
+def test_image_size_changes_what_the_backbone_sees() -> None:
     embedder = create_embedder("convnet", image_size=40)
     assert (embedder.preprocessing.resize, embedder.preprocessing.crop) == (40, 40)
 

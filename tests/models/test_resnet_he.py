@@ -21,34 +21,34 @@ BIRDS = {*range(7, 25), *range(80, 101), *range(127, 147)}
 
 
 @pytest.fixture(scope="module")
-def timm_network() -> torch.nn.Module:
+def timm_backbone() -> torch.nn.Module:
     import timm
 
     return timm.create_model("resnet50", pretrained=False, num_classes=0, global_pool="").eval()
 
 
-def test_names_and_shapes_are_those_of_torchvision_without_fc(timm_network: torch.nn.Module) -> None:
+def test_names_and_shapes_are_those_of_torchvision_without_fc(timm_backbone: torch.nn.Module) -> None:
     own = {name: tensor.shape for name, tensor in ResNet50He().state_dict().items()}
-    assert own == {name: tensor.shape for name, tensor in timm_network.state_dict().items()}
+    assert own == {name: tensor.shape for name, tensor in timm_backbone.state_dict().items()}
 
 
-def test_features_are_those_of_a_resnet_whose_strides_are_on_the_1x1(timm_network: torch.nn.Module) -> None:
+def test_features_are_those_of_a_resnet_whose_strides_are_on_the_1x1(timm_backbone: torch.nn.Module) -> None:
     torch.manual_seed(0)
-    network = ResNet50He().double().eval()
-    for name, buffer in network.named_buffers():
+    backbone = ResNet50He().double().eval()
+    for name, buffer in backbone.named_buffers():
         if name.endswith("running_var"):
             buffer.uniform_(0.1, 0.3)
-    timm_network.double().load_state_dict(network.state_dict())
+    timm_backbone.double().load_state_dict(backbone.state_dict())
     images = torch.randn(2, 3, 64, 64, dtype=torch.float64)
     with torch.no_grad():
-        torchvision_like = timm_network.forward_features(images)
-        for stage in (timm_network.layer2, timm_network.layer3, timm_network.layer4):
+        torchvision_like = timm_backbone.forward_features(images)
+        for stage in (timm_backbone.layer2, timm_backbone.layer3, timm_backbone.layer4):
             stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
-        for layer in timm_network.modules():
+        for layer in timm_backbone.modules():
             if isinstance(layer, torch.nn.BatchNorm2d):
                 layer.eps = 1.001e-5
-        features = network(images)
-        torch.testing.assert_close(features, timm_network.forward_features(images), rtol=1e-9, atol=1e-9)
+        features = backbone(images)
+        torch.testing.assert_close(features, timm_backbone.forward_features(images), rtol=1e-9, atol=1e-9)
     assert features.shape == (2, 2048, 2, 2)
     assert not torch.allclose(features, torchvision_like, rtol=1e-2)
 
@@ -66,11 +66,11 @@ def test_strides_are_on_the_first_convolution_of_three_stages() -> None:
 
 @pytest.mark.skipif(not WEIGHTS.is_file(), reason="needs ../shared/weights/resnet50_he.safetensors")
 def test_the_published_weights_load_and_fit() -> None:
-    network = ResNet50He().eval()
-    load_weights(network, WEIGHTS)
+    backbone = ResNet50He().eval()
+    load_weights(backbone, WEIGHTS)
     stored = load_tensors(WEIGHTS)
-    assert all(p.dtype == torch.float32 for p in network.parameters())
-    assert torch.equal(network.state_dict()["layer3.5.conv2.weight"], stored["layer3.5.conv2.weight"].float())
+    assert all(p.dtype == torch.float32 for p in backbone.parameters())
+    assert torch.equal(backbone.state_dict()["layer3.5.conv2.weight"], stored["layer3.5.conv2.weight"].float())
 
 
 @pytest.mark.skipif(not PHOTOGRAPHS.is_file(), reason=f"needs ../shared/data/cub200/{PHOTOGRAPHS.name}")

@@ -18,9 +18,9 @@ def test_it_is_three_convolutions_of_24_48_and_96_channels_with_batch_norm() -> 
 
 
 def test_every_parameter_gets_a_gradient() -> None:
-    network = SmallConvNet()
-    (network(torch.rand(4, 3, 32, 32)) ** 2).sum().backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in network.parameters())
+    backbone = SmallConvNet()
+    (backbone(torch.rand(4, 3, 32, 32)) ** 2).sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in backbone.parameters())
 
 
 def test_the_first_two_layers_are_max_pooled() -> None:
