@@ -1,19 +1,34 @@
+"""Fixtures of all tests.
+
+Every worker collects every file, so heavy packages that few tests need (scikit-learn, Qdrant, ONNX, matplotlib,
+torchvision) are imported within these tests. The process that starts the workers loads no torch.
+"""
+
 import os
 from dataclasses import replace
 
 import pytest
-import torch
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # before the kernels are imported: they then run on a CPU
+
+def pytest_configure(config):
+    starts_workers = not hasattr(config, "workerinput") and config.getoption("numprocesses", None)
+    if not starts_workers:
+        import torch
+
+        if not torch.cuda.is_available():
+            os.environ.setdefault("TRITON_INTERPRET", "1")  # before the kernels are imported: they then run on a CPU
 
 
 @pytest.fixture(autouse=True)
 def _seed():
+    import torch
+
     torch.manual_seed(0)
 
 
 def pytest_collection_modifyitems(items):
+    import torch
+
     if torch.cuda.is_available():
         return
     for item in items:
@@ -24,6 +39,8 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="module")
 def one_thread():
     """Tiny operations on several threads are all waiting, and endless waiting where other tests run beside them."""
+    import torch
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -56,6 +73,8 @@ def quick_interpreter():
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """A lag of one step, a fused optimizer, channels last, checkpoints in the background, a compiled network."""
+    import torch
+
     from pfml.runs.checkpoint import CheckpointWriter
 
     compiled = torch.compile

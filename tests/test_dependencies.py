@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def normal(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+@cache
 def imported():
     """Module -> a file that imports it, of everything that is neither Python's own nor ours."""
     found = {}

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from sklearn.mixture import GaussianMixture
 
 from pfml.audit import audit, detection, precision_recall
 from pfml.audit.mixture import fit_mixture
@@ -263,6 +262,8 @@ def test_a_third_component_holds_the_mislabeled_images_where_easy_and_hard_ones_
 
 
 def test_three_components_without_a_lower_bic_list_nothing():
+    from sklearn.mixture import GaussianMixture
+
     # 40 scores of one Gaussian, whose fit by three has a separate highest component by chance
     scores = torch.randn(40, generator=torch.Generator().manual_seed(5)) * 1.5 - 1.5
     means = GaussianMixture(3, random_state=0, n_init=3).fit(scores[:, None].double().numpy()).means_

@@ -3,11 +3,9 @@
 import shutil
 from pathlib import Path
 
-import onnxruntime
 import pytest
 import torch
 from PIL import Image
-from qdrant_client import QdrantClient
 
 from pfml.cli import main
 from pfml.data import RetrievalData
@@ -48,6 +46,8 @@ def failure(arguments, capsys):
 
 
 def test_to_onnx_checks_on_images_of_the_data_and_prints_the_largest_difference(run, capsys, monkeypatch):
+    import onnxruntime
+
     data = RetrievalData("letters", letters("KL"), letters())
     monkeypatch.setattr(onnx, "load_data", lambda name, root: data)
     main(["export", str(run), "--to", "onnx"])
@@ -79,6 +79,8 @@ def test_to_a_bundle_says_what_it_lacks(run, capsys):
 
 
 def test_to_qdrant_in_a_folder(run, tmp_path, capsys):
+    from qdrant_client import QdrantClient
+
     main(["export", str(run), "--to", "qdrant"])
     assert "points in the collection 'my-run'" in capsys.readouterr().out
     other = shutil.move(run / "index", tmp_path / "index")

@@ -4,11 +4,8 @@ import copy
 import json
 import shutil
 
-import onnx
-import onnxruntime
 import pytest
 import torch
-from torchvision.transforms import v2
 
 from pfml.data import ImageSet
 from pfml.export import OnnxDifferenceError, export_onnx
@@ -34,6 +31,8 @@ def network(name, **options):
 
 
 def vectors(path, pixels):
+    import onnxruntime
+
     return torch.from_numpy(onnxruntime.InferenceSession(str(path)).run(["embeddings"], {"images": pixels.numpy()})[0])
 
 
@@ -82,6 +81,8 @@ def test_the_size_of_the_batch_is_free_and_the_vectors_have_length_one(exported,
 
 
 def test_a_program_that_follows_the_description_gets_the_embeddings_of_encode(exported):
+    from torchvision.transforms import v2
+
     embedder, result = exported
     described = json.loads(result.preprocessing.read_text())
     resize, crop, scale = described["before_the_model"]
@@ -95,6 +96,8 @@ def test_a_program_that_follows_the_description_gets_the_embeddings_of_encode(ex
 
 
 def test_the_file_itself_tells_its_preprocessing(exported):
+    import onnx
+
     embedder, result = exported
     metadata = {entry.key: entry.value for entry in onnx.load(result.path).metadata_props}
     described = json.loads(metadata["preprocessing"])

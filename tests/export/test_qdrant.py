@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from qdrant_client import QdrantClient, models
 
 from pfml.export import export_index
 from pfml.export.qdrant import export_vectors
@@ -27,6 +26,8 @@ def opened(tmp_path):
     clients = []
 
     def client():
+        from qdrant_client import QdrantClient
+
         clients.append(QdrantClient(path=str(tmp_path / "qdrant")))
         return clients[-1]
 
@@ -73,6 +74,8 @@ def test_points_that_the_index_no_longer_has_are_counted(index, tmp_path):
 
 
 def test_batches_have_the_asked_size(index, tmp_path, monkeypatch):
+    from qdrant_client import QdrantClient
+
     sizes = []
     upsert = QdrantClient.upsert
 
@@ -94,6 +97,8 @@ def test_a_collection_of_another_model_is_refused(index, tmp_path):
 
 
 def test_a_collection_of_another_shape_is_refused(index, tmp_path, opened):
+    from qdrant_client import models
+
     client = opened()
     client.create_collection("small", vectors_config=models.VectorParams(size=3, distance=models.Distance.EUCLID))
     client.create_collection("cosine", vectors_config=models.VectorParams(size=8, distance=models.Distance.COSINE))
@@ -119,6 +124,8 @@ def test_a_server_that_does_not_answer_is_an_error_that_names_it(index):
 
 
 def test_a_folder_that_another_client_has_is_an_error_that_names_it(index, tmp_path):
+    from qdrant_client import QdrantClient
+
     other = QdrantClient(path=str(tmp_path / "qdrant"))
     with pytest.raises(OSError, match=r"qdrant must be free to be written to"):
         export_vectors(index, "birds", path=tmp_path / "qdrant")

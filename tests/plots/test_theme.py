@@ -1,7 +1,6 @@
 from io import BytesIO
 
 import numpy as np
-from matplotlib.figure import Figure
 from PIL import Image
 
 from pfml.plots.theme import (
@@ -44,6 +43,8 @@ def test_classes_have_different_colors_brighter_on_dark_pages():
 
 
 def test_a_name_that_no_font_has_is_plotted_without_a_warning(recwarn):
+    from matplotlib.figure import Figure
+
     figure = Figure()
     figure.suptitle("finch\x1b[2J 鳥")
     assert png_of_figure(figure).startswith(b"\x89PNG")

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-from matplotlib.image import imread
 
 from pfml.cli import main
 from pfml.theory.check import (
@@ -315,6 +314,8 @@ def test_every_option_of_pfml_theory_reaches_the_check(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_pfml_theory_prints_the_table_and_writes_two_figures_with_two_panels_each(tmp_path, capsys):
+    from matplotlib.image import imread
+
     pyplot_was_there = "matplotlib.pyplot" in sys.modules
     main(["theory", f"--out={tmp_path}", "--dims", "2", "512", "--trials=2"])
     assert ("matplotlib.pyplot" in sys.modules) == pyplot_was_there  # drawing leaves global state alone
