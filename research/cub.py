@@ -166,7 +166,7 @@ class Quick(Training):
         sizes = forces.norm(dim=1)
         quantiles = torch.quantile(sizes, torch.tensor([0.0, 0.1, 0.5, 0.9, 0.99, 1.0], device=sizes.device))
         found |= {"w2": alignment.paper, "force_quantiles": quantiles.tolist()}
-        for name, group in (("trunk", self.optimizer.param_groups[0]), ("proxies", self.optimizer.param_groups[-1])):
+        for name, group in (("backbone", self.optimizer.param_groups[0]), ("proxies", self.optimizer.param_groups[-1])):
             found[f"step_of_{name}"] = self.effective_step(group)
         return found
 

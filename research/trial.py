@@ -4,7 +4,7 @@ Per anchor a, with x = log r and sums over the other charges s, weighted by kind
 
     attraction  "log"         -log sum w (contact / max(r, contact))^att          as normalization="log"
                 "saturating"  log(1 + 1 / sum w (knee_att / r)^att)               ends once the own field is strong
-                "linear"      - mean w (contact / max(r, contact))^att            Eq. 6's, per mate
+                "linear"      - mean w (contact / max(r, contact))^att            Eq. 6's, per positive
                 "far"         log(1 + sum w (r / knee_att)^att)                   Proxy Anchor's: the farthest count
     repulsion   log(1 + sum w [(knee / r)^rep - (knee / reach)^rep]+)
 """

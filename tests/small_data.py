@@ -1,6 +1,7 @@
 """A retrieval set that trains in a second, a few letters, and a way to interrupt that."""
 
 import os
+import re
 import signal
 from functools import cache
 
@@ -18,7 +19,8 @@ def letters():
 
 
 def small_embedder(**options):
-    return create_embedder("convnet", embedding_dim=8, pooling="avg+max", **options)
+    """A network of 53 thousand weights that sees 16 x 16 pixels."""
+    return create_embedder("convnet", **{"embedding_dim": 8, "pooling": "avg+max", "image_size": 16, **options})
 
 
 def small_config(**changes):
@@ -46,3 +48,24 @@ class InterruptAt(Monitor):
         self.left -= 1
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupted_repeatedly(run, counts, *, after=lambda step: None):
+    """The steps at which a run was stopped that was interrupted after so many steps each time, and then ended.
+
+    Args:
+        run: Called with `resume` and `monitor`.
+        counts: Steps from one interruption to the next.
+        after: Called after each interruption, with the step.
+    """
+    stopped = []
+    for count in counts:
+        try:
+            run(resume=bool(stopped), monitor=InterruptAt(count))
+        except KeyboardInterrupt as interrupted:
+            stopped.append(int(re.fullmatch(r"stopped at step (\d+), state saved", str(interrupted))[1]))
+            after(stopped[-1])
+        else:
+            raise AssertionError(f"the run ended before it was interrupted, after {stopped}")
+    run(resume=True)
+    return stopped

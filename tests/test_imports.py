@@ -17,6 +17,7 @@ LAYERS = [
     "memory",
     "precision",
     "tracing",
+    "templates",
     "storage",
     "half_precision",
     "field",

@@ -44,7 +44,13 @@ def training(group, out, changes, resume=False, interrupt_at=None):
     results = None
     with suppress(KeyboardInterrupt):
         results = train(
-            small_embedder(), letters(), config_of(**changes), out=out, resume=resume, monitor=monitor, world=world
+            small_embedder(image_size=32),
+            letters(),
+            config_of(**changes),
+            out=out,
+            resume=resume,
+            monitor=monitor,
+            world=world,
         )
     return results
 
@@ -53,7 +59,7 @@ def training_with_choice(group, out, changes, resume=False, interrupt_at=None):
     """`training` with validation classes that choose the first epoch; a digest of the network that each rank has."""
     torch.manual_seed(1 if group is None else 1 + dist.get_rank(group))
     monitor = None if interrupt_at is None else InterruptAt(interrupt_at)
-    embedder, data = small_embedder(), with_validation(letters(), "half")
+    embedder, data = small_embedder(image_size=32), with_validation(letters(), "half")
     config = config_of(**{"epochs": 3, "batch": BatchConfig(size=15, samples_per_class=0), **changes})
     world = None if group is None else Ranks(group)
 
@@ -75,7 +81,7 @@ def evaluation(group, batch_size):
     """Embeddings and metrics of the test images, by this rank."""
     world = None if group is None else Ranks(group)
     torch.manual_seed(3)
-    embedder = small_embedder()
+    embedder = small_embedder(image_size=32)
     points = embed(embedder, letters().test, batch_size=batch_size, world=world)
     return points, evaluate(embedder, letters().test, batch_size=batch_size, nmi=True, world=world)
 

@@ -81,7 +81,7 @@ def test_the_steps_of_a_student_are_those_of_one_process(world, tmp_path):
     teachers = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        small_embedder().save(tmp_path / f"teacher {seed}")
+        small_embedder(image_size=32).save(tmp_path / f"teacher {seed}")
         teachers.append(str(tmp_path / f"teacher {seed}"))
     student = {"loss": LossConfig("relaxed-contrastive"), "teachers": tuple(teachers), "epochs": 1}
     training(None, tmp_path / "one", student)

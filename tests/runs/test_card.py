@@ -1,7 +1,6 @@
 """The model card of a run."""
 
 from dataclasses import replace
-from importlib import import_module
 
 import pytest
 import torch
@@ -9,9 +8,9 @@ import yaml
 
 from pfml.data import ImageSet, LabelNoise, RetrievalData, with_validation
 from pfml.models import EmbedderConfig, TrainedOn
-from pfml.models.model_card import escaped
 from pfml.runs.card import run_card
 from pfml.runs.config import DataConfig, RunConfig
+from pfml.templates import markdown_escaped
 from pfml.training import BatchConfig, LossConfig, train
 from pfml.training.runner import run
 from small_data import letters, small_config, small_embedder
@@ -78,7 +77,7 @@ def test_the_code_of_a_card_runs(trained, monkeypatch, tmp_path):
 
 
 def test_noise_is_counted():
-    card = run_card(description(), letters(), small_config(), results(), wrong_labels=4)
+    card = run_card(description(), letters(), small_config(), results(), noisy_labels=4)
     assert f"4 of {len(letters().train)} were made wrong on purpose ({4 / len(letters().train):.1%})" in card
     assert "added on purpose" in card
     assert "on purpose" not in run_card(description(), letters(), small_config(), results()).replace(
@@ -103,7 +102,7 @@ def test_seen_classes_are_named_and_many_are_counted():
     assert "class20" not in card
 
 
-def test_names_cannot_leave_their_place_in_the_markdown():
+def test_names_cannot_leave_their_cell_in_the_markdown():
     evil = "|x|\n# h <script>`a` [l](http://e) ![i](u) **b** $m$ & ---"
     pixels = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
     images = ImageSet(pixels, torch.tensor([0, 0]), ("t",))
@@ -114,7 +113,7 @@ def test_names_cannot_leave_their_place_in_the_markdown():
     assert not [line for line in body.splitlines() if line.startswith("# h") or line.strip() == "---"]
     for raw in ("<script>", "[l](", "![i]", "**b**", "`a`", " |x|"):
         assert raw not in body
-    assert escaped(evil) in body
+    assert markdown_escaped(evil) in body
 
 
 def test_a_configuration_cannot_close_its_fence_and_hides_the_folders_of_the_machine():
@@ -129,29 +128,23 @@ def test_a_configuration_cannot_close_its_fence_and_hides_the_folders_of_the_mac
     assert "````yaml" in card
 
 
+def noisy_run(out, monkeypatch, **changes):
+    """The card of a run on letters of which a quarter have noisy labels."""
+    monkeypatch.setattr("pfml.runs.data.load_data", lambda name, root: letters())
+    data, model = DataConfig("glyphs", noise=LabelNoise(rate=0.25)), small_embedder().config
+    run(RunConfig(**vars(small_config(**changes)), data=data, model=model), out)
+    return (out / "model" / "README.md").read_text()
+
+
 def test_a_run_without_training_has_a_card_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(import_module("pfml.runs.data"), "load_data", lambda name, root: letters())
-    config = RunConfig(
-        **vars(small_config(loss=LossConfig("zero-shot"))),
-        data=DataConfig("glyphs", noise=LabelNoise(rate=0.25)),
-        model=EmbedderConfig("convnet"),
-    )
-    run(config, tmp_path / "run")
-    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    card = noisy_run(tmp_path / "run", monkeypatch, loss=LossConfig("zero-shot"))
     assert "epoch 0 (last epoch" in card
     assert "none: the backbone was not trained here" in card
 
 
-def test_a_noisy_run_counts_its_wrong_labels(tmp_path, monkeypatch):
-    monkeypatch.setattr(import_module("pfml.runs.data"), "load_data", lambda name, root: letters())
-    config = RunConfig(
-        **vars(small_config(epochs=1)),
-        data=DataConfig("glyphs", noise=LabelNoise(rate=0.25)),
-        model=EmbedderConfig("convnet", embedding_dim=8),
-    )
-    run(config, tmp_path / "run")
+def test_a_noisy_run_counts_its_noisy_labels(tmp_path, monkeypatch):
+    card = noisy_run(tmp_path / "run", monkeypatch, epochs=1, batch=BatchConfig(32, 4, per_epoch=1))
     images = len(letters().train)
-    card = (tmp_path / "run" / "model" / "README.md").read_text()
     assert f"{round(images / 4)} of {images} were made wrong on purpose (25.0%)" in card
 
 

@@ -1,9 +1,12 @@
 import dataclasses
 
 import pytest
+import torch
 import yaml
 
 from pfml.data import LabelNoise
+from pfml.evaluation import retrieval_metrics
+from pfml.evaluation.metrics import shown_metrics
 from pfml.runs.config_files import plain, read_config, shipped_config, shipped_configs, write_config
 from pfml.training import (
     BatchConfig,
@@ -36,11 +39,21 @@ def test_defaults_are_the_values_of_the_paper_s_supplement():
         (lambda: TrainConfig(checkpoint_every=-1), "checkpoint_every"),
         (lambda: TrainConfig(log_every=0), "log_every"),
         (lambda: TrainConfig(seed=2**70), "seed"),
+        (lambda: TrainConfig(select_by="map_at_k"), "select_by must be .* got 'map_at_k'; did you mean 'map_at_r'"),
     ],
 )
 def test_values_without_a_meaning_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_validation_may_choose_by_every_metric_of_an_evaluation(tmp_path):
+    """The names come from the table of metrics, also for the parser of files."""
+    points, labels = torch.nn.functional.normalize(torch.randn(6, 3), dim=1), torch.tensor([0, 0, 1, 1, 2, 2])
+    computed = shown_metrics(retrieval_metrics(points, labels, recall_at=(1,)).as_dict())
+    for name in computed:
+        write_config(tmp_path / "config.yaml", RunConfig(select_by=name))
+        assert read_config(tmp_path / "config.yaml").select_by == name
 
 
 def test_a_written_configuration_reads_back_equal(tmp_path):

@@ -34,8 +34,8 @@ def scrambled(path):
 
 
 def bomb(path):
-    """A PNG of 30,000 x 30,000 white pixels in a megabyte."""
-    Image.new("1", (30_000, 30_000)).save(path)
+    """A PNG of 14,000 x 14,000 white pixels in a few hundred kilobytes."""
+    Image.new("1", (14_000, 14_000)).save(path)
 
 
 #: What may be in place of an image.

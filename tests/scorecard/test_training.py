@@ -1,6 +1,6 @@
 """Reliability test 23: a run that was interrupted ends as one that was not."""
 
-from functools import cache
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from pfml.data import with_validation
 from pfml.runs.checkpoint import load_checkpoint
 from pfml.runs.folder import RunFolder
 from pfml.training import BatchConfig, LossConfig, train
-from small_data import InterruptAt, letters, small_config, small_embedder
+from small_data import interrupted_repeatedly, letters, small_config, small_embedder
 
 
 def run(out, *, resume=False, monitor=None, data=None, dropout=0.0, **changes):
@@ -45,41 +45,22 @@ CASES = {
 }
 
 
-#: The first and the last step, both sides of an evaluation, one between; float16 is slow on a CPU.
-STEPS = [
-    *((case, step) for case in CASES if case != "float16" for step in (1, 3, 4, 7, 8)),
-    pytest.param("float16", 4, marks=pytest.mark.slow),
-]
+#: Steps between interruptions: at the first and the last step, on both sides of an evaluation, and one between.
+COUNTS, STOPPED = (1, 2, 1, 3, 1), [1, 3, 4, 7, 8]
+SLOW = pytest.param("float16", marks=pytest.mark.slow)  # on a CPU
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Case -> folder of a run that was not interrupted, made once."""
-
-    @cache
-    def folder(case):
-        run(made := tmp_path_factory.mktemp("whole"), **CASES[case])
-        return made
-
-    return folder
+@pytest.mark.parametrize("case", [*(case for case in CASES if case != "float16"), SLOW])
+def test_23_a_run_interrupted_at_any_step_ends_as_one_that_was_not(tmp_path, case):
+    """One run is stopped at each of these steps: what any resume loses is missing at the end."""
+    run(tmp_path / "whole", **CASES[case])
+    stopped = interrupted_repeatedly(partial(run, tmp_path / "broken", **CASES[case]), COUNTS)
+    assert stopped == STOPPED
+    assert_equal_runs(tmp_path / "whole", tmp_path / "broken")
 
 
-@pytest.mark.parametrize(("case", "step"), STEPS)
-def test_23_a_run_interrupted_at_any_step_ends_as_one_that_was_not(tmp_path, whole, case, step):
-    with pytest.raises(KeyboardInterrupt, match=f"stopped at step {step}, state saved"):
-        run(tmp_path / "broken", monitor=InterruptAt(step), **CASES[case])
-    run(tmp_path / "broken", resume=True, **CASES[case])
-    assert_equal_runs(whole(case), tmp_path / "broken")
-
-
-def test_23_a_run_interrupted_again_and_again_ends_as_one_that_was_not(tmp_path):
-    data = with_validation(letters(), "half")
-    changes = {"data": data, "batch": BatchConfig(16, 4), "epochs": 3}
+def test_23_a_run_with_validation_interrupted_again_and_again_ends_as_one_that_was_not(tmp_path):
+    changes = {"data": with_validation(letters(), "half"), "batch": BatchConfig(16, 4), "epochs": 3}
     run(tmp_path / "whole", **changes)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "broken", monitor=InterruptAt(2), **changes)
-    for _ in range(3):
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "broken", resume=True, monitor=InterruptAt(3), **changes)
-    run(tmp_path / "broken", resume=True, **changes)
+    interrupted_repeatedly(partial(run, tmp_path / "broken", **changes), (2, 3, 3, 3))
     assert_equal_runs(tmp_path / "whole", tmp_path / "broken")

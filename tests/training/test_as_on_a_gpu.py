@@ -17,21 +17,25 @@ def run(out, *, resume=False, monitor=None, **changes):
 
 
 CASES = {
-    "warm-up": {"warm_up_epochs": 1, "batch_norm": "freeze", "epochs": 3},
-    "proxy anchor": {"loss": LossConfig("proxy-anchor"), "checkpoint_every": 1},
-    "bfloat16": {"autocast": "bfloat16", "batch_norm": "freeze-all"},
+    "warm-up": {"warm_up_epochs": 1, "batch_norm": "freeze"},
+    "proxy anchor in bfloat16": {
+        "autocast": "bfloat16",
+        "batch_norm": "freeze-all",
+        "loss": LossConfig("proxy-anchor"),
+        "checkpoint_every": 1,
+    },
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_goes_on_from_its_checkpoint_to_the_bit_and_learns_what_a_plain_run_learns(
+def test_it_resumes_from_its_checkpoint_to_the_bit_and_learns_what_a_plain_run_learns(
     tmp_path, request, monkeypatch, case
 ):
     plain = run(tmp_path / "plain", **CASES[case]).head.linear.weight.detach()
     request.getfixturevalue("as_on_a_gpu")
     embedder = run(tmp_path / "whole", **CASES[case])
     assert any(p.is_contiguous(memory_format=torch.channels_last) for p in embedder.parameters() if p.ndim == 4)
-    tolerance = {"rtol": 0.05, "atol": 2e-3} if case == "bfloat16" else {"rtol": 1e-3, "atol": 1e-4}
+    tolerance = {"rtol": 0.05, "atol": 2e-3} if "autocast" in CASES[case] else {"rtol": 1e-3, "atol": 1e-4}
     torch.testing.assert_close(embedder.head.linear.weight.detach(), plain, **tolerance)
 
     with pytest.raises(KeyboardInterrupt, match="state saved"):

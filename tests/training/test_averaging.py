@@ -1,5 +1,8 @@
 """The mean of the weights over steps: what a run evaluates and saves, and what training knows nothing of."""
 
+import shutil
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -13,7 +16,7 @@ from pfml.runs.saved_loss import load_loss
 from pfml.training import BatchConfig, train
 from pfml.training.averaging import WeightAverage, largest_share
 from pfml.training.loop import Training
-from small_data import InterruptAt, letters, small_config, small_embedder
+from small_data import InterruptAt, interrupted_repeatedly, letters, small_config, small_embedder
 
 
 def mean_by_hand(states, share):
@@ -69,8 +72,25 @@ def states(monkeypatch):
     return recorded
 
 
-@pytest.mark.parametrize(("share", "warm_up"), [(0.7, 0), (0.5, 1)])
-@pytest.mark.parametrize("batch_norm", ["train", "freeze"])
+#: Two epochs of two steps.
+SHORT = {"batch": BatchConfig(32, 4, per_epoch=2)}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The folder of a run without a mean."""
+    run(folder := tmp_path_factory.mktemp("plain") / "run")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory):
+    """The folder of the same run with a mean."""
+    run(folder := tmp_path_factory.mktemp("averaged") / "run", average=0.5)
+    return folder
+
+
+@pytest.mark.parametrize(("share", "warm_up", "batch_norm"), [(0.7, 0, "train"), (0.5, 1, "freeze")])
 def test_the_saved_model_is_the_mean_of_the_weights_since_the_warm_up(tmp_path, states, share, warm_up, batch_norm):
     embedder = small_embedder()
     changes = {"average": share, "warm_up_epochs": warm_up, "batch_norm": batch_norm}
@@ -79,44 +99,39 @@ def test_the_saved_model_is_the_mean_of_the_weights_since_the_warm_up(tmp_path, 
     assert_close(saved(tmp_path / "run"), mean_by_hand(states[4 * warm_up :], share))
     assert is_equal(embedder.state_dict(), saved(tmp_path / "run"))  # what the caller has is what was saved
     assert not is_equal(states[-1], saved(tmp_path / "run"))
+    if batch_norm == "train":  # its statistics are averaged, and its count of batches is not
+        statistics = {name: value for name, value in states[-1].items() if "running" in name}
+        assert statistics
+        assert not any(torch.equal(saved(tmp_path / "run")[name], value) for name, value in statistics.items())
+        counts = [value for name, value in saved(tmp_path / "run").items() if name.endswith("num_batches_tracked")]
+        assert {int(count) for count in counts} == {8}
 
 
 def test_the_mean_reaches_over_half_of_the_steps_at_most(tmp_path):
-    steps = 2 * 4  # of the small run
-    run(tmp_path / "long", average=0.999)
-    run(tmp_path / "half", average=1 - 2 / steps)
-    run(tmp_path / "less", average=0.7)
+    steps = 2 * 2
+    run(tmp_path / "long", average=0.999, **SHORT)
+    run(tmp_path / "half", average=1 - 2 / steps, **SHORT)
+    run(tmp_path / "less", average=0.4, **SHORT)
     long, half, less = (by_prefix(checkpoint(tmp_path / name)[0], "average/") for name in ("long", "half", "less"))
     assert is_equal(long, half)
     assert not is_equal(long, less)
     assert [largest_share(steps) for steps in (0, 1, 2, 4, 400)] == [0, 0, 0, 0.5, 0.995]
 
 
-def test_statistics_of_batch_norm_are_averaged_and_its_count_of_batches_is_not(tmp_path, states):
-    run(tmp_path / "run", average=0.5)
-    statistics = {name: value for name, value in states[-1].items() if "running" in name}
-    assert statistics
-    assert not any(torch.equal(saved(tmp_path / "run")[name], value) for name, value in statistics.items())
-    counts = [value for name, value in saved(tmp_path / "run").items() if name.endswith("num_batches_tracked")]
-    assert {int(count) for count in counts} == {8}
-
-
-def test_training_is_what_it_is_without_a_mean(tmp_path):
-    run(tmp_path / "plain")
-    run(tmp_path / "averaged", average=0.5)
-    (plain, plain_history), (averaged, history) = (checkpoint(tmp_path / name) for name in ("plain", "averaged"))
-    assert not by_prefix(plain, "average/")
-    assert is_equal(plain, {name: value for name, value in averaged.items() if not name.startswith("average/")})
-    assert is_equal(saved(tmp_path / "plain"), by_prefix(plain, "embedder/"))
-    losses, expected = ([e["loss"] for e in RunFolder(tmp_path / n).entries("step")] for n in ("averaged", "plain"))
+def test_training_is_what_it_is_without_a_mean(plain, averaged):
+    (tensors, history), (with_mean, averaged_history) = (checkpoint(folder) for folder in (plain, averaged))
+    assert not by_prefix(tensors, "average/")
+    assert is_equal(tensors, {name: value for name, value in with_mean.items() if not name.startswith("average/")})
+    assert is_equal(saved(plain), by_prefix(tensors, "embedder/"))
+    losses, expected = ([e["loss"] for e in RunFolder(folder).entries("step")] for folder in (averaged, plain))
     assert losses == expected
-    assert [entry["loss"] for entry in history] == [entry["loss"] for entry in plain_history]
-    assert [entry["test"] for entry in history] != [entry["test"] for entry in plain_history]
+    assert [entry["loss"] for entry in averaged_history] == [entry["loss"] for entry in history]
+    assert [entry["test"] for entry in averaged_history] != [entry["test"] for entry in history]
 
 
 def test_evaluations_see_the_mean_and_those_of_a_warm_up_the_weights(tmp_path, states):
-    run(tmp_path / "run", average=0.75, warm_up_epochs=1, epochs=3)
-    expected = [states[3], mean_by_hand(states[4:8], 0.75), mean_by_hand(states[4:], 0.75)]
+    run(tmp_path / "run", average=0.5, warm_up_epochs=1, epochs=3, **SHORT)
+    expected = [states[1], mean_by_hand(states[2:4], 0.5), mean_by_hand(states[2:], 0.5)]
     embedder = small_embedder()
     for entry, weights in zip(checkpoint(tmp_path / "run")[1], expected, strict=True):
         embedder.load_state_dict(weights)
@@ -131,41 +146,43 @@ def test_the_epoch_that_validation_chooses_is_saved_as_the_mean_that_it_was_eval
     assert_close(saved(tmp_path / "run", "model"), mean_by_hand(states[:until], 0.8))
 
 
-def test_the_alignment_of_proxies_is_that_with_the_saved_model(tmp_path):
-    results = run(tmp_path / "run", average=0.9)
-    points = embed(load_embedder(tmp_path / "run"), letters().train)
-    alignment = proxy_alignment(load_loss(tmp_path / "run").proxy_points(), points, letters().train.labels)
+def test_the_alignment_of_proxies_is_that_with_the_saved_model(averaged):
+    results = RunFolder(averaged).read_results()
+    points = embed(load_embedder(averaged), letters().train)
+    alignment = proxy_alignment(load_loss(averaged).proxy_points(), points, letters().train.labels)
     assert results["alignment"]["paper"] == pytest.approx(alignment.paper, rel=1e-6)
 
 
 def test_a_run_that_is_all_warm_up_has_no_mean(tmp_path, states):
-    run(tmp_path / "run", average=0.5, warm_up_epochs=2)
+    run(tmp_path / "run", average=0.5, warm_up_epochs=2, **SHORT)
     assert not by_prefix(checkpoint(tmp_path / "run")[0], "average/")
     assert is_equal(saved(tmp_path / "run"), states[-1])
 
 
-@pytest.mark.parametrize("step", [2, 5, 10])
-def test_a_run_goes_on_from_its_mean_to_the_bit(tmp_path, step):
-    """During the warm-up of four steps, at its end, after the first step of the mean, and later."""
+def test_a_run_resumes_from_its_mean_to_the_bit(tmp_path):
+    """Stopped in the warm-up of four steps, after the first step of the mean, and later."""
     changes = {"average": 0.7, "warm_up_epochs": 1, "epochs": 3}
     run(tmp_path / "whole", **changes)
-    with pytest.raises(KeyboardInterrupt, match=f"stopped at step {step}"):
-        run(tmp_path / "halves", monitor=InterruptAt(step), **changes)
-    assert bool(by_prefix(checkpoint(tmp_path / "halves")[0], "average/")) == (step > 4)
-    run(tmp_path / "halves", resume=True, **changes)
-    (whole, history), (halves, same_history) = (checkpoint(tmp_path / name) for name in ("whole", "halves"))
+    has_mean = []
+    stopped = interrupted_repeatedly(
+        partial(run, tmp_path / "parts", **changes),
+        (2, 3, 5),
+        after=lambda step: has_mean.append(bool(by_prefix(checkpoint(tmp_path / "parts")[0], "average/"))),
+    )
+    assert stopped == [2, 5, 10]
+    assert has_mean == [False, True, True]
+    (whole, history), (parts, same_history) = (checkpoint(tmp_path / name) for name in ("whole", "parts"))
     assert by_prefix(whole, "average/")
-    assert is_equal(halves, whole)
+    assert is_equal(parts, whole)
     assert same_history == history
-    assert is_equal(saved(tmp_path / "halves"), saved(tmp_path / "whole"))
+    assert is_equal(saved(tmp_path / "parts"), saved(tmp_path / "whole"))
 
 
-def test_a_finished_run_that_is_resumed_leaves_the_same_model(tmp_path):
-    embedder = small_embedder()
-    run(tmp_path / "run", average=0.7)
-    before = saved(tmp_path / "run")
-    run(tmp_path / "run", average=0.7, resume=True, embedder=embedder)
-    assert is_equal(saved(tmp_path / "run"), before)
+def test_a_finished_run_that_is_resumed_leaves_the_same_model(averaged, tmp_path):
+    embedder, folder = small_embedder(), shutil.copytree(averaged, tmp_path / "run")
+    before = saved(folder)
+    run(folder, average=0.5, resume=True, embedder=embedder)
+    assert is_equal(saved(folder), before)
     assert is_equal(embedder.state_dict(), before)
 
 
@@ -173,12 +190,11 @@ def forget_options(folder):
     """Make a checkpoint one of a package that did not have these options yet."""
     tensors, state = load_checkpoint(folder / "checkpoints")
     del state["config"]["average"], state["config"]["head_start"]
-    del state["config"]["optimizer"]["centered"], state["network"]["image_size"]
+    del state["config"]["optimizer"]["centered"], state["network"]["resize"]
     save_checkpoint(folder / "checkpoints", tensors, state)
 
 
-def test_a_checkpoint_from_before_an_option_goes_on_without_it_and_not_with_it(tmp_path):
-    run(tmp_path / "whole")
+def test_a_checkpoint_from_before_an_option_resumes_without_it_and_not_with_it(tmp_path, plain):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "old", monitor=InterruptAt(3))
     forget_options(tmp_path / "old")
@@ -187,7 +203,7 @@ def test_a_checkpoint_from_before_an_option_goes_on_without_it_and_not_with_it(t
     with pytest.raises(ValueError, match="configuration it started with, got seed: it was 0, now 5$"):
         run(tmp_path / "old", resume=True, seed=5)
     run(tmp_path / "old", resume=True)
-    assert is_equal(checkpoint(tmp_path / "old")[0], checkpoint(tmp_path / "whole")[0])
+    assert is_equal(checkpoint(tmp_path / "old")[0], checkpoint(plain)[0])
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 99.0, float("nan")])
@@ -199,15 +215,15 @@ def test_a_share_that_is_none_is_refused(share):
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-def test_as_on_a_gpu_it_is_the_same_mean_and_goes_on_to_the_bit(tmp_path, states):
-    changes = {"average": 0.7}
+def test_as_on_a_gpu_it_is_the_same_mean_and_resumes_to_the_bit(tmp_path, states):
+    changes = {"average": 0.4, **SHORT}
     run(tmp_path / "whole", **changes)
-    assert_close(saved(tmp_path / "whole"), mean_by_hand(states, 0.7))
+    assert_close(saved(tmp_path / "whole"), mean_by_hand(states, 0.4))
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "halves", monitor=InterruptAt(5), **changes)
-    run(tmp_path / "halves", resume=True, **changes)
-    assert is_equal(checkpoint(tmp_path / "halves")[0], checkpoint(tmp_path / "whole")[0])
-    assert is_equal(saved(tmp_path / "halves"), saved(tmp_path / "whole"))
+        run(tmp_path / "parts", monitor=InterruptAt(2), **changes)
+    run(tmp_path / "parts", resume=True, **changes)
+    assert is_equal(checkpoint(tmp_path / "parts")[0], checkpoint(tmp_path / "whole")[0])
+    assert is_equal(saved(tmp_path / "parts"), saved(tmp_path / "whole"))
 
 
 class TwoUpdates:
@@ -229,15 +245,15 @@ def values(network):
     return {float(value.mean()) for value in network.state_dict().values() if value.is_floating_point()}
 
 
-def test_the_mean_is_in_the_network_within_the_block_and_the_weights_are_after_it():
+def test_the_mean_is_in_the_model_within_the_block_and_the_weights_are_after_it():
     two = TwoUpdates()
-    places = [value.data_ptr() for value in two.network.state_dict().values()]
+    addresses = [value.data_ptr() for value in two.network.state_dict().values()]
     with two.average.applied():
         assert values(two.network) == {0.75 * 1 + 0.25 * 3}
         assert int(two.network[1].num_batches_tracked) == 3
-        assert [value.data_ptr() for value in two.network.state_dict().values()] == places
+        assert [value.data_ptr() for value in two.network.state_dict().values()] == addresses
     assert values(two.network) == {3.0}
-    assert [value.data_ptr() for value in two.network.state_dict().values()] == places
+    assert [value.data_ptr() for value in two.network.state_dict().values()] == addresses
     two.average.adopt()
     assert values(two.network) == {1.5}
 
@@ -257,7 +273,7 @@ def test_an_evaluation_that_fails_leaves_the_weights_that_train(tmp_path, monkey
     monkeypatch.setattr(Training, "evaluate", failing)
     embedder = small_embedder()
     with pytest.raises(RuntimeError, match="no memory"):
-        run(tmp_path / "run", average=0.5, embedder=embedder)
+        run(tmp_path / "run", average=0.5, embedder=embedder, **SHORT)
     assert is_equal(embedder.state_dict(), states[-1])
 
 
@@ -275,5 +291,5 @@ def test_a_stored_mean_has_the_memory_format_of_the_weights_their_order_and_thei
     assert list(other.average.state_dict()) == list(two.average.state_dict())
     assert other.average.state_dict()["0.weight"].stride() == two.network[0].weight.stride()
     del stored["1.running_var"]
-    with pytest.raises(ValueError, match=r"must be one of this network's weights, but they differ in 1\.running_var"):
+    with pytest.raises(ValueError, match=r"must be one of this model's weights, but they differ in 1\.running_var"):
         other.average.load_state_dict(stored)

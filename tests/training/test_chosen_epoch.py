@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from contextlib import redirect_stdout
 from io import StringIO
@@ -14,7 +15,9 @@ from pfml.cli import main
 from pfml.data import with_validation
 from pfml.evaluation import embed, evaluate, proxy_alignment
 from pfml.models import load_embedder
+from pfml.pages.page import Plot
 from pfml.pages.run import write_run_page
+from pfml.plots.grids import image_grid
 from pfml.runs.folder import RunFolder
 from pfml.search import ModelIdentity
 from pfml.training import BatchConfig, DataConfig, LossConfig, Monitor, RunConfig, load_loss, run, train
@@ -24,6 +27,8 @@ from small_data import letters, small_config, small_embedder
 #: Proxies far enough from rest to move in every step.
 LOSS = LossConfig("pfml-log", {"proxies_per_class": 2, "reduction": "points"})
 
+BATCH = BatchConfig(16, 4, per_epoch=2)
+
 
 def falling(training, role, _scores=Training.scores):
     """Scores of a run whose validation gets worse from epoch to epoch, so that the first is chosen."""
@@ -31,14 +36,14 @@ def falling(training, role, _scores=Training.scores):
     return found | {"recall_at_1": 1 / (2 + len(training.state.history))} if role == "validation" else found
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _falling():
     with mock.patch.object(Training, "scores", falling):
         yield
 
 
 class States(Monitor):
-    """What the network and the proxies are at each evaluation; asks to stop in an epoch if that is wanted."""
+    """The network and the proxies at each evaluation; requests a shutdown in an epoch if that is wanted."""
 
     def __init__(self, stop_at=None):
         self.networks, self.proxies, self.stop_at, self.steps = [], [], stop_at, 0
@@ -61,7 +66,7 @@ class States(Monitor):
 def trained(out, monitor, *, resume=False, **changes):
     torch.manual_seed(1)
     embedder, data = small_embedder(), with_validation(letters(), "half")
-    config = small_config(epochs=3, batch=BatchConfig(16, 4), loss=LOSS, **changes)
+    config = small_config(epochs=3, batch=BATCH, loss=LOSS, **changes)
     with monitor.patch:
         results = train(embedder, data, config, out=out, resume=resume, monitor=monitor)
     return embedder, data, results
@@ -71,11 +76,20 @@ def is_same(tensors, others):
     return tensors.keys() == others.keys() and all(torch.equal(value, others[name]) for name, value in tensors.items())
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The folder of a run that nothing interrupts, what was seen of it, and what `trained` returns."""
+    folder, seen = tmp_path_factory.mktemp("whole") / "run", States()
+    return folder, seen, *trained(folder, seen)
+
+
 @pytest.mark.parametrize("average", [0.0, 0.5])
-def test_model_and_loss_are_those_of_the_chosen_epoch_and_the_last_lies_beside_them(tmp_path, average):
-    seen = States()
-    embedder, data, results = trained(tmp_path / "run", seen, average=average)
-    folder = RunFolder(tmp_path / "run")
+def test_model_and_loss_are_those_of_the_chosen_epoch_and_the_last_lies_beside_them(tmp_path, whole, average):
+    path, seen, embedder, data, results = whole
+    if average:
+        path, seen = tmp_path / "run", States()
+        embedder, data, results = trained(path, seen, average=average)
+    folder = RunFolder(path)
     assert (results["model"], results["validation_selected"]["epoch"], results["last"]["epoch"]) == (
         "validation_selected",
         1,
@@ -96,51 +110,50 @@ def test_model_and_loss_are_those_of_the_chosen_epoch_and_the_last_lies_beside_t
     assert results["alignment"]["paper"] == pytest.approx(alignment.paper, rel=1e-6)
 
 
-def test_the_card_of_the_model_says_its_epoch_and_what_chose_it(tmp_path):
-    trained(tmp_path / "run", States())
-    model, last = ((tmp_path / "run" / name / "README.md").read_text() for name in ("model", "model-last"))
+def test_the_card_of_the_model_says_its_epoch_and_what_chose_it(whole):
+    model, last = ((whole[0] / name / "README.md").read_text() for name in ("model", "model-last"))
     assert "weights of epoch 1 (validation-selected; chosen on validation classes" in model
     assert "weights of epoch 3 (last epoch;" in last
 
 
-@pytest.mark.parametrize("stop_at", [1, 2, 3])
-def test_a_run_that_was_stopped_ends_with_the_same_model(tmp_path, stop_at):
-    trained(tmp_path / "whole", States())
-    with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path / "broken", States(stop_at))
+def test_a_run_that_is_stopped_in_each_epoch_ends_with_the_same_model(tmp_path, whole):
+    for epoch in (1, 2, 3):
+        with pytest.raises(KeyboardInterrupt):
+            trained(tmp_path / "broken", States(epoch), resume=epoch > 1)
     trained(tmp_path / "broken", States(), resume=True)
-    whole, broken = (RunFolder(tmp_path / name) for name in ("whole", "broken"))
-    for place in ("model", "last_model"):
-        ours, theirs = (load_embedder(getattr(one, place)).state_dict() for one in (broken, whole))
+    expected, broken = RunFolder(whole[0]), RunFolder(tmp_path / "broken")
+    for name in ("model", "last_model"):
+        ours, theirs = (load_embedder(getattr(one, name)).state_dict() for one in (broken, expected))
         assert is_same(ours, theirs)
-    assert is_same(load_loss(broken.path).state_dict(), load_loss(whole.path).state_dict())
+    assert is_same(load_loss(broken.path).state_dict(), load_loss(expected.path).state_dict())
 
 
-def test_a_run_that_has_ended_can_be_resumed_and_keeps_its_model(tmp_path):
-    _, _, before = trained(tmp_path / "run", States())
-    model = load_embedder(tmp_path / "run").state_dict()
-    _, _, after = trained(tmp_path / "run", States(), resume=True)
-    assert is_same(load_embedder(tmp_path / "run").state_dict(), model)
-    assert before == after
+def test_a_run_that_has_ended_can_be_resumed_and_keeps_its_model(tmp_path, whole):
+    folder = shutil.copytree(whole[0], tmp_path / "run")
+    model = load_embedder(folder).state_dict()
+    _, _, results = trained(folder, States(), resume=True)
+    assert is_same(load_embedder(folder).state_dict(), model)
+    assert results == whole[-1]
 
 
 def test_without_validation_the_model_is_that_of_the_last_epoch(tmp_path):
-    results = train(small_embedder(), letters(), small_config(loss=LOSS), out=tmp_path / "run")
+    results = train(small_embedder(), letters(), small_config(loss=LOSS, batch=BATCH), out=tmp_path / "run")
     assert results["model"] == "last"
     assert load_embedder(tmp_path / "run").trained_on.epoch == 2
     assert not RunFolder(tmp_path / "run").last_model.exists()
 
 
-def test_where_the_chosen_state_is_lost_the_last_epoch_is_the_model_and_it_is_said(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path / "run", States(3))
-    for left in (tmp_path / "run" / "checkpoints").glob("chosen-*"):
-        left.unlink()
+def test_where_the_chosen_state_is_lost_the_last_epoch_is_the_model_and_it_is_said(tmp_path, whole):
+    folder = shutil.copytree(whole[0], tmp_path / "run")
+    lost = list((folder / "checkpoints").glob("chosen-*"))
+    assert lost
+    for file in lost:
+        file.unlink()
     said, monitor = [], States()
     monitor.remark = said.append
-    _, _, results = trained(tmp_path / "run", monitor, resume=True)
+    _, _, results = trained(folder, monitor, resume=True)
     assert results["model"] == "last"
-    assert load_embedder(tmp_path / "run").trained_on.epoch == 3
+    assert load_embedder(folder).trained_on.epoch == 3
     assert any("epoch 1" in line and "the model is that of the last epoch" in line for line in said)
 
 
@@ -148,9 +161,9 @@ def test_where_the_chosen_state_is_lost_the_last_epoch_is_the_model_and_it_is_sa
 def run_of_letters(tmp_path_factory):
     """A run of three epochs on letters, of which validation chose the first."""
     folder = tmp_path_factory.mktemp("runs") / "letters"
-    values = vars(small_config(epochs=3, batch=BatchConfig(16, 4), loss=LOSS))
+    values = vars(small_config(epochs=3, batch=BATCH, loss=LOSS))
     config = RunConfig(**values, data=DataConfig("glyphs", validation="half"), model=small_embedder().config)
-    with mock.patch("pfml.data.datasets.read_glyphs", letters), mock.patch.object(Training, "scores", falling):
+    with mock.patch("pfml.data.datasets.read_glyphs", letters):
         results = run(config, folder)
     return folder, results
 
@@ -178,7 +191,11 @@ def test_audit_and_export_say_the_epoch(run_of_letters, tmp_path):
 
 def test_the_report_is_about_the_model(run_of_letters):
     folder, _ = run_of_letters
-    with mock.patch("pfml.data.datasets.read_glyphs", letters):
+    plot = Plot(image_grid(torch.zeros(1, 1, 3, 8, 8)), "any plot")  # tests/pages has the real ones
+    with (
+        mock.patch("pfml.data.datasets.read_glyphs", letters),
+        mock.patch("pfml.pages.run.in_themes", return_value=plot),
+    ):
         page = write_run_page(folder).read_text()
     assert "chosen on validation classes (epoch 1, the model)" in page
     assert "The field of epoch 1" in page

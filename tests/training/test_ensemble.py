@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -14,42 +15,51 @@ from pfml.storage.files import DamagedFileError
 from pfml.storage.manifest import write_manifest
 from pfml.training import BatchConfig, LossConfig, OptimizerConfig, ScheduleConfig
 from pfml.training.ensemble import ENSEMBLE, Ensemble, is_ensemble, read_ensemble, run_ensemble, student_config
-from pfml.training.shutdown import Interrupted
-from small_data import InterruptAt, letters
+from small_data import interrupted_repeatedly, letters
 
 
-@pytest.fixture
-def config(monkeypatch):
+@pytest.fixture(scope="module")
+def config():
     """Teachers of one epoch of four steps, on a few letters under a name."""
-    monkeypatch.setattr("pfml.data.datasets.read_glyphs", letters)
-    return RunConfig(
-        epochs=1,
-        warm_up_epochs=0,
-        batch_norm="train",
-        batch=BatchConfig(size=32, samples_per_class=4),
-        loss=LossConfig("proxy-anchor"),
-        optimizer=OptimizerConfig("adamw", lr=1e-3, head_lr=1e-2),
-        device="cpu",
-        data=DataConfig("glyphs"),
-        model=EmbedderConfig("convnet", "none", embedding_dim=8),
-    )
+    with mock.patch("pfml.data.datasets.read_glyphs", letters):
+        yield RunConfig(
+            epochs=1,
+            warm_up_epochs=0,
+            batch_norm="train",
+            batch=BatchConfig(size=32, samples_per_class=4),
+            loss=LossConfig("proxy-anchor"),
+            optimizer=OptimizerConfig("adamw", lr=1e-3, head_lr=1e-2),
+            device="cpu",
+            data=DataConfig("glyphs"),
+            model=EmbedderConfig("convnet", "none", embedding_dim=8, image_size=16),
+        )
 
 
 TWO = Ensemble(teachers=2, student_epochs=1)
+
+
+@pytest.fixture(scope="module")
+def whole(config, tmp_path_factory):
+    """The folder of an ensemble that nothing interrupts, and its scores."""
+    folder = tmp_path_factory.mktemp("ensemble") / "whole"
+    with mock.patch("pfml.data.datasets.read_glyphs", side_effect=letters) as read:
+        scores = run_ensemble(config, folder, TWO)
+    assert read.call_count == 1, "teachers, student and comparison share the data"
+    return folder, scores
 
 
 def weights(folder):
     return torch.cat([value.flatten().float() for value in load_embedder(folder).state_dict().values()])
 
 
-def test_one_call_trains_teachers_a_student_and_compares_them(config, tmp_path):
-    scores = run_ensemble(config, tmp_path / "e", TWO)
+def test_one_call_trains_teachers_a_student_and_compares_them(whole):
+    folder, scores = whole
     assert list(scores) == ["teacher 1", "teacher 2", "teachers side by side", "student"]
-    assert json.loads((tmp_path / "e" / "comparison.json").read_text()) == scores
-    assert read_config(tmp_path / "e" / "teachers" / "2" / "config.yaml").seed == 1
-    student = read_config(tmp_path / "e" / "config.yaml")
+    assert json.loads((folder / "comparison.json").read_text()) == scores
+    assert read_config(folder / "teachers" / "2" / "config.yaml").seed == 1
+    student = read_config(folder / "config.yaml")
     assert [path.rpartition("/")[2] for path in student.teachers] == ["1", "2"]
-    assert not torch.equal(weights(tmp_path / "e"), weights(tmp_path / "e" / "teachers" / "1"))
+    assert not torch.equal(weights(folder), weights(folder / "teachers" / "1"))
 
 
 def test_a_student_trains_longer_and_faster_than_its_teachers_and_without_labels(config, tmp_path):
@@ -59,24 +69,29 @@ def test_a_student_trains_longer_and_faster_than_its_teachers_and_without_labels
     assert student_config(config, [tmp_path], Ensemble(student_epochs=3)).epochs == 3
 
 
-@pytest.mark.parametrize("step", [2, 6, 10])
-def test_an_ensemble_that_was_stopped_anywhere_resumes_to_the_bit(config, tmp_path, step):
-    """Four steps each: in the first teacher, in the second, in the student."""
-    run_ensemble(config, tmp_path / "whole", TWO)
-    with pytest.raises(Interrupted):
-        run_ensemble(config, tmp_path / "parts", TWO, monitor=InterruptAt(step))
-    assert is_ensemble(tmp_path / "parts")
-    stored, shape = read_ensemble(tmp_path / "parts")
-    assert shape == TWO
-    run_ensemble(stored, tmp_path / "parts", shape, resume=True)
-    assert torch.equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+def test_an_ensemble_that_was_stopped_anywhere_resumes_to_the_bit(config, whole, tmp_path):
+    """Four steps each: stopped in the first teacher, in the second, and in the student."""
+    folder = tmp_path / "parts"
+
+    def again(resume, monitor=None):
+        stored, ensemble = read_ensemble(folder) if resume else (config, TWO)
+        assert ensemble == TWO
+        run_ensemble(stored, folder, ensemble, resume=resume, monitor=monitor)
+
+    runs = [folder / "teachers" / "1", folder / "teachers" / "2", folder]
+    begun = []
+    stopped = interrupted_repeatedly(
+        again, (2, 4, 4), after=lambda step: begun.append([(each / "config.yaml").is_file() for each in runs])
+    )
+    assert stopped == [2, 2, 2]
+    assert begun == [[True, False, False], [True, True, False], [True, True, True]]
+    assert torch.equal(weights(folder), weights(whole[0]))
 
 
-def test_an_ensemble_is_not_begun_twice_in_one_folder(config, tmp_path):
-    with pytest.raises(Interrupted):
-        run_ensemble(config, tmp_path / "e", TWO, monitor=InterruptAt(1))
+def test_an_ensemble_is_not_begun_twice_in_one_folder(config, whole):
+    assert is_ensemble(whole[0])
     with pytest.raises(FileExistsError, match="already holds an ensemble: resume it"):
-        run_ensemble(config, tmp_path / "e", TWO)
+        run_ensemble(config, whole[0], TWO)
 
 
 def test_a_damaged_ensemble_is_named(config, tmp_path):
@@ -129,7 +144,7 @@ SMALL = [
 @pytest.mark.usefixtures("config", "one_thread")
 def test_the_command_line_trains_an_ensemble_and_another_student_of_it(tmp_path, capsys):
     out = tmp_path / "ensemble"
-    common = [*SMALL, "--batch.size", "32"]
+    common = [*SMALL, "--batch.size", "32", "--batch.per_epoch", "2", "--model.image_size", "16"]
     main(["train", *common, "--ensemble", "2", "--student_epochs", "1", "--out", str(out)])
     assert "teachers side by side" in capsys.readouterr().out
     teachers = [str(out / "teachers" / "1"), str(out)]

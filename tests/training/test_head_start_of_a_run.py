@@ -62,15 +62,15 @@ def inputs_of_the_layer(embedder):
     return torch.cat(caught)
 
 
-def test_a_run_that_goes_on_does_not_start_its_head_again(tmp_path):
+def test_a_resumed_run_does_not_start_its_head_again(tmp_path):
     def trained(name, **options):
         torch.manual_seed(1)
         train(small_embedder(), letters(), small_config(head_start="whitened"), out=tmp_path / name, **options)
         return load_checkpoint(tmp_path / name / "checkpoints")[0]["embedder/head.linear.weight"]
 
     with pytest.raises(KeyboardInterrupt):
-        trained("halves", monitor=InterruptAt(3))
-    assert torch.equal(trained("halves", resume=True), trained("whole"))
+        trained("parts", monitor=InterruptAt(3))
+    assert torch.equal(trained("parts", resume=True), trained("whole"))
 
 
 def test_a_start_that_nobody_knows_is_refused():

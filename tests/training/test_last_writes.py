@@ -1,4 +1,4 @@
-"""A run that dies while it writes what it ends with is gone on with, by --resume and by a restart of torchrun."""
+"""A run that dies while it writes what it ends with is resumed, by --resume and by a restart of torchrun."""
 
 from dataclasses import replace
 from unittest import mock
@@ -10,7 +10,7 @@ from pfml.cli.train import is_restarted
 from pfml.distributed.launch import Launch
 from pfml.models import EmbedderConfig, load_embedder
 from pfml.runs.folder import RunFolder
-from pfml.training import DataConfig, LossConfig, RunConfig, run
+from pfml.training import BatchConfig, DataConfig, LossConfig, RunConfig, run
 from small_data import letters, small_config
 
 #: what a run calls at its end, in this order
@@ -23,7 +23,7 @@ PLACES = {
     "RunFolder.append": "pfml.runs.folder.RunFolder.append",
     "RunFolder.write_results": "pfml.runs.folder.RunFolder.write_results",
 }
-MODULES = {"zero-shot": "pfml.training.untrained", "pfml": "pfml.training.loop"}
+MODULES = {"zero-shot": "pfml.training.runner", "pfml": "pfml.training.loop"}
 CASES = [(loss, write) for loss, writes in WRITES.items() for write in writes]
 AGAIN = Launch(size=2, restarts=1, may_restart=True)
 
@@ -39,7 +39,7 @@ def _letters():
 
 
 @pytest.fixture(scope="module")
-def let_be(tmp_path_factory):
+def whole(tmp_path_factory):
     """Runs that nothing happens to, by their loss."""
     folders = {loss: tmp_path_factory.mktemp("runs") / loss for loss in WRITES}
     for loss, folder in folders.items():
@@ -49,8 +49,10 @@ def let_be(tmp_path_factory):
 
 def config_of(loss):
     options = {"proxies_per_class": 2} if loss == "pfml" else {}
-    values = vars(small_config(epochs=1, loss=LossConfig(loss, options)))
-    return RunConfig(**values, model=EmbedderConfig("convnet", embedding_dim=8), data=DataConfig("glyphs"))
+    values = vars(small_config(epochs=1, loss=LossConfig(loss, options), batch=BatchConfig(32, 4, per_epoch=1)))
+    return RunConfig(
+        **values, model=EmbedderConfig("convnet", embedding_dim=8, image_size=16), data=DataConfig("glyphs")
+    )
 
 
 def killed_at(write, config, out):
@@ -61,19 +63,19 @@ def killed_at(write, config, out):
 
 
 @pytest.mark.parametrize(("loss", "write"), CASES)
-def test_a_run_that_dies_at_its_last_writes_is_finished_by_a_restart(tmp_path, let_be, loss, write):
+def test_a_run_that_dies_at_its_last_writes_is_finished_by_a_restart(tmp_path, whole, loss, write):
     config, folder = config_of(loss), RunFolder(tmp_path / "run")
     killed_at(write, config, folder.path)
     assert folder.results.exists() == (write == "write_run_cards")
     resume = is_restarted(config, folder.path, AGAIN)
-    assert resume == (write != "write_config")  # before that, there is no run to go on with
+    assert resume == (write != "write_config")  # before that, there is no run to resume
     results = run(config, folder.path, resume=resume)
     assert folder.read_results() == results
     assert len(folder.entries("evaluation")) == 1
-    expected = RunFolder(let_be[loss]).read_results()
+    expected = RunFolder(whole[loss]).read_results()
     assert results["last"]["test"] == expected["last"]["test"]
-    assert load_embedder(folder.path).config == load_embedder(let_be[loss]).config
-    cards = [(path / "model" / "README.md").read_text() for path in (folder.path, let_be[loss])]
+    assert load_embedder(folder.path).config == load_embedder(whole[loss]).config
+    cards = [(path / "model" / "README.md").read_text() for path in (folder.path, whole[loss])]
     assert cards[0] == cards[1]
 
 
@@ -85,7 +87,7 @@ def test_a_run_that_died_at_its_last_writes_is_finished_by_the_command(tmp_path,
     assert RunFolder(tmp_path / "run").results.is_file()
 
 
-def test_what_is_evaluated_only_is_not_gone_on_with_by_another_configuration(tmp_path):
+def test_what_is_evaluated_only_is_not_resumed_by_another_configuration(tmp_path):
     config = config_of("zero-shot")
     killed_at("Embedder.save", config, tmp_path / "run")
     with pytest.raises(ValueError, match="another configuration"):

@@ -20,6 +20,34 @@ def run(out, *, resume=False, monitor=None, data=None, embedder=None, **changes)
     return train(embedder, data or letters(), small_config(**changes), out=out, resume=resume, monitor=monitor)
 
 
+#: Two steps and one evaluation.
+SHORT = {"epochs": 1, "batch": BatchConfig(32, 4, per_epoch=2)}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """An epoch of four steps: the folder of the run, its results, and the embedder that was trained."""
+    torch.manual_seed(1)
+    folder, embedder = tmp_path_factory.mktemp("trained") / "run", small_embedder()
+    return folder, run(folder, embedder=embedder, epochs=1), embedder
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """The folder of a run of two steps."""
+    run(folder := tmp_path_factory.mktemp("short") / "run", **SHORT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """The folder of a run that was stopped after its first step; tests must not resume it."""
+    folder = tmp_path_factory.mktemp("interrupted") / "run"
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, monitor=InterruptAt(1))
+    return folder
+
+
 def outcome(folder):
     """Everything a run ends with, apart from times."""
     tensors, state = load_checkpoint(folder / "checkpoints")
@@ -34,26 +62,25 @@ def test_training_separates_the_classes_it_trains_on(tmp_path, name):
         return retrieval_metrics(embed(embedder, letters().train), letters().train.labels).map_at_r
 
     torch.manual_seed(1)
-    embedder = small_embedder()
+    embedder = small_embedder(image_size=32)
     before = fit(embedder)
     options = {} if name == "proxy-anchor" else {"proxies_per_class": 2}
-    run(tmp_path / "run", embedder=embedder, epochs=10, evaluate_every=10, loss=LossConfig(name, options))
+    run(tmp_path / "run", embedder=embedder, epochs=6, evaluate_every=6, loss=LossConfig(name, options))
     assert fit(embedder) > 1.5 * before
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        run(tmp_path / name, seed=seed)
-    a, b, c = (outcome(tmp_path / name)[0]["embedder/head.linear.weight"] for name in "abc")
-    assert torch.equal(a, b)
-    assert not torch.equal(a, c)
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path, short):
+    for seed in (0, 1):
+        run(tmp_path / str(seed), seed=seed, **SHORT)
+    assert torch.equal(learned(tmp_path / "0"), learned(short))
+    assert not torch.equal(learned(tmp_path / "1"), learned(short))
 
 
 def test_training_leaves_the_caller_s_random_numbers_alone(tmp_path):
     torch.manual_seed(3)
     expected = torch.rand(3)
     torch.manual_seed(3)
-    train(small_embedder_without_draws(), letters(), small_config(epochs=1), out=tmp_path / "run")
+    train(small_embedder_without_draws(), letters(), small_config(**SHORT), out=tmp_path / "run")
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -74,52 +101,42 @@ def test_a_checkpoint_can_be_saved_every_few_steps(tmp_path):
     assert steps == [0, 0, 0, 3, 4, 4, 6, 6]
 
 
-def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path):
-    run(tmp_path / "run", epochs=1)
+def test_a_folder_that_holds_a_run_is_not_overwritten(trained):
     with pytest.raises(FileExistsError, match="already holds a run"):
-        run(tmp_path / "run", epochs=1)
+        run(trained[0], epochs=1)
 
 
-def test_a_run_goes_on_only_with_the_configuration_it_began_with(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "run", monitor=InterruptAt(1))
+def test_a_run_resumes_only_with_the_configuration_it_started_with(interrupted):
     with pytest.raises(ValueError, match="configuration it started with, got seed: it was 0, now 5"):
-        run(tmp_path / "run", resume=True, seed=5)
+        run(interrupted, resume=True, seed=5)
 
 
-def test_a_run_goes_on_only_with_the_classes_it_began_with(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "run", monitor=InterruptAt(1))
+def test_a_run_resumes_only_with_the_classes_it_started_with(interrupted):
     with pytest.raises(ValueError, match="was trained on 8 classes"):
-        run(tmp_path / "run", resume=True, data=with_validation(letters(), "half"), batch=BatchConfig(16, 4))
+        run(interrupted, resume=True, data=with_validation(letters(), "half"), batch=BatchConfig(16, 4))
 
 
-def test_a_run_goes_on_only_with_the_labels_it_began_with(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "run", monitor=InterruptAt(1))
+def test_a_run_resumes_only_with_the_labels_it_started_with(interrupted):
     other = letters().train.labels.flip(0)
     data = replace(letters(), train=letters().train.with_labels(other))
     with pytest.raises(ValueError, match="other images or labels"):
-        run(tmp_path / "run", resume=True, data=data)
+        run(interrupted, resume=True, data=data)
 
 
-def test_a_run_goes_on_only_with_the_network_it_began_with(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "run", monitor=InterruptAt(1))
+def test_a_run_resumes_only_with_the_model_it_started_with(interrupted):
     with pytest.raises(ValueError, match="'pooling': 'avg\\+max'.*'pooling': 'max'"):
-        run(tmp_path / "run", resume=True, embedder=create_embedder("convnet", embedding_dim=8, pooling="max"))
+        run(interrupted, resume=True, embedder=small_embedder(pooling="max"))
 
 
-def test_a_run_without_a_checkpoint_resumes_at_its_first_step(tmp_path):
+def test_a_run_without_a_checkpoint_resumes_at_its_first_step(tmp_path, short):
     class CrashAt(Monitor):
         def step(self, *_):
             raise RuntimeError("power cut")
 
-    run(tmp_path / "whole")
     with pytest.raises(RuntimeError, match="power cut"):
-        run(tmp_path / "broken", monitor=CrashAt())
-    run(tmp_path / "broken", resume=True)
-    assert torch.equal(learned(tmp_path / "whole"), learned(tmp_path / "broken"))
+        run(tmp_path / "broken", monitor=CrashAt(), **SHORT)
+    run(tmp_path / "broken", resume=True, **SHORT)
+    assert torch.equal(learned(short), learned(tmp_path / "broken"))
 
 
 def test_data_on_which_nothing_can_be_found_are_refused_before_training(tmp_path):
@@ -128,18 +145,14 @@ def test_data_on_which_nothing_can_be_found_are_refused_before_training(tmp_path
         run(tmp_path / "run", data=replace(letters(), test=lonely))
 
 
-def test_what_an_embedder_learned_before_is_not_forgotten(tmp_path):
-    embedder = small_embedder()
-    run(tmp_path / "first", embedder=embedder, epochs=1)
+def test_what_an_embedder_learned_before_is_not_forgotten(tmp_path, trained):
     swapped = RetrievalData("swapped", train=letters().test, test=letters().train)
     with pytest.raises(SeenClassError, match="LATIN CAPITAL LETTER A"):
-        run(tmp_path / "second", embedder=embedder, epochs=1, data=swapped, batch=BatchConfig(16, 4))
+        run(tmp_path / "second", embedder=trained[2], epochs=1, data=swapped, batch=BatchConfig(16, 4))
 
 
-def test_an_embedder_is_left_ready_for_use(tmp_path):
-    embedder = small_embedder()
-    run(tmp_path / "run", embedder=embedder, epochs=1)
-    assert not embedder.training
+def test_an_embedder_is_left_ready_for_use(trained):
+    assert not trained[2].training
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_before_the_update(tmp_path, monkeypatch):
@@ -178,7 +191,7 @@ def test_only_head_and_proxies_train_during_warm_up(tmp_path):
     torch.manual_seed(1)
     embedder = small_embedder()
     before = {name: value.clone() for name, value in embedder.named_parameters()}
-    run(tmp_path / "run", embedder=embedder, epochs=1, warm_up_epochs=1)
+    run(tmp_path / "run", embedder=embedder, warm_up_epochs=1, **SHORT)
     for name, value in embedder.named_parameters():
         assert torch.equal(value, before[name]) == name.startswith("backbone"), name
 
@@ -191,14 +204,15 @@ def test_statistics_of_batch_norm_move_only_if_they_may(tmp_path, batch_norm, mo
     embedder = small_embedder()
     layer = next(layer for layer in embedder.modules() if isinstance(layer, torch.nn.BatchNorm2d))
     before = layer.running_mean.clone()
-    run(tmp_path / "run", embedder=embedder, epochs=1, batch_norm=batch_norm)
+    run(tmp_path / "run", embedder=embedder, batch_norm=batch_norm, **SHORT)
     assert torch.equal(layer.running_mean, before) != moved
 
 
-def test_a_warm_up_may_come_after_epochs_of_the_whole_network(tmp_path, monkeypatch):
+def test_a_warm_up_may_come_after_epochs_of_the_whole_model(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("pfml.training.loop.set_trainable", lambda embedder, warming_up, **_: seen.append(warming_up))
-    run(tmp_path / "run", epochs=4, warm_up_epochs=1, warm_up_after=1)
+    short = BatchConfig(32, 4, per_epoch=1)
+    run(tmp_path / "run", epochs=4, evaluate_every=4, batch=short, warm_up_epochs=1, warm_up_after=1)
     assert seen == [False, True, False, False]
     with pytest.raises(ValueError, match="warm_up_after needs warm_up_epochs of at least 1, got 1 and 0"):
         small_config(warm_up_epochs=0, warm_up_after=1)
@@ -219,23 +233,14 @@ def learned(folder):
         {"optimizer": OptimizerConfig("adamw", lr=1e-3, clip_norm=1e-9)},
         {"schedule": ScheduleConfig("cosine")},
         {"autocast": "bfloat16"},
-        {"batch": BatchConfig(32, 0)},
+        {"batch": BatchConfig(32, 0, per_epoch=2)},
         {"loss": LossConfig("pfml", {"proxies_per_class": 2, "proxy_init": "samples"})},
     ],
     ids=str,
 )
-def test_every_option_of_the_optimization_changes_what_is_learned(tmp_path, changes):
-    run(tmp_path / "plain")
-    run(tmp_path / "changed", **changes)
-    assert not torch.equal(learned(tmp_path / "plain"), learned(tmp_path / "changed"))
-
-
-def test_compiled_training_learns_the_same(tmp_path, monkeypatch):
-    compiled = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda module: compiled(module, backend="aot_eager"))
-    run(tmp_path / "plain", epochs=1)
-    run(tmp_path / "compiled", epochs=1, compile=True)
-    torch.testing.assert_close(learned(tmp_path / "plain"), learned(tmp_path / "compiled"), rtol=1e-4, atol=1e-6)
+def test_every_option_of_the_optimization_changes_what_is_learned(tmp_path, short, changes):
+    run(tmp_path / "changed", **{**SHORT, **changes})
+    assert not torch.equal(learned(short), learned(tmp_path / "changed"))
 
 
 def test_deterministic_mode_ends_with_the_run(tmp_path):
@@ -245,13 +250,13 @@ def test_deterministic_mode_ends_with_the_run(tmp_path):
         def step(self, *_):
             seen.append(torch.are_deterministic_algorithms_enabled())
 
-    run(tmp_path / "run", epochs=1, deterministic=True, monitor=Watch())
-    assert all(seen)
+    run(tmp_path / "run", deterministic=True, monitor=Watch(), **SHORT)
+    assert seen == [True, True]
     assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_float16_with_a_scaler_keeps_parameters_finite(tmp_path):
-    run(tmp_path / "run", epochs=1, autocast="float16")
+    run(tmp_path / "run", autocast="float16", **SHORT)
     assert torch.isfinite(learned(tmp_path / "run")).all()
 
 
@@ -267,32 +272,30 @@ def test_results_name_the_last_the_best_and_the_chosen_epoch(tmp_path):
 
 
 def test_the_last_epoch_is_evaluated_whatever_the_interval(tmp_path):
-    run(tmp_path / "run", epochs=3, evaluate_every=2)
+    run(tmp_path / "run", epochs=3, evaluate_every=2, batch=BatchConfig(32, 4, per_epoch=1))
     assert [entry["epoch"] for entry in RunFolder(tmp_path / "run").entries("evaluation")] == [2, 3]
 
 
-def test_the_saved_model_refuses_the_classes_it_was_trained_on(tmp_path):
-    run(tmp_path / "run", epochs=1)
-    embedder = load_embedder(tmp_path / "run")
+def test_the_saved_model_refuses_the_classes_it_was_trained_on(trained):
+    embedder = load_embedder(trained[0])
     assert evaluate(embedder, letters()).num_queries == len(letters().test)
     with pytest.raises(SeenClassError, match="LATIN CAPITAL LETTER A"):
         evaluate(embedder, letters().train)
 
 
-def test_results_hold_the_alignment_of_proxies_with_data(tmp_path):
-    results = run(tmp_path / "run", epochs=1)
+def test_results_hold_the_alignment_of_proxies_with_data(trained):
+    results = trained[1]
     assert 0 < results["alignment"]["paper"] <= results["alignment"]["wasserstein2"] < 2
 
 
 def test_a_loss_without_proxies_trains_too(tmp_path):
-    results = run(tmp_path / "run", epochs=1, loss=LossConfig("pfml", {"proxies_per_class": 0}))
+    results = run(tmp_path / "run", loss=LossConfig("pfml", {"proxies_per_class": 0}), **SHORT)
     assert "alignment" not in results
 
 
-def test_the_loss_of_a_run_can_be_loaded_with_its_proxies(tmp_path):
-    run(tmp_path / "run", epochs=1)
-    loss = load_loss(tmp_path / "run")
-    assert torch.equal(loss.proxies.detach(), outcome(tmp_path / "run")[0]["loss/proxies"])
+def test_the_loss_of_a_run_can_be_loaded_with_its_proxies(trained):
+    loss = load_loss(trained[0])
+    assert torch.equal(loss.proxies.detach(), outcome(trained[0])[0]["loss/proxies"])
 
 
 def test_a_missing_gpu_is_said_in_words(tmp_path):
@@ -308,7 +311,7 @@ def test_a_batch_larger_than_the_set_is_refused(tmp_path):
     with pytest.raises(ValueError, match="batch.size must not exceed the 128 training images, got 200"):
         run(tmp_path / "run", batch=BatchConfig(200, 0))
     assert not (tmp_path / "run").exists()
-    run(tmp_path / "run", epochs=1)  # what was refused has not taken the folder
+    run(tmp_path / "run", **SHORT)  # what was refused has not taken the folder
 
 
 @pytest.mark.gpu

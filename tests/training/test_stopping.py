@@ -42,7 +42,7 @@ def signal_at(method, call, number=signal.SIGTERM):
 def run(out, *, resume=False, monitor=None, **changes):
     torch.manual_seed(1)
     data = with_validation(letters(), "half")
-    config = small_config(batch=BatchConfig(16, 4), **changes)
+    config = small_config(batch=BatchConfig(16, 4, per_epoch=2), **changes)
     return train(small_embedder(), data, config, out=out, resume=resume, monitor=monitor)
 
 
@@ -59,15 +59,18 @@ def whole(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("call", "number"), [(1, signal.SIGTERM), (2, signal.SIGHUP), (3, signal.SIGINT), (4, signal.SIGTERM)]
-)
-def test_a_stop_during_an_evaluation_ends_it_and_the_run_goes_on_with_it(whole, tmp_path, call, number):
-    with signal_at("scores", call, number) as calls, pytest.raises(Interrupted, match="state saved") as error:
-        run(tmp_path / "broken", average=0.5)
-    assert error.value.signal == number
-    assert len(calls) == call, "nothing more is evaluated"
-    assert not RunFolder(tmp_path / "broken").results.exists()
+def test_a_stop_during_any_evaluation_ends_it_and_the_run_resumes_with_it(whole, tmp_path):
+    """Each epoch is evaluated on test, then on validation: stopped in each of these four."""
+    saved_at = []
+    signals = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+    for attempt, (call, number) in enumerate(zip((1, 2, 3, 2), signals, strict=True)):
+        with signal_at("scores", call, number) as calls, pytest.raises(Interrupted, match="state saved") as error:
+            run(tmp_path / "broken", average=0.5, resume=attempt > 0)
+        assert error.value.signal == number
+        assert len(calls) == call, "nothing more is evaluated"
+        assert not RunFolder(tmp_path / "broken").results.exists()
+        saved_at.append(load_checkpoint(tmp_path / "broken" / "checkpoints")[1]["step"])
+    assert saved_at == [2, 2, 4, 4], "all steps before the evaluation are saved"
     run(tmp_path / "broken", average=0.5, resume=True)
     (expected, history), (tensors, resumed) = outcome(whole), outcome(tmp_path / "broken")
     assert history == resumed
@@ -99,7 +102,7 @@ def test_a_stop_while_results_are_written_is_not_lost(tmp_path):
     assert RunFolder(tmp_path / "run").results.exists()
 
 
-def test_a_demo_stops_in_an_evaluation_and_does_not_go_on_with_the_next_method(tmp_path):
+def test_a_demo_stops_in_an_evaluation_and_does_not_start_the_next_method(tmp_path):
     console = Console(file=StringIO())
     data = RetrievalData("letters", draw_glyphs(ascii_uppercase, copies=1), draw_glyphs("abcd", copies=1))
     with signal_at("scores", 1), pytest.raises(Interrupted):
@@ -124,12 +127,14 @@ def test_the_demo_ends_with_the_status_of_the_signal_also_between_methods(tmp_pa
 
 
 def tuned(out, **options):
-    config = RunConfig(**vars(small_config(epochs=1, batch=BatchConfig(16, 4))), model=small_embedder().config)
+    config = RunConfig(
+        **vars(small_config(epochs=1, batch=BatchConfig(16, 4, per_epoch=2))), model=small_embedder().config
+    )
     with mock.patch("pfml.data.datasets.read_glyphs", letters):
         return tune(config, out, trials=2, space={"optimizer.lr": Range(1e-4, 1e-3)}, **options)
 
 
-def test_tuning_stops_in_a_trial_which_does_not_count_and_goes_on(tmp_path):
+def test_tuning_stops_in_a_trial_which_does_not_count_and_resumes(tmp_path):
     with signal_at("scores", 2), pytest.raises(Interrupted):
         tuned(tmp_path)
     found = tuned(tmp_path)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pfml.plots.theme import DARK, LIGHT, PIXEL_DENSITY, Theme, in_both_themes
 from pfml.storage.files import write_atomically
+from pfml.templates import create_environment
 from pfml.terminal import readable, visible
 from pfml.version import __version__
 
@@ -107,21 +108,11 @@ def short(class_name: str, length: int = 32) -> str:
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("pfml.pages"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = create_environment("pfml.pages", html=True)
     environment.filters |= {
-        "count": lambda number: f"{number:,}",
         "css_variables": _css_variables,
         "data_uri": _data_uri,
         "one_line": _one_line,
-        "percent": lambda share, decimals=1: f"{share:.{decimals}%}",
         "short": short,
     }
     environment.globals |= {"light": LIGHT, "dark": DARK, "version": __version__}

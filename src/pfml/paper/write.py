@@ -14,7 +14,6 @@ from typing import Any, Literal, get_args
 
 from pfml.evaluation.metrics import find_metric, metric_label, shown_metrics
 from pfml.methods import is_untrained
-from pfml.models.model_card import escaped as markdown_escaped
 from pfml.pages import page as html
 from pfml.paper import tables as paper
 from pfml.paper.figures import noise_curves, plot_ablation, plot_noise
@@ -22,6 +21,7 @@ from pfml.paper.fill import Record, filled_tables, latest, measured, other_runs,
 from pfml.paper.tables import Cell, Row, Summary, Table, paper_tables, result_tables
 from pfml.plots.theme import LIGHT, Theme, png_of_figure
 from pfml.storage.files import write_atomically
+from pfml.templates import markdown_escaped
 from pfml.typos import did_you_mean
 
 __all__ = [

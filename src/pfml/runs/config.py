@@ -11,6 +11,7 @@ from pfml.data.datasets import DATASETS
 from pfml.data.own_images import UNREADABLE
 from pfml.data.preprocessing import Augmentation
 from pfml.data.splits import VALIDATION_SPLITS
+from pfml.evaluation.metrics import METRICS
 from pfml.methods import METHODS, LossConfig
 from pfml.models import EmbedderConfig
 from pfml.models.head_init import HEAD_STARTS
@@ -34,6 +35,13 @@ OPTIMIZER_OPTIONS: dict[str, tuple[str, ...]] = {
     "sgd": ("momentum", "nesterov"),
     "rmsprop": ("eps", "momentum", "smoothing", "centered"),
 }
+
+
+#: What validation may choose an epoch by: all metrics that every evaluation computes.
+SELECTABLE = tuple(
+    key.format(k=1) for key, metric in METRICS.items() if metric.compute is not None and not metric.is_optional
+)
+SelectBy = Literal[SELECTABLE]  # type: ignore[valid-type]  # read from the table, so that a new metric is one row
 
 
 @dataclass(frozen=True)
@@ -162,18 +170,18 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything about training but the data and the network.
+    """Everything about training but the data and the model.
 
     Args:
         epochs: Passes over the training images.
         warm_up_epochs: First epochs in which only the embedding layer and the proxies train, at full rate.
-        warm_up_after: Epochs of the whole network before the warm-up; ProxyGML's code warms up in its second epoch.
+        warm_up_after: Epochs of the whole model before the warm-up; ProxyGML's code warms up in its second epoch.
         head_start: Where the embedding layer starts: "random" (He's normal distribution, as in Proxy Anchor's code);
             "uniform" (torch's own of a linear layer); or from the features of the training images, "principal" or
             "whitened", for a backbone with pretrained weights.
         batch_norm: "train"; "freeze-statistics" (the affine part trains); "freeze" (Proxy Anchor's sense: statistics
             frozen, the affine part trained once a warm-up has ended); "freeze-all" (the affine part too, throughout).
-        average: Share of the old mean in the running mean of the network's weights after each step, which is what is
+        average: Share of the old mean in the running mean of the model's weights after each step, which is what is
             evaluated and saved; 0.99 averages about the last hundred steps, 0 keeps no mean. It starts when the warm-up
             ends, and reaches over half of the steps at most; what the loss learns is not averaged.
         teachers: Folders of runs whose embedders teach a student by its crops, in place of labels; for the losses that
@@ -184,7 +192,7 @@ class TrainConfig:
         seed: Of everything that is random.
         device: "auto" takes the GPU if there is one.
         autocast: Precision of the backbone; the loss always computes in float32 at least.
-        compile: Whether torch.compile compiles the network; "auto" does on a GPU, in runs of 5,000 steps or more that
+        compile: Whether torch.compile compiles the model; "auto" does on a GPU, in runs of 5,000 steps or more that
             need not be deterministic, since it takes half a minute or so first.
         deterministic: Only operations that give the same bits each time, also on a GPU; slower.
         log_every: Steps between lines of the log.
@@ -203,7 +211,7 @@ class TrainConfig:
     average: float = 0.0
     teachers: tuple[str, ...] = ()
     evaluate_every: int = 1
-    select_by: Literal["recall_at_1", "map_at_r"] = "recall_at_1"
+    select_by: SelectBy = "recall_at_1"
     checkpoint_every: int = 0
     seed: int = 0
     device: str = "auto"
@@ -231,6 +239,9 @@ class TrainConfig:
         if self.head_start not in HEAD_STARTS:
             hint = did_you_mean(self.head_start, HEAD_STARTS)
             raise ValueError(f"head_start must be one of {', '.join(HEAD_STARTS)}, got {self.head_start!r}{hint}")
+        if self.select_by not in SELECTABLE:
+            hint = did_you_mean(self.select_by, SELECTABLE)
+            raise ValueError(f"select_by must be one of {', '.join(SELECTABLE)}, got {self.select_by!r}{hint}")
         self._check_teachers()
         if not isinstance(self.compile, bool) and self.compile != "auto":
             raise ValueError(f"compile must be true, false or auto, got {self.compile!r}")
@@ -250,7 +261,7 @@ class TrainConfig:
 
     @property
     def settled_from(self) -> int:
-        """The epoch, counted from 0, from which the whole network trains to the end."""
+        """The epoch, counted from 0, from which the whole model trains to the end."""
         return self.warm_up_after + self.warm_up_epochs
 
 
@@ -312,7 +323,7 @@ class StorageConfig:
 
 @dataclass(frozen=True)
 class RunConfig(TrainConfig):
-    """A whole run: data, network and training."""
+    """A whole run: data, model and training."""
 
     data: DataConfig = field(default_factory=DataConfig)
     model: EmbedderConfig = field(default_factory=EmbedderConfig)

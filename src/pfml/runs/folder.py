@@ -24,7 +24,7 @@ from typing import Any
 from pfml.storage.files import DamagedFileError, remove_partials, write_atomically, writing
 from pfml.storage.manifest import Format, digest_of, read_manifest, write_manifest
 
-__all__ = ["RUN", "CurveWriter", "ReadOnlyRunFolder", "RunFolder"]
+__all__ = ["RUN", "CurveWriter", "ReadOnlyRunFolder", "RunFolder", "of_model", "summarize"]
 
 
 class CurveWriter:
@@ -182,6 +182,35 @@ class ReadOnlyRunFolder(RunFolder):
     def forget_after(self, step: int, evaluations: int) -> None: ...
 
     def write_results(self, results: dict[str, Any]) -> None: ...
+
+
+def summarize(history: list[dict[str, Any]], *, select_by: str = "recall_at_1") -> dict[str, Any]:
+    """The evaluations to report, by name.
+
+    "best_on_test" is the habit of the literature, and an optimistic one: it chooses on the classes that it reports.
+    "validation_selected" chose on other classes; it is None without validation. "model" is the name of that one whose
+    weights the run's model has: "validation_selected" where there is validation, else "last".
+    """
+    if not history:
+        raise ValueError("there must be at least one evaluation to report")
+    with_validation = [entry for entry in history if "validation" in entry]
+    return {
+        "last": history[-1],
+        "best_on_test": max(history, key=lambda entry: entry["test"][select_by]),
+        "validation_selected": (
+            max(with_validation, key=lambda entry: entry["validation"][select_by]) if with_validation else None
+        ),
+        "selected_by": select_by,
+        "model": "validation_selected" if with_validation else "last",
+    }
+
+
+def of_model(results: dict[str, Any]) -> dict[str, Any]:
+    """The evaluation of the run's model: that of the epoch that validation chose, else of the last."""
+    entry: dict[str, Any] = results[
+        results.get("model") or ("validation_selected" if results["validation_selected"] else "last")
+    ]
+    return entry
 
 
 def _sealed(entry: dict[str, Any]) -> str:

@@ -37,8 +37,8 @@ def recipe_config(method: str, base: Config, *, published: bool = False) -> Conf
     loss = base.loss if base.loss.name == method else LossConfig(method)
     config = replace(base, loss=loss)
     if published:
-        place = (base.data.name, base.model.backbone) if isinstance(base, RunConfig) else (None, None)
-        config = _published(published_recipe(method, *place).recipe, config)
+        target = (base.data.name, base.model.backbone) if isinstance(base, RunConfig) else (None, None)
+        config = _published(published_recipe(method, *target).recipe, config)
     else:
         config = _shared(row, config)
     return replace(config, batch=_with_positives(config.batch)) if row.needs_positives else config

@@ -13,7 +13,7 @@ from pfml.evaluation.metrics import HEADLINE, metric_label
 from pfml.models import Embedder
 from pfml.models.backbone_table import default_weights
 from pfml.runs.config import RunConfig
-from pfml.runs.results import of_model
+from pfml.runs.folder import of_model
 from pfml.suggest.suggestion import BACKBONE
 from pfml.terminal import shell_words
 from pfml.training.environment import precision, resolve_device, seeded

@@ -31,21 +31,21 @@ def largest_share(steps: int) -> float:
 
 
 class WeightAverage:
-    """The running mean of all that is learned or gathered in a network: parameters, and statistics of BatchNorm.
+    """The running mean of all that is learned or gathered in a model: parameters, and statistics of BatchNorm.
 
     There is no mean before the first `update`, which starts it at the weights; until then `applied` and `adopt` leave
-    the network as it is. Integers, such as BatchNorm's count of batches, are the network's own throughout.
+    the model as it is. Integers, such as BatchNorm's count of batches, are the model's own throughout.
 
     Args:
-        network: Whose weights; they must stay in the memory that they are in.
+        model: Whose weights; they must stay in the memory that they are in.
         share: Of the old mean in the new one, in [0, 1); with 0 there never is a mean.
     """
 
-    def __init__(self, network: nn.Module, share: float) -> None:
+    def __init__(self, model: nn.Module, share: float) -> None:
         if not 0 <= share < 1:
             raise ValueError(f"share must lie in [0, 1), got {share}")
         self.share = share
-        self._weights = {name: value for name, value in network.state_dict().items() if value.is_floating_point()}
+        self._weights = {name: value for name, value in model.state_dict().items() if value.is_floating_point()}
         self._means: dict[str, Tensor] = {}
         self._mix = get_ema_multi_avg_fn(share)
 
@@ -62,7 +62,7 @@ class WeightAverage:
     def applied(self) -> Iterator[None]:
         """The mean in place of the weights within the block; afterwards the weights, whatever has happened.
 
-        Values are copied within the same memory, which a compiled network and the optimizer know.
+        Values are copied within the same memory, which a compiled model and the optimizer know.
         """
         trained = {name: self._weights[name].clone() for name in self._means}
         try:
@@ -76,14 +76,14 @@ class WeightAverage:
         self._write(self._means)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The mean by the names of the network's own `state_dict`; nothing before it has begun."""
+        """The mean by the names of the model's own `state_dict`; nothing before it has begun."""
         return dict(self._means)
 
     def load_state_dict(self, means: dict[str, Tensor]) -> None:
         """Restore what `state_dict` returned."""
         if means and means.keys() != self._weights.keys():
             differing = ", ".join(sorted(means.keys() ^ self._weights.keys()))
-            raise ValueError(f"the stored mean must be one of this network's weights, but they differ in {differing}")
+            raise ValueError(f"the stored mean must be one of this model's weights, but they differ in {differing}")
         # in the order and the memory format of the weights, which files do not keep
         names = [name for name in self._weights if name in means]
         self._means = {name: torch.empty_like(self._weights[name]).copy_(means[name]) for name in names}

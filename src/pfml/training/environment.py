@@ -41,7 +41,7 @@ def precision(name: str) -> torch.dtype | None:
 
 
 def compiles(config: TrainConfig, device: torch.device, steps: int) -> bool:
-    """Whether a run of so many steps compiles its network."""
+    """Whether a run of so many steps compiles its model."""
     if isinstance(config.compile, bool):
         return config.compile
     return device.type == "cuda" and not config.deterministic and steps >= COMPILED_FROM

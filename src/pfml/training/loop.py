@@ -44,9 +44,8 @@ from pfml.runs.checkpoint import (
     save_chosen_epoch,
 )
 from pfml.runs.config import TrainConfig
-from pfml.runs.folder import RunFolder
+from pfml.runs.folder import RunFolder, of_model, summarize
 from pfml.runs.image_states import require_same_images
-from pfml.runs.results import of_model, summarize
 from pfml.runs.saved_loss import save_loss
 from pfml.storage.files import write_atomically
 from pfml.training.averaging import WeightAverage, largest_share
@@ -64,7 +63,7 @@ from pfml.training.ranks import (
     create_rank_loss,
     create_scaler,
     has_proxies,
-    prepare_network,
+    prepare_embedder,
     require_same_task,
     whole_loss,
 )
@@ -89,7 +88,7 @@ class Training:
     """A run in progress: its state, and the steps that change it.
 
     Args:
-        embedder: The network, trained in place.
+        embedder: The model, trained in place.
         data: What to train and evaluate on.
         sources: An image source for "train", "test", and "validation" and "gallery" if the data has them.
         config: How to train.
@@ -111,7 +110,7 @@ class Training:
         self.world = world or World()
         self.device = self.world.device or resolve_device(config.device)
         require_same_task(config, data, self.world)
-        self.embedder = prepare_network(on_device(embedder, self.device), config, self.world)
+        self.embedder = prepare_embedder(on_device(embedder, self.device), config, self.world)
         self.embedder.trained_on = learned(embedder, data)
         require_matches(data)
         self.batches = create_batches(data.train, config)

@@ -75,7 +75,7 @@ def create_optimizer(
     ]
     groups = [{**group, "base_lr": group["lr"]} for group in groups if group["params"]]
     if not groups:
-        raise ValueError("there is nothing to train: the network has no head and the loss no parameters")
+        raise ValueError("there is nothing to train: the model has no head and the loss no parameters")
     algorithm = OPTIMIZERS[config.name]
     if hold is not None and not (fused and algorithm.is_fused):
         raise ValueError(f"hold needs fused=True and an optimizer that has it, got {fused} and {config.name}")

@@ -34,7 +34,7 @@ __all__ = [
     "load_optimizer_state",
     "loss_state",
     "optimizer_state",
-    "prepare_network",
+    "prepare_embedder",
     "require_same_task",
     "whole_loss",
 ]
@@ -55,7 +55,7 @@ def require_same_task(config: TrainConfig, data: RetrievalData, world: World) ->
             raise ValueError(f"all ranks must train alike, but rank {rank} differs from rank 0 in {differing}")
 
 
-def prepare_network(embedder: Embedder, config: TrainConfig, world: World) -> Embedder:
+def prepare_embedder(embedder: Embedder, config: TrainConfig, world: World) -> Embedder:
     """The embedder with the weights of the first rank, and statistics of BatchNorm, if they train, of all ranks."""
     if not isinstance(world, Ranks):
         return embedder

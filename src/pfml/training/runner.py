@@ -10,19 +10,20 @@ from typing import Any
 from pfml.data import Corruption, RetrievalData
 from pfml.data.decoding import listing_all_unreadable
 from pfml.distributed import World
+from pfml.evaluation import evaluate
 from pfml.models import Embedder
+from pfml.runs.card import write_run_cards
 from pfml.runs.checkpoint import has_checkpoint
 from pfml.runs.config import RunConfig, StorageConfig, TrainConfig
 from pfml.runs.config_files import plain, read_config, write_config
 from pfml.runs.data import PreparedData, prepare_data
-from pfml.runs.folder import ReadOnlyRunFolder, RunFolder
+from pfml.runs.folder import ReadOnlyRunFolder, RunFolder, summarize
 from pfml.runs.image_states import require_same_images, write_image_states
 from pfml.storage.files import write_atomically
-from pfml.training.environment import resolve_device, seeded
+from pfml.training.environment import precision, resolve_device, seeded
 from pfml.training.loop import Training
 from pfml.training.progress import Monitor
 from pfml.training.setup import open_sources
-from pfml.training.untrained import evaluate_untrained
 
 __all__ = ["create_run_embedder", "is_begun", "run", "train"]
 
@@ -37,7 +38,7 @@ def run(
     monitor: Monitor | None = None,
     world: World | None = None,
 ) -> dict[str, Any]:
-    """Train as `config` says in the folder `out`; the results (see `pfml.runs.results`).
+    """Train as `config` says in the folder `out`; the results (see `pfml.runs.folder.summarize`).
 
     A method that trains nothing is evaluated only. The other arguments are those of `train`.
 
@@ -57,11 +58,57 @@ def run(
     if not config.loss.trains:
         resume = resume and is_begun(config, out)
         with listing_all_unreadable(images, track=monitor.track):
-            return evaluate_untrained(embedder, images, config, RunFolder(out), monitor, world, resume=resume)
+            return _evaluate_untrained(embedder, images, config, RunFolder(out), monitor, world, resume=resume)
     if corruption is not None:
         changed = f"{corruption.wrong:,} of {len(images.train):,} training labels"
         monitor.remark(f"{changed} are wrong on purpose, listed in {RunFolder(out).noise}")
     return _train(embedder, images, config, out, resume, config.storage, monitor, corruption, world)
+
+
+def _evaluate_untrained(
+    embedder: Embedder,
+    data: RetrievalData,
+    config: RunConfig,
+    folder: RunFolder,
+    monitor: Monitor,
+    world: World,
+    *,
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Evaluate the embedder as it is; the results, as those of a run, of epoch 0.
+
+    The folder gets config.yaml, log.jsonl, model/ and results.json, so that what reads runs reads it too. With `resume`
+    it may hold what an interrupted evaluation has written; it is evaluated again, and everything is written again.
+    """
+    embedder = embedder.to(world.device or resolve_device(config.device))
+    if not resume:
+        world.by_first(folder.start)
+    for remark in data.remarks:
+        monitor.remark(remark)
+    entry: dict[str, Any] = {"epoch": 0}
+    for role, images in (("test", data), ("validation", data.validation)):
+        if images is not None:
+            autocast = precision(config.autocast)
+            metrics = evaluate(
+                embedder, images, recall_at=data.recall_at, autocast=autocast, track=monitor.track, world=world
+            )
+            entry[role] = metrics.as_dict()
+    results: dict[str, Any] = world.by_first(lambda: _write_untrained(config, data, folder, embedder, entry))
+    return results
+
+
+def _write_untrained(
+    config: RunConfig, data: RetrievalData, folder: RunFolder, embedder: Embedder, entry: dict[str, Any]
+) -> dict[str, Any]:
+    write_config(folder.config, config, sealed=True)
+    folder.forget_after(0, 0)  # the same lines, if an evaluation was interrupted here
+    folder.append("evaluation", 0, **entry)
+    embedder.save(folder.model)
+    results = summarize([entry], select_by=config.select_by)
+    folder.write_results(results)
+    write_run_cards(folder, data, config, results)
+    folder.close()
+    return results
 
 
 def create_run_embedder(config: RunConfig) -> Embedder:

@@ -1,4 +1,4 @@
-"""What a run needs before its first step: a network in its place, images, batches, data that can be evaluated."""
+"""What a run needs before its first step: the embedder on its device, images, batches, data that can be evaluated."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ class Teachers:
 
     def _prepared(self, embedder: Embedder) -> Embedder:
         side = embedder.preprocessing.crop
-        place = next(embedder.parameters()).device
-        example = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(0)).to(place)
+        device = next(embedder.parameters()).device
+        example = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(0)).to(device)
         network = folded(embedder, example)
         assert isinstance(network, Embedder)
         if self.device.type == "cuda":
@@ -93,7 +93,7 @@ class Teachers:
         graph, given, result = self._graphs[crops.shape]
         given.copy_(crops)
         graph.replay()
-        return result.clone()  # the next batch is written to the same place
+        return result.clone()  # the next batch is written to the same memory
 
     def _captured(self, crops: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
         given = crops.clone()

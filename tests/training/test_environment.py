@@ -1,4 +1,4 @@
-"""When a network is compiled, how often, and that it learns the same."""
+"""When a model is compiled, how often, and that it learns the same."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from pfml.runs.checkpoint import load_checkpoint
 from pfml.runs.config import RunConfig
 from pfml.runs.config_files import read_config, write_config
-from pfml.training import LossConfig, OptimizerConfig, TrainConfig, train
+from pfml.training import BatchConfig, LossConfig, OptimizerConfig, TrainConfig, train
 from pfml.training.environment import COMPILED_FROM, compiled, compiles
 from small_data import InterruptAt, letters, small_config, small_embedder
 
@@ -44,14 +44,14 @@ def test_another_word_for_it_is_refused(tmp_path):
         TrainConfig(compile="maybe")
 
 
-def test_a_run_may_go_on_with_another_choice(tmp_path):
+def test_a_run_may_resume_with_another_choice(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "run", monitor=InterruptAt(2), compile=False)
     run(tmp_path / "run", resume=True, compile="auto")
 
 
 @pytest.mark.parametrize("batch_norm", ["train", "freeze", "freeze-all"])
-def test_warm_up_and_the_rest_are_one_graph_each(tmp_path, monkeypatch, batch_norm):
+def test_warm_up_and_the_rest_are_one_graph_each_and_learn_what_an_eager_run_learns(tmp_path, monkeypatch, batch_norm):
     graphs, compiled = [], torch.compile
 
     def counting(graph, inputs):
@@ -60,19 +60,15 @@ def test_warm_up_and_the_rest_are_one_graph_each(tmp_path, monkeypatch, batch_no
 
     monkeypatch.setattr(torch, "compile", lambda module: compiled(module, backend=counting))
     torch.compiler.reset()
-    run(
-        tmp_path / "run",
-        epochs=4,
-        warm_up_epochs=2,
-        batch_norm=batch_norm,
-        compile=True,
-        loss=LossConfig("proxy-anchor"),
-    )
+    changes = {"epochs": 4, "warm_up_epochs": 2, "evaluate_every": 4, "batch_norm": batch_norm}
+    changes |= {"loss": LossConfig("proxy-anchor"), "batch": BatchConfig(32, 4, per_epoch=1)}
+    learned = run(tmp_path / "compiled", compile=True, **changes)
     assert len(graphs) == 2
+    torch.testing.assert_close(learned, run(tmp_path / "eager", **changes), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
-def test_a_network_compiled_to_machine_code_learns_the_same(tmp_path):
+def test_a_model_compiled_to_machine_code_learns_the_same(tmp_path):
     changes = {"epochs": 2, "warm_up_epochs": 1, "batch_norm": "freeze", "optimizer": OptimizerConfig("adamw", lr=1e-3)}
     torch.compiler.reset()
     eager, compiled = (run(tmp_path / str(flag), compile=flag, **changes) for flag in (False, True))

@@ -14,17 +14,17 @@ from pfml.training import DataConfig, Monitor, RunConfig, StorageConfig, run
 from pfml.training.runner import create_run_embedder
 from small_data import small_config
 
-COLOURS = {"a": 30, "b": 90, "c": 150, "d": 210}
+COLORS = {"a": 30, "b": 90, "c": 150, "d": 210}
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Four classes of eight pictures, 40 x 36 pixels."""
-    for name, level in COLOURS.items():
+    """Four classes of eight images, 40 x 36 pixels."""
+    for name, level in COLORS.items():
         (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(8):
-            picture = Image.new("RGB", (40, 36), (level, 255 - level, 16 * number))
-            picture.save(tmp_path / "images" / name / f"{number}.png")
+            image = Image.new("RGB", (40, 36), (level, 255 - level, 16 * number))
+            image.save(tmp_path / "images" / name / f"{number}.png")
     return tmp_path / "images"
 
 
@@ -32,7 +32,7 @@ def config(folder, **changes):
     small = small_config()
     values = {name: getattr(small, name) for name in ("warm_up_epochs", "batch_norm", "loss", "optimizer", "device")}
     values |= {"batch": replace(small.batch, size=8), "epochs": 1, "log_every": 1}
-    model = EmbedderConfig("convnet", embedding_dim=8)
+    model = EmbedderConfig("convnet", embedding_dim=8, image_size=16)
     return RunConfig(**{**values, "data": DataConfig(str(folder)), "model": model, **changes})
 
 
@@ -80,7 +80,7 @@ def test_a_run_resumes_from_another_working_directory(folder, tmp_path, monkeypa
     assert again["last"] == first["last"]
 
 
-def test_a_list_of_wrong_labels_is_found_from_another_working_directory(folder, tmp_path, monkeypatch):
+def test_a_list_of_label_noise_is_found_from_another_working_directory(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(folder.parent)
     Path("wrong.csv").write_text(f"{folder.name}/a/3.png,b\n")
     noise = LabelNoise(variant="list", file=Path("wrong.csv"))
@@ -142,7 +142,7 @@ def test_images_can_be_shrunk_when_they_are_decoded(folder, tmp_path):
     assert remarks.lines[0] != full.lines[0]
 
 
-def test_wrong_labels_are_listed_beside_the_run_and_said(folder, tmp_path):
+def test_label_noise_is_listed_beside_the_run_and_said(folder, tmp_path):
     remarks = Remarks()
     data = DataConfig(str(folder), noise=LabelNoise(0.25))
     run(config(folder, data=data), tmp_path / "run", monitor=remarks)
