@@ -73,7 +73,7 @@ class ServerProcess:
         self.said = folder / "server.log"
         self.temporary = folder / "temporary"
         self.temporary.mkdir(parents=True)
-        command = [sys.executable, "-m", "pfml.cli", "serve", str(run), "--port", "0", "--map", "pca", *options]
+        command = [sys.executable, "-m", "pfml", "serve", str(run), "--port", "0", "--map", "pca", *options]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)}
         self._began = time.monotonic()
         with self.said.open("wb") as said:

@@ -101,7 +101,7 @@ def commands(page):
     lines = [line for line in text.splitlines() if line.startswith("    ")]
     lines += re.findall(r"`([^`\n]+)`", text)
     for line in lines:
-        for part in re.findall(r"\bpfml(?:\.cli)? ([a-z]+\b[^;|>`]*)", line):
+        for part in re.findall(r"\bpfml ([a-z]+\b[^;|>`]*)", line):
             try:
                 words = shlex.split(part, comments=True)
             except ValueError:  # a quote that is closed in another place

@@ -186,7 +186,7 @@ def test_the_working_folder_is_not_imported_from_by_python_m(tmp_path):
     (tmp_path / "evilmod.py").write_text("open('marker', 'w').write('x')\nclass Evil: ...\n")
     (tmp_path / "given.yaml").write_text("data: {class_path: evilmod.Evil}")
     done = subprocess.run(
-        [sys.executable, "-m", "pfml.cli", "train", "--config", "given.yaml"],
+        [sys.executable, "-m", "pfml", "train", "--config", "given.yaml"],
         cwd=tmp_path, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 2

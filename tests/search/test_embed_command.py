@@ -156,7 +156,7 @@ def test_an_index_is_made_from_embeddings_and_answers_the_same(place, capsys):
 
 @pytest.mark.slow
 def test_torchrun_gives_each_process_its_share(place, capsys):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "-m", "pfml.cli"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "-m", "pfml"]
     subprocess.run([*command, "embed", "run", "images", "--out=vectors", "--shard-images=4"], check=True)
     before = files_of(place / "vectors")
     assert "0 added, 23 unchanged" in said(capsys, "embed", "run", "images", "--out=vectors")

@@ -30,7 +30,7 @@ class Server:
     """`pfml serve` in a process of its own."""
 
     def __init__(self, run, *options):
-        command = [sys.executable, "-m", "pfml.cli", "serve", str(run), "--port", "0", "--map", "pca", *options]
+        command = [sys.executable, "-m", "pfml", "serve", str(run), "--port", "0", "--map", "pca", *options]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment

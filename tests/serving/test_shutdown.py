@@ -198,7 +198,7 @@ BAD_BODIES = {
 
 @pytest.mark.skipif(os.name == "nt", reason="SIGTERM ends a process at once there")
 def test_pfml_serve_answers_uploads_at_shutdown_and_logs_no_malformed_bodies(small_run):
-    command = [sys.executable, "-m", "pfml.cli", "serve", str(small_run), "--port", "0", "--map", "pca"]
+    command = [sys.executable, "-m", "pfml", "serve", str(small_run), "--port", "0", "--map", "pca"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment

@@ -167,8 +167,8 @@ def _apply(
         config = shell_words(str(run / "config.yaml"))
         print_line(console, f"train again: pfml train --config {config} --data.corrections {shell_words(str(path))}")
     if out is not None:
-        place = shell_words(str(out))
-        print_line(console, f"{out}: all images with their corrected labels, for pfml train --data.name {place}")
+        table = shell_words(str(out))
+        print_line(console, f"{out}: all images with their corrected labels, for pfml train --data.name {table}")
 
 
 def _print_suspects(console: Console, found: Audit, shown: list[Suspect], listed: int) -> None:

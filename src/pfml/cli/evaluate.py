@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pfml.cli.console import create_console, print_json, print_model, print_scores, print_verification
-from pfml.cli.parser import add_device_option, add_json_option, add_quiet_option
+from pfml.cli.parser import add_device_option, add_expand_option, add_json_option, add_quiet_option
 from pfml.terminal import print_line
 
 if TYPE_CHECKING:
@@ -106,14 +106,7 @@ def add_evaluate_arguments(parser: ArgumentParser) -> None:
         help="Over all pairs: the equal error rate (EER), and false non-match rates (FNMR) at false match rates (FMR) "
         "of 1e-2, 1e-3 and 1e-4.",
     )
-    add(
-        "--expand",
-        type=int,
-        nargs="?",
-        const=5,
-        metavar="K",
-        help="Query expansion: also search with the mean of each query and its K nearest (5), weighted by similarity.",
-    )
+    add_expand_option(parser, "also search")
     add("--rerank", action="store_true", help="Also rank by k-reciprocal neighbors (Zhong et al., 2017).")
     add_device_option(parser)
     add_json_option(parser)

@@ -202,7 +202,7 @@ def demo(
     from pfml.training.shutdown import interruptible
 
     console = create_console(quiet=quiet)
-    with interruptible("stopped; a demo begins anew when it is started again"):
+    with interruptible("stopped; a demo starts from the beginning when it is run again"):
         report = run_demo(out, console=console, epochs=epochs, seed=seed, device=device)
     print_line(console, f"{report}: curves, map of the embedding, proxies in the field, retrieval examples")
 

@@ -95,8 +95,8 @@ def _bundle(console: Console, run: Path, out: Path, images: list[Path] | None, w
 
     parts = export_bundle(run, out, onnx_images=check_images(run, images) if with_onnx else None)
     print_line(console, f"{out}: {', '.join(parts)}; pfml.load_bundle({str(out)!r})")
-    place = shell_words(str(run))
-    for part, command in (("index", f"pfml index {place} FOLDER"), ("threshold", f"pfml calibrate {place}")):
+    typed = shell_words(str(run))
+    for part, command in (("index", f"pfml index {typed} FOLDER"), ("threshold", f"pfml calibrate {typed}")):
         if part not in parts:
             print_line(console, f"it has no {part}, since {run} has none: {command} makes it")
 

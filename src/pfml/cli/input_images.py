@@ -1,4 +1,4 @@
-"""Images that commands are given: unreadable ones are left out, named and counted; images in the place of the run."""
+"""Images that commands are given: unreadable ones are left out, named and counted; images typed before the run."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def end_with_unreadable(failures: Sequence[ImageError]) -> None:
 
 
 def refuse_images_first(command: str, run: Path, images: Sequence[Path]) -> None:
-    """Raise ValueError if `run` is no model, but the one place of `images` is: they were typed in the other order."""
+    """Raise ValueError if `run` is no model, but the one path of `images` is: they were typed in the other order."""
     if len(images) == 1 and not _has_model(run) and _has_model(images[0]):
         order = shell_words("pfml", command, str(images[0]), str(run))
         raise ValueError(f"the run comes before the images: {order}")
 
 
 def _has_model(folder: Path) -> bool:
-    return any((place / "model.json").is_file() for place in (folder, folder / "model"))
+    return any((path / "model.json").is_file() for path in (folder, folder / "model"))

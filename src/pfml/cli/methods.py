@@ -132,7 +132,7 @@ def _loss(method: Method) -> str:
 def _options(method: Method) -> str:
     """All options, or of many the first four and those that the name sets."""
     options = method.options()
-    shown = {name: value for place, (name, value) in enumerate(options.items()) if place < 4 or name in method.values}
+    shown = {name: value for number, (name, value) in enumerate(options.items()) if number < 4 or name in method.values}
     few = len(options) <= 8
     text = ", ".join(f"{name} {_value(value)}" for name, value in (options if few else shown).items())
     return text if few else f"{text}, ..."

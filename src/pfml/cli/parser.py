@@ -17,6 +17,7 @@ __all__ = [
     "Command",
     "Parser",
     "add_device_option",
+    "add_expand_option",
     "add_json_option",
     "add_quiet_option",
     "create_parser",
@@ -111,6 +112,18 @@ def create_parser(name: str, command: Command, **options: Any) -> Parser:
 def add_device_option(parser: argparse.ArgumentParser) -> None:
     """Add --device."""
     parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda or cuda:N.")
+
+
+def add_expand_option(parser: argparse.ArgumentParser, verb: str) -> None:
+    """Add --expand; `verb` says what the command then does."""
+    parser.add_argument(
+        "--expand",
+        type=int,
+        nargs="?",
+        const=5,
+        metavar="K",
+        help=f"Query expansion: {verb} with the mean of each query and its K nearest (5), weighted by similarity.",
+    )
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:

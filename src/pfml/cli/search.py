@@ -15,7 +15,7 @@ from pfml.cli.input_images import (
     refuse_images_first,
     unreadable_content,
 )
-from pfml.cli.parser import add_device_option, add_json_option, add_quiet_option
+from pfml.cli.parser import add_device_option, add_expand_option, add_json_option, add_quiet_option
 from pfml.terminal import print_line, readable, shell_words
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def index(
     from pfml.training.progress import ProgressMonitor
 
     console = create_console(stderr=as_json, quiet=quiet)
-    place = out or run / "index"
+    folder = out or run / "index"
     update = Update()
     if images is None and not (remove or remove_class or compact):
         raise ValueError("pfml index needs images to add, or --remove, --remove-class or --compact")
@@ -75,9 +75,9 @@ def index(
         stored = None if embeddings is None else open_embeddings(embeddings)
         embedder = load_embedder(run).to(resolve_device(device))
         print_model(console, run)
-        if not (place / "index.json").is_file():
-            ImageIndex.create(place, ModelIdentity.of(embedder), embedder.embedding_dim)
-        found = ImageIndex.open(place)
+        if not (folder / "index.json").is_file():
+            ImageIndex.create(folder, ModelIdentity.of(embedder), embedder.embedding_dim)
+        found = ImageIndex.open(folder)
         update = update_index(
             found,
             embedder,
@@ -94,7 +94,7 @@ def index(
             embedded = update.added + update.replaced - update.taken
             print_line(console, f"{update.taken:,} vectors taken from {embeddings}, {embedded:,} images embedded")
     else:
-        found = ImageIndex.open(place)
+        found = ImageIndex.open(folder)
     removed = _remove(console, found, remove or [], remove_class or [])
     if compact:
         found.compact()
@@ -125,7 +125,7 @@ def add_index_arguments(parser: ArgumentParser) -> None:
         help="Images to remove, or folders whose images are all removed.",
     )
     add("--remove-class", nargs="+", action="extend", metavar="CLASS", help="Classes to remove.")
-    add("--compact", action="store_true", help="Write the index anew, without what was removed, in few files.")
+    add("--compact", action="store_true", help="Rewrite the index without what was removed, in few files.")
     add("--shard-images", type=int, default=4096, help="Images that are written together.")
     add("--batch-size", type=int, default=64, help="Images per forward pass.")
     add("--workers", type=int, default=2, help="Threads that read files.")
@@ -202,14 +202,7 @@ def add_search_arguments(parser: ArgumentParser) -> None:
         default="exact",
         help="exact, faiss, or auto: faiss from a million images on, if it is installed and memory has ample room.",
     )
-    add(
-        "--expand",
-        type=int,
-        nargs="?",
-        const=5,
-        metavar="K",
-        help="Query expansion: search with the mean of each query and its K nearest (5), weighted by similarity.",
-    )
+    add_expand_option(parser, "search")
     add("--rerank", action="store_true", help="Rank the first 100 by k-reciprocal neighbors (Zhong et al., 2017).")
     add_device_option(parser)
     add_json_option(parser)
@@ -266,17 +259,17 @@ def add_calibrate_arguments(parser: ArgumentParser) -> None:
     add_quiet_option(parser)
 
 
-def _remove(console: Console, index: ImageIndex, places: list[Path], class_names: list[str]) -> int:
+def _remove(console: Console, index: ImageIndex, paths: list[Path], class_names: list[str]) -> int:
     """Remove images by path, folders of them, and classes; how many."""
-    if not places and not class_names:
+    if not paths and not class_names:
         return 0
     from pfml.search.update import plain_path
 
     known = [entry.path for entry in index.entries()]
     chosen: dict[str, None] = {}
-    for place in map(plain_path, places):
-        below = [path for path in known if place in Path(path).parents]
-        chosen |= dict.fromkeys(below or [str(place)])  # the index refuses what it does not have
+    for given in map(plain_path, paths):
+        below = [path for path in known if given in Path(path).parents]
+        chosen |= dict.fromkeys(below or [str(given)])  # the index refuses what it does not have
     count = index.remove(paths=list(chosen), class_names=class_names)
     print_line(console, f"{count:,} removed")
     return count

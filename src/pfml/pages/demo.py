@@ -116,7 +116,7 @@ def describe(data: RetrievalData) -> tuple[str, str]:
     return (
         f"{data.name}: {len(train):,} images of {train.num_classes} glyphs to train on, "
         f"{len(test):,} images of {test.num_classes} other glyphs to search among.",
-        "Each image is a letter in one of several typefaces, rotated, sheared, scaled, shifted and noisy; "
+        "Each image is a glyph in one of several typefaces, rotated, sheared, scaled, shifted and noisy; "
         "nothing is downloaded.",
     )
 

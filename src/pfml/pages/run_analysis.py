@@ -71,7 +71,7 @@ class ClassScore:
         label: The class.
         queries: Its images that have a match.
         recall_at_1, map_at_r: Means over them.
-        confused_with: The class that is most often nearest in its place; None if none ever is.
+        confused_with: The class that is most often nearest instead; None if none ever is.
         confusions: How often.
     """
 

@@ -25,7 +25,7 @@ from pfml.training.setup import require_matches
 __all__ = ["Suggestion", "suggest", "suggest_model", "with_values"]
 
 BACKBONE, FULL_SIZE = "efficientnet_lite0", 224
-#: Sides of crops to choose from; the network halves its input five times.
+#: Sides of crops to choose from; the backbone halves its input five times.
 IMAGE_SIZES = (96, 128, 160, 192, 224)
 #: A job on a CPU should take about so long, with so many epochs if a smaller crop can make room for them.
 CPU_SECONDS, FITTING_EPOCHS = 300.0, 4

@@ -1,5 +1,0 @@
-"""`python -m pfml.cli` is `pfml`."""
-
-from pfml.cli import main
-
-main()
