@@ -87,7 +87,7 @@ def test_the_mode_is_restored_after_an_error():
     assert embedder.training
 
 
-def test_autocast_reaches_the_network_and_the_result_is_float32():
+def test_autocast_reaches_the_model_and_the_result_is_float32():
     embedder = MeanColor()
     assert embed(embedder, colored(3), autocast=torch.bfloat16).dtype == torch.float32
     embed(embedder, colored(3))

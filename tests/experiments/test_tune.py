@@ -86,7 +86,7 @@ def test_no_test_image_is_in_the_data_of_a_trial(config, folder):
         tuning_data(config, "none")
 
 
-def test_tuning_finds_values_and_goes_on_where_it_stopped(config, tmp_path):
+def test_tuning_finds_values_and_resumes(config, tmp_path):
     space = {"loss.options.delta": Range(0.2, 1.0), "optimizer.lr": Range(1e-4, 1e-2, log=True)}
     seen = []
     first = tune(config, tmp_path, trials=2, space=space, on_trial=seen.append)
