@@ -55,7 +55,7 @@ def add_for_ever(folder, started):
 def hold(folder, holding, done):
     with ImageIndex.open(folder).writing():
         holding.set()
-        done.wait(60)
+        done.wait(300)
 
 
 def error_of_adding(folder, limit, answers):

@@ -17,7 +17,8 @@ from pfml.runs.config_files import read_config, write_config
 from pfml.runs.data import prepare_data
 from pfml.training import run
 
-COLOURS = {"[/blue]": (20, 40, 220), "[red]": (220, 30, 30), "green": (30, 200, 40), "gray": (128, 128, 128)}
+pytestmark = pytest.mark.usefixtures("without_plots")
+COLORS = {"[/blue]": (20, 40, 220), "[red]": (220, 30, 30), "green": (30, 200, 40), "gray": (128, 128, 128)}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def noisy_run(tmp_path_factory):
     """A run on plain colors with label noise, whose class names look like markup."""
     folder = tmp_path_factory.mktemp("images")
     rows = []
-    for number, (name, color) in enumerate(COLOURS.items()):
+    for number, (name, color) in enumerate(COLORS.items()):
         for k in range(8):
             Image.new("RGB", (20, 20), tuple(max(0, level - k) for level in color)).save(folder / f"{number}-{k}.png")
             rows.append((f"{number}-{k}.png", name, "test" if name == "gray" else "train"))

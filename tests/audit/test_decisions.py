@@ -19,7 +19,7 @@ from pfml.runs.config import BatchConfig
 from pfml.runs.data import prepare_data
 from pfml.training import DataConfig, run
 
-COLOURS = {"blue": (20, 40, 220), "green": (30, 200, 40), "red": (220, 30, 30), "gray": (128, 128, 128)}
+COLORS = {"blue": (20, 40, 220), "green": (30, 200, 40), "red": (220, 30, 30), "gray": (128, 128, 128)}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def labeled_images(tmp_path_factory):
     folder = tmp_path_factory.mktemp("images")
     random = torch.Generator().manual_seed(0)
     rows = []
-    for name, color in COLOURS.items():
+    for name, color in COLORS.items():
         for number in range(12):
             shift = torch.randint(-12, 13, (3,), generator=random).tolist()
             level = tuple(max(0, min(255, c + s)) for c, s in zip(color, shift, strict=True))
@@ -168,11 +168,11 @@ def test_the_table_keeps_the_division_and_is_a_data_set(labeled_images, tmp_path
     assert data.train.images[second].resolve() not in {path.resolve() for path in again.train.images}
 
 
-def test_drawn_images_have_no_table(tmp_path):
+def test_generated_images_have_no_table(tmp_path):
     _points, images, _ = clusters()
     other = replace(images, class_names=tuple("uvwxyz"))
     with pytest.raises(ValueError, match="--data.corrections"):
-        write_table(tmp_path / "table.csv", RetrievalData("drawn", images, other), Corrections({}))
+        write_table(tmp_path / "table.csv", RetrievalData("generated", images, other), Corrections({}))
 
 
 def test_a_run_knows_its_truth_also_after_corrections(noisy_run, tmp_path):
@@ -228,6 +228,7 @@ def test_suspects_are_written_with_their_evidence(judged, tmp_path):
     assert rows[0]["neighbors"].count(" at ") == 2
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_the_command_goes_from_a_run_to_a_run_on_corrected_labels(noisy_run, tmp_path, capsys):
     out = tmp_path / "corrected.csv"
     decisions = tmp_path / "decisions.csv"
@@ -245,6 +246,7 @@ def test_the_command_goes_from_a_run_to_a_run_on_corrected_labels(noisy_run, tmp
     assert load_data(str(out)).train.labels.tolist() == load_data(data_path(noisy_run)).train.labels.tolist()
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_the_command_counts_suspects_and_names_what_it_cannot_judge(labeled_images, tmp_path, capsys):
     rows = list(csv.DictReader(labeled_images.read_text().splitlines()))
     lines = [f"{labeled_images.parent / row['path']},{row['label']},{row['split']}" for row in rows]
@@ -271,12 +273,13 @@ def test_what_apply_does_needs_apply(noisy_run, tmp_path, capsys):
         main(["audit", str(noisy_run), "--policy", "drop"])
 
 
+@pytest.mark.usefixtures("without_plots")
 def test_images_of_unseen_classes_are_judged_if_asked(labeled_images, tmp_path, capsys):
     rows = list(csv.DictReader(labeled_images.read_text().splitlines()))
-    unseen = sorted(COLOURS)[:2]
+    unseen = sorted(COLORS)[:2]
     swapped = [next(row for row in rows if row["label"] == name) for name in unseen]
     swapped[0]["label"], swapped[1]["label"] = unseen[1], unseen[0]
-    split = {name: "test" if name in unseen else "train" for name in COLOURS}
+    split = {name: "test" if name in unseen else "train" for name in COLORS}
     lines = [f"{labeled_images.parent / row['path']},{row['label']},{split[row['label']]}" for row in rows]
     (tmp_path / "table.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
     config = replace(noisy_config(""), data=DataConfig(str(tmp_path / "table.csv")), batch=BatchConfig(8, 4))

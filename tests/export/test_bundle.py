@@ -206,20 +206,20 @@ FORMATS = {"model/model.json": EMBEDDER, "loss/loss.json": LOSS, "threshold.json
 @pytest.mark.parametrize("manifest", FORMATS)
 def test_a_writer_between_two_reads_does_not_give_a_bundle_of_two_states(tmp_path, monkeypatch, manifest):
     embedder = save_run(tmp_path / "run")
-    place, form = tmp_path / "run" / manifest, FORMATS[manifest]
-    before, copy = place.read_bytes(), shutil.copyfile
+    path, form = tmp_path / "run" / manifest, FORMATS[manifest]
+    before, copy = path.read_bytes(), shutil.copyfile
     # the writer has renamed its manifest into place, and not yet removed the tensors before
     monkeypatch.setattr("pfml.storage.sealed_tensors._remove_left_over", lambda *_: None)
 
     def copied_late(source, target):
-        if source.parent == place.parent and place.read_bytes() == before:
-            content, tensors = read_sealed_tensors(place.parent, place.stem, form)
-            write_sealed_tensors(place.parent, place.stem, tensors, {**content, "later": True}, form)
+        if source.parent == path.parent and path.read_bytes() == before:
+            content, tensors = read_sealed_tensors(path.parent, path.stem, form)
+            write_sealed_tensors(path.parent, path.stem, tensors, {**content, "later": True}, form)
         return copy(source, target)
 
     monkeypatch.setattr("pfml.storage.sealed_tensors.shutil.copyfile", copied_late)
     assert export_bundle(tmp_path / "run", tmp_path / "bundle") == ALL
-    assert place.read_bytes() != before
+    assert path.read_bytes() != before
     assert (tmp_path / "bundle" / manifest).read_bytes() == before
     assert torch.equal(load_bundle(tmp_path / "bundle").encode(letters().images), embedder.encode(letters().images))
 

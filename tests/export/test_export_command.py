@@ -30,6 +30,26 @@ def run(made, tmp_path):
     return shutil.copytree(made, tmp_path / "my run")
 
 
+@pytest.fixture(scope="module")
+def written():
+    """The ONNX file of the run's model, by the first test that exports it."""
+    return {}
+
+
+@pytest.fixture
+def _exported_once(written, monkeypatch):
+    """Exports of the model of the run; torch traces it once, which takes most of the time."""
+    write = onnx._write
+
+    def write_or_copy(embedder, path, description):
+        if not written:
+            write(embedder, path, description)
+            written["onnx"] = path.read_bytes()
+        path.write_bytes(written["onnx"])
+
+    monkeypatch.setattr(onnx, "_write", write_or_copy)
+
+
 @pytest.fixture
 def images(tmp_path):
     folder = tmp_path / "images"
@@ -45,6 +65,7 @@ def failure(arguments, capsys):
     return f"{caught.value.code} {capsys.readouterr().err}"
 
 
+@pytest.mark.usefixtures("_exported_once")
 def test_to_onnx_checks_on_images_of_the_data_and_prints_the_largest_difference(run, capsys, monkeypatch):
     import onnxruntime
 
@@ -60,6 +81,7 @@ def test_to_onnx_checks_on_images_of_the_data_and_prints_the_largest_difference(
     assert (torch.from_numpy(found) - load_embedder(run).encode(data.test.images[:2])).abs().max() < 1e-4
 
 
+@pytest.mark.usefixtures("_exported_once")
 def test_to_a_bundle_with_onnx_in_a_zip(run, images, tmp_path, capsys):
     out = tmp_path / "out" / "b.zip"
     main(["export", str(run), "--to", "bundle", "--with-onnx", "--images", str(images), "--out", str(out)])

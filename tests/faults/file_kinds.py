@@ -3,7 +3,7 @@
 `FILE_KINDS` is the table that the tests of this folder run through. What must hold for each kind:
 
 - `sealed`: what is read is what was written, or the file is refused by its name, whatever byte was changed.
-- otherwise the file is a person's own (a table, a configuration, a picture), in which another value may be a right one:
+- otherwise the file is a person's own (a table, a configuration, an image), in which another value may be a right one:
   what is read is a value, or the file is refused by its name.
 - `remedy="ignored"`: what is broken is passed over with a warning that names it, and the rest is read.
 - `remedy="rebuilt"`: it is only a copy of what lies elsewhere, and is made again, with a warning that names it.
@@ -277,7 +277,7 @@ def cars_content(path: Path) -> Any:
     return image_table(data.train), image_table(data.test), data.remarks
 
 
-# pictures, numbers, results
+# images, numbers, results
 
 
 def noise_image(seed: int = 0, size: int = 24) -> Image.Image:

@@ -1,4 +1,4 @@
-"""A damaged, exchanged or hostile file of every kind: refused by name, nothing executed, nothing lost, in a second."""
+"""A damaged, exchanged or hostile file of every kind: refused by name, nothing executed, nothing lost, in seconds."""
 
 import json
 import os
@@ -16,7 +16,8 @@ from pfml.storage.manifest import digest_of
 
 #: what may be raised: a ValueError (DamagedFileError, ImageError) or an OSError with a sentence
 REFUSALS = (ValueError, OSError)
-SECONDS = 1.0
+#: CPU time; a tenth is usual, and a file that makes a parser expand or backtrack takes minutes.
+SECONDS = 10.0
 
 
 class Payload:

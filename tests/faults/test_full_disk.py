@@ -39,7 +39,7 @@ def test_a_full_disk_is_an_oserror_and_the_save_before_it_stays(name, small_disk
     answers = CONTEXT.Queue()
     writer = CONTEXT.Process(target=error_of_saving, args=(name, folder, 2, answers))
     writer.start()
-    kind, message = answers.get(timeout=60)
+    kind, message = answers.get(timeout=300)
     writer.join()
     assert kind, f"{name} was saved on a full disk"
     assert "(no OSError)" not in kind, f"{kind}: {message}"

@@ -19,14 +19,14 @@ def kills(name, folder, trials):
     start = time.perf_counter()
     saver.save(folder, 1)
     longest = 4 * (time.perf_counter() - start)
-    found, orphans = [1], []
+    found, orphans, end = [1], [], time.monotonic() + 60
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TornLineWarning)
-        for _ in range(trials):
+        while len(orphans) < trials or (found[-1] == 1 and time.monotonic() < end):
             started = CONTEXT.Event()
             writer = CONTEXT.Process(target=save_for_ever, args=(name, folder, found[-1] + 1, started))
             writer.start()
-            assert started.wait(60)
+            assert started.wait(300)
             time.sleep(delays.uniform(0, longest))
             kill(writer)
             found.append(saver.read(folder))
@@ -43,7 +43,7 @@ def kills(name, folder, trials):
 
 @pytest.mark.parametrize("name", SAVERS)
 def test_a_kill_while_saving_leaves_a_whole_save_and_at_most_one_orphan(name, tmp_path):
-    assert max(kills(name, tmp_path / "saves", 10)) <= SAVERS[name].most_orphans
+    assert max(kills(name, tmp_path / "saves", 6)) <= SAVERS[name].most_orphans
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from pfml.evaluation import embed
 
 @pytest.fixture
 def embedded(monkeypatch):
-    """How many images pass through the network, part by part."""
+    """How many images pass through the backbone, shard by shard."""
     counts = []
 
     def counting(embedder, source, **options):

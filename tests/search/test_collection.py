@@ -1,7 +1,6 @@
 """A collection embedded to a folder: streamed, by several processes, resumable."""
 
 import json
-import multiprocessing
 import random
 import shutil
 import time
@@ -19,14 +18,12 @@ from pfml.search import ImageShard, LockedError, OtherModelError, embed_collecti
 from pfml.storage.embeddings import open_embeddings, read_embeddings, shard_files
 from pfml.storage.files import DamagedFileError
 from pfml.storage.lock import WriterLock
+from processes import CONTEXT
 from small_collection import NAMES, SMALL, files_of, vectors_by_path, write_collection
 from small_data import small_embedder
 from small_index import write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["pfml.search", "small_collection"])
 
 
 @pytest.fixture
@@ -135,25 +132,25 @@ def test_another_model_is_refused(tmp_path, embedder, images):
 
 
 def test_a_kill_at_any_moment_loses_no_more_than_the_shard_under_way(tmp_path, embedder, images):
-    """Twenty kills at random moments; the shards in the end are, byte by byte, those of an uninterrupted run."""
+    """Kills after 0 to 6 shards, at random moments; the shards in the end are, byte by byte, those of a whole run."""
 
     def writing(folder):
         started = CONTEXT.Event()
         process = CONTEXT.Process(target=helpers.embed_in_process, args=(folder, tmp_path / "model", images, started))
         process.start()
-        assert started.wait(60)
+        assert started.wait(300)
         return process
 
     embedder.save(tmp_path / "model")
     (images / "b" / "bad.png").write_bytes(b"no image")
-    uninterrupted, began = writing(tmp_path / "whole"), time.monotonic()
-    uninterrupted.join()
-    longest = time.monotonic() - began
+    writing(tmp_path / "whole").join()
     expected, delays, cut_short = files_of(tmp_path / "whole"), random.Random(0), 0
-    for trial in range(20):
+    for trial in range(10):
         folder = tmp_path / f"killed {trial}"
         writer = writing(folder)
-        time.sleep(delays.uniform(0.0, longest))
+        while len(list(folder.glob("shard-*"))) < trial % 7 and writer.is_alive():
+            time.sleep(0.001)
+        time.sleep(delays.uniform(0.0, 0.01))
         writer.kill()
         writer.join()
         left = files_of(folder) if folder.exists() else {}
@@ -166,7 +163,7 @@ def test_a_kill_at_any_moment_loses_no_more_than_the_shard_under_way(tmp_path, e
         assert update.added + update.unchanged == 23
         assert update.damaged == []
         assert files_of(folder) == expected
-    assert cut_short >= 5
+    assert cut_short >= 2
 
 
 def test_shards_together_are_the_whole_and_a_last_run_adds_nothing(tmp_path, embedder, images, embedded):
@@ -330,7 +327,7 @@ def test_changed_files_are_embedded_again_and_their_old_vectors_do_not_count(tmp
     assert torch.equal(by_shard[changed], found[changed])
 
 
-def test_the_run_for_all_images_removes_what_is_gone_and_leaves_other_places_alone(tmp_path, embedder, images):
+def test_the_run_for_all_images_removes_what_is_gone_and_leaves_other_sources_alone(tmp_path, embedder, images):
     other = write_images(tmp_path / "other", ["x.png"], size=24)
     embed_collection(tmp_path / "out", embedder, [images], **SMALL)
     embed_collection(tmp_path / "out", embedder, [other], **SMALL)

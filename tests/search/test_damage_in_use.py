@@ -1,8 +1,7 @@
 """Files of an index that are damaged while it is open: a right answer or an error in words, never a signal."""
 
 import os
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,18 +9,24 @@ import torch
 
 from pfml.search import ImageIndex, Rate, Threshold
 from pfml.storage.files import DamagedFileError
+from processes import CONTEXT
 from small_index import MODEL, unit_vectors
 
 #: Enough vectors that a shard stays in its file.
 ROWS, DIMENSION = 9000, 32
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "index"
+    index = ImageIndex.create(folder, MODEL, DIMENSION)
+    index.add(unit_vectors(ROWS, DIMENSION), [f"{k}.jpg" for k in range(ROWS)], model=MODEL)
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path):
-    index = ImageIndex.create(tmp_path / "index", MODEL, DIMENSION)
-    vectors = unit_vectors(ROWS, DIMENSION)
-    index.add(vectors, [f"{k}.jpg" for k in range(ROWS)], model=MODEL)
-    return tmp_path / "index"
+def folder(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "index")
 
 
 def shard_of(folder):
@@ -37,22 +42,23 @@ def overwrite(path, content=b"\xff", portion=0.9):
         file.write(content * int(portion * size / len(content)))
 
 
-def test_a_file_that_is_cut_short_in_use_is_an_error_and_no_signal(folder):
-    program = (
-        "import os, sys, torch\n"
-        "from pfml.search import ImageIndex\n"
-        "index = ImageIndex.open(sys.argv[1])\n"
-        "os.truncate(sys.argv[2], 4096)\n"
-        "try:\n"
-        "    index.search(torch.eye(32)[:1], 3, model=index.model)\n"
-        "except ValueError as error:\n"
-        "    print(error)\n"
-    )
-    command = [sys.executable, "-c", program, str(folder), str(shard_of(folder))]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 0, ended
-    assert "cut short" in ended.stdout
-    assert shard_of(folder).name in ended.stdout
+def search_what_is_cut_short(folder, shard, said):
+    index = ImageIndex.open(folder)
+    os.truncate(shard, 4096)
+    try:
+        index.search(torch.eye(DIMENSION)[:1], 3, model=index.model)
+    except ValueError as error:
+        said.write_text(str(error))
+
+
+def test_a_file_that_is_cut_short_in_use_is_an_error_and_no_signal(folder, tmp_path):
+    arguments = folder, shard_of(folder), tmp_path / "said"
+    process = CONTEXT.Process(target=search_what_is_cut_short, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode == 0, "a signal would be negative"
+    assert "cut short" in (tmp_path / "said").read_text()
+    assert shard_of(folder).name in (tmp_path / "said").read_text()
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"\x00\x00\x80\x3f"], ids=["NaN", "ones"])

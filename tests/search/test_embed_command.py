@@ -7,10 +7,9 @@ import sys
 import numpy
 import pytest
 import torch
+from command_output import failure, said, said_in_part
 from safetensors.numpy import load_file
 
-from pfml.cli import main
-from pfml.cli.input_images import UNREADABLE_STATUS
 from pfml.search import ImageIndex, ImageShard
 from pfml.storage.embeddings import open_embeddings, read_embeddings
 from processes import as_launched
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch):
+def workspace(tmp_path, monkeypatch):
     """A saved model, images, and no torchrun."""
     monkeypatch.chdir(tmp_path)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
@@ -31,73 +30,56 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def said(capsys, *arguments):
-    main([str(argument) for argument in arguments])
-    return capsys.readouterr().out
-
-
-def said_in_part(capsys, *arguments):
-    """What a command prints that leaves out files, which its status says."""
-    with pytest.raises(SystemExit) as exit_:
-        main([str(argument) for argument in arguments])
-    assert exit_.value.code == UNREADABLE_STATUS
-    return capsys.readouterr().out
-
-
-def failure(*arguments):
-    with pytest.raises(SystemExit) as exit_:
-        main([str(argument) for argument in arguments])
-    return str(exit_.value.code)
-
-
-def test_a_folder_and_one_file_hold_the_same(place, capsys):
+def test_a_folder_and_one_file_hold_the_same(workspace, capsys):
     assert said(capsys, "embed", "run", "images", "--out=vectors", "--batch-size=5") == (
         "vectors: 23 added, 8 dimensions\n"
     )
     said(capsys, "embed", "run", "images", "--out=vectors.npz", "--batch-size=5", "--workers=1")
     paths, vectors = read_embeddings("vectors")
     names, expected = read_embeddings("vectors.npz")
-    assert paths == [str(place / name) for name in names]
+    assert paths == [str(workspace / name) for name in names]
     torch.testing.assert_close(vectors, expected, atol=1e-6, rtol=0)
 
 
-def test_shards_type_and_ending_are_as_asked(place, capsys):
+def test_shards_type_and_ending_are_as_asked(workspace, capsys):
     said(capsys, "embed", "run", "images", "--out=birds.v2/", "--shard-images=10", "--dtype=float16", "--workers=1")
-    arrays = [load_file(file)["vectors"] for file in (place / "birds.v2").glob("shard-*.safetensors")]
+    arrays = [load_file(file)["vectors"] for file in (workspace / "birds.v2").glob("shard-*.safetensors")]
     assert sorted(map(len, arrays)) == [3, 10, 10]
     assert {array.dtype for array in arrays} == {numpy.dtype("float16")}
     assert "23 unchanged" in said(capsys, "embed", "run", "images", "--out=birds.v2")  # it is a folder by now
     assert "must stay float16" in failure("embed", "run", "images", "--out=birds.v2", "--dtype=float32")
 
 
-def test_shards_are_written_beside_each_other_and_completed(place, capsys, monkeypatch):
+def test_shards_are_written_beside_each_other_and_completed(workspace, capsys, monkeypatch):
     first = said(capsys, "embed", "run", "images", "--out=vectors", "--shard=1/3")
     assert "shard 1/3, " in first
     as_launched(monkeypatch, "1", "3")
     assert "shard 2/3, " in said(capsys, "embed", "run", "images", "--out=vectors")
     found = open_embeddings("vectors").paths
-    assert found == [path for path in map(str, sorted(place.glob("images/*/*"))) if not ImageShard(3, 3).holds(path)]
+    assert found == [
+        path for path in map(str, sorted(workspace.glob("images/*/*"))) if not ImageShard(3, 3).holds(path)
+    ]
     assert f"{23 - len(found)} added, {len(found)} unchanged, " in said(
         capsys, "embed", "run", "images", "--out=vectors", "--shard=all"
     )
 
 
-def test_what_cannot_be_read_or_was_damaged_is_said(place, capsys):
-    (place / "images/a/bad.png").write_text("no image")
+def test_what_cannot_be_read_or_was_damaged_is_said(workspace, capsys):
+    (workspace / "images/a/bad.png").write_text("no image")
     printed = said_in_part(capsys, "embed", "run", "images", "--out=vectors")
     assert "bad.png: is not an image" in printed
     assert "23 added, 1 unreadable" in printed
-    [shard] = (place / "vectors").glob("shard-*")
+    [shard] = (workspace / "vectors").glob("shard-*")
     shard.write_bytes(b"")
     printed = said_in_part(capsys, "embed", "run", "images", "--out=vectors")
-    assert f"embedded again: {shard.relative_to(place)} must be a whole vector shard" in printed
+    assert f"embedded again: {shard.relative_to(workspace)} must be a whole vector shard" in printed
     assert "23 added" in printed
 
 
-def test_one_file_leaves_out_what_cannot_be_read_too(place, capsys):
-    (place / "images/a/bad.png").write_text("no image")
-    whole = (place / "images" / NAMES[0]).read_bytes()
-    (place / "images/a/cut.png").write_bytes(whole[:-40])  # with a good header
+def test_one_file_leaves_out_what_cannot_be_read_too(workspace, capsys):
+    (workspace / "images/a/bad.png").write_text("no image")
+    whole = (workspace / "images" / NAMES[0]).read_bytes()
+    (workspace / "images/a/cut.png").write_bytes(whole[:-40])  # with a good header
     printed = said_in_part(capsys, "embed", "run", "images", "--out=vectors.npz")
     assert "left out: images/a/bad.png: is not an image" in printed
     assert "left out: images/a/cut.png: " in printed
@@ -107,11 +89,11 @@ def test_one_file_leaves_out_what_cannot_be_read_too(place, capsys):
     assert not {"images/a/bad.png", "images/a/cut.png"} & set(paths)
     message = failure("embed", "run", "images/a/bad.png", "--out=none.npz")
     assert "images/a/bad.png: is not an image" in message
-    assert not (place / "none.npz").exists()
+    assert not (workspace / "none.npz").exists()
 
 
-def test_under_torchrun_a_file_that_is_left_out_does_not_end_the_other_ranks(place, capsys, monkeypatch):
-    (place / "images/a/bad.png").write_text("no image")
+def test_under_torchrun_a_file_that_is_left_out_does_not_end_the_other_ranks(workspace, capsys, monkeypatch):
+    (workspace / "images/a/bad.png").write_text("no image")
     for rank in "012":
         as_launched(monkeypatch, rank, "3")
         said(capsys, "embed", "run", "images", "--out=vectors")  # a status would make torchrun end them
@@ -129,15 +111,15 @@ def test_an_archive_is_no_work_for_torchrun(monkeypatch, capsys):
     assert "torchrun need a folder" in capsys.readouterr().err
 
 
-def test_another_model_and_a_wrong_share_are_refused(place, capsys):
+def test_another_model_and_a_wrong_shard_are_refused(workspace, capsys):
     said(capsys, "embed", "run", "images", "--out=vectors")
     torch.manual_seed(9)
-    small_embedder().save(place / "other")
+    small_embedder().save(workspace / "other")
     assert "the embeddings vectors belongs to convnet" in failure("embed", "other", "images", "--out=vectors")
     assert "a shard must be from 1/2 to 2/2" in failure("embed", "run", "images", "--out=vectors", "--shard=3/2")
 
 
-def test_an_index_is_made_from_embeddings_and_answers_the_same(place, capsys):
+def test_an_index_is_made_from_embeddings_and_answers_the_same(workspace, capsys):
     said(capsys, "embed", "run", "images", "--out=vectors", "--shard=1/2")
     said(capsys, "embed", "run", "images", "--out=vectors", "--shard=2/2")
     printed = said(capsys, "index", "run", "images", "--embeddings=vectors")
@@ -155,9 +137,9 @@ def test_an_index_is_made_from_embeddings_and_answers_the_same(place, capsys):
 
 
 @pytest.mark.slow
-def test_torchrun_gives_each_process_its_share(place, capsys):
+def test_torchrun_gives_each_process_its_shard(workspace, capsys):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "-m", "pfml"]
     subprocess.run([*command, "embed", "run", "images", "--out=vectors", "--shard-images=4"], check=True)
-    before = files_of(place / "vectors")
+    before = files_of(workspace / "vectors")
     assert "0 added, 23 unchanged" in said(capsys, "embed", "run", "images", "--out=vectors")
-    assert files_of(place / "vectors") == before
+    assert files_of(workspace / "vectors") == before

@@ -167,7 +167,7 @@ def test_what_two_objects_write_one_after_the_other_is_all_there(tmp_path):
     assert [entry.id for entry in two.entries()] == list(range(22))
 
 
-def test_lookups_that_are_carried_on_equal_those_that_are_made_anew(tmp_path):
+def test_lookups_that_are_carried_on_equal_those_that_are_made_again(tmp_path):
     generator = torch.Generator().manual_seed(0)
     index = small_index(tmp_path / "index")
     for step in range(12):

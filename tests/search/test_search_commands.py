@@ -4,9 +4,8 @@ import json
 from dataclasses import replace
 
 import pytest
+from command_output import failure, said, said_in_part
 
-from pfml.cli import main
-from pfml.cli.input_images import UNREADABLE_STATUS
 from pfml.data import load_data, with_validation
 from pfml.data.image_set import ImageSet
 from pfml.evaluation import embed
@@ -28,29 +27,10 @@ def model(tmp_path):
 
 
 @pytest.fixture
-def place(tmp_path, model, monkeypatch):
+def workspace(tmp_path, model, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_images(tmp_path / "images")
     return tmp_path
-
-
-def said(capsys, *arguments):
-    main([str(argument) for argument in arguments])
-    return capsys.readouterr().out
-
-
-def said_in_part(capsys, *arguments):
-    """What a command prints that leaves out files, which its status says."""
-    with pytest.raises(SystemExit) as exit_:
-        main([str(argument) for argument in arguments])
-    assert exit_.value.code == UNREADABLE_STATUS
-    return capsys.readouterr().out
-
-
-def failure(capsys, *arguments):
-    with pytest.raises(SystemExit) as exit_:
-        main([str(argument) for argument in arguments])
-    return str(exit_.value.code)
 
 
 def save_threshold(folder, distance, model):
@@ -62,10 +42,10 @@ def save_threshold(folder, distance, model):
     replace(threshold, distance=distance).save(folder)
 
 
-def test_index_says_what_it_did_each_time(place, capsys):
+def test_index_says_what_it_did_each_time(workspace, capsys):
     assert "5 added\n" in said(capsys, "index", "run", "images")
-    (place / "images/a/1.png").unlink()
-    (place / "images/a/bad.png").write_text("no image")
+    (workspace / "images/a/1.png").unlink()
+    (workspace / "images/a/bad.png").write_text("no image")
     printed = said_in_part(capsys, "index", "run", "images")
     assert "0 added, 4 unchanged, 1 removed, 1 unreadable" in printed
     assert "left out: " in printed
@@ -74,15 +54,15 @@ def test_index_says_what_it_did_each_time(place, capsys):
     assert "4 images of 2 classes in 1 shards\n" in said(capsys, "index", "run", "--compact")
 
 
-def test_search_expands_queries_or_re_ranks(place, capsys):
+def test_search_expands_queries_or_re_ranks(workspace, capsys):
     said(capsys, "index", "run", "images")
     for option in ("--expand=2", "--rerank"):
         answer = json.loads(said(capsys, "search", "run", "images/b/3.png", "--k=5", option, "--json"))
         assert len(answer["results"][0]["hits"]) == 5
-    assert "must not be given together" in failure(capsys, "search", "run", "images/b/3.png", "--expand", "--rerank")
+    assert "must not be given together" in failure("search", "run", "images/b/3.png", "--expand", "--rerank")
 
 
-def test_search_prints_a_row_for_each_image_found(place, capsys, model):
+def test_search_prints_a_row_for_each_image_found(workspace, capsys, model):
     said(capsys, "index", "run", "images", "--shard-images=2", "--batch_size=1", "--workers=1")
     assert ImageIndex.open("run/index").num_shards == 3
     printed = said(capsys, "search", "run", "images/b/3.png", "--k=3")
@@ -97,10 +77,10 @@ def test_search_prints_a_row_for_each_image_found(place, capsys, model):
     assert "images/a/1.png" in only
 
 
-def test_json_holds_the_distances_and_verdicts(place, capsys, model):
+def test_json_holds_the_distances_and_verdicts(workspace, capsys, model):
     said(capsys, "index", "run", "images")
     index, identity = ImageIndex.open("run/index"), ModelIdentity.of(model)
-    files = [place / "images/a/1.png", place / "images/b/4.png"]
+    files = [workspace / "images/a/1.png", workspace / "images/b/4.png"]
     expected = index.search(embed(model, ImageSet.unlabeled(files)), 3, model=identity)
     save_threshold("run", 1e-4, model)
     found = json.loads(said(capsys, "search", "run", *files, "--k=3", "--json"))
@@ -115,9 +95,9 @@ def test_json_holds_the_distances_and_verdicts(place, capsys, model):
     assert "farther than 0.000" in printed
 
 
-def test_a_query_that_cannot_be_read_is_named_and_the_others_are_answered(place, capsys):
+def test_a_query_that_cannot_be_read_is_named_and_the_others_are_answered(workspace, capsys):
     said(capsys, "index", "run", "images")
-    (place / "images/a/bad.png").write_text("no image")
+    (workspace / "images/a/bad.png").write_text("no image")
     printed = said_in_part(capsys, "search", "run", "images/a/bad.png", "images/b/3.png", "--k=1")
     assert "left out: images/a/bad.png: is not an image of a known format" in printed
     assert "1 of 2 images cannot be read" in printed
@@ -127,44 +107,44 @@ def test_a_query_that_cannot_be_read_is_named_and_the_others_are_answered(place,
     [left_out] = found["left_out"]
     assert left_out["path"] == "images/a/bad.png"
     assert left_out["reason"].startswith("is not an image of a known format")
-    assert "images/a/bad.png: is not an image" in failure(capsys, "search", "run", "images/a/bad.png")
+    assert "images/a/bad.png: is not an image" in failure("search", "run", "images/a/bad.png")
 
 
-def test_a_query_that_is_near_nothing_is_unknown(place, capsys, model):
+def test_a_query_that_is_near_nothing_is_unknown(workspace, capsys, model):
     said(capsys, "index", "run", "images")
     save_threshold("run", 0.0, model)
-    write_images(place, ["query.png"])
+    write_images(workspace, ["query.png"])
     found = json.loads(said(capsys, "search", "run", "query.png", "--json"))
     assert found["results"][0]["unknown"] is True
 
 
-def test_a_threshold_of_another_model_is_refused(place, capsys, model):
+def test_a_threshold_of_another_model_is_refused(workspace, capsys, model):
     import torch
 
     said(capsys, "index", "run", "images")
     with torch.random.fork_rng():
         torch.manual_seed(9)
         save_threshold("run", 0.5, small_embedder())
-    assert "threshold.json belongs to" in failure(capsys, "search", "run", "images/a/1.png")
+    assert "threshold.json belongs to" in failure("search", "run", "images/a/1.png")
 
 
-def test_an_index_elsewhere_is_searched_by_name_and_by_faiss(place, capsys):
+def test_an_index_elsewhere_is_searched_by_name_and_by_faiss(workspace, capsys):
     pytest.importorskip("faiss")
     said(capsys, "index", "run", "images", "--out=elsewhere")
-    assert not (place / "run/index").exists()
+    assert not (workspace / "run/index").exists()
     printed = said(capsys, "search", "run", "images/a/1.png", "--index=elsewhere", "--backend=faiss")
     assert "images/a/1.png" in printed
-    assert "backend must be one of" in failure(capsys, "search", "run", "images", "--index=elsewhere", "--backend=x")
+    assert "backend must be one of" in failure("search", "run", "images", "--index=elsewhere", "--backend=x")
 
 
-def test_images_folders_and_classes_are_removed_by_name(place, capsys):
+def test_images_folders_and_classes_are_removed_by_name(workspace, capsys):
     said(capsys, "index", "run", "images")
     assert "1 removed" in said(capsys, "index", "run", "--remove", "images/a/1.png")
     assert "1 removed" in said(capsys, "index", "run", "--remove", "images/a/../b/deep")
     assert "1 removed" in said(capsys, "index", "run", "--remove-class", "a")
     assert {entry.class_name for entry in ImageIndex.open("run/index").entries()} == {"b"}
-    assert "must be in the index" in failure(capsys, "index", "run", "--remove", "images/none.png")
-    assert "needs images to add" in failure(capsys, "index", "run")
+    assert "must be in the index" in failure("index", "run", "--remove", "images/none.png")
+    assert "needs images to add" in failure("index", "run")
 
 
 def test_a_run_is_calibrated_on_its_validation_classes_else_on_its_test_classes(tmp_path, capsys, monkeypatch):
@@ -195,19 +175,19 @@ def test_a_run_is_calibrated_on_its_validation_classes_else_on_its_test_classes(
         capsys, "calibrate", tmp_path / "run", "--false-accept-rate=0.2"
     )
     assert Threshold.load(tmp_path / "run").data == "test classes of glyphs"
-    assert "does not say its data" in failure(capsys, "calibrate", save_model(tmp_path / "model alone"))
+    assert "does not say its data" in failure("calibrate", save_model(tmp_path / "model alone"))
 
 
-def write_train_table(place, classes=6, images=5):
+def write_train_table(workspace, classes=6, images=5):
     """A table whose rows are all for training."""
     names = [f"new {k // images}/{k % images}.png" for k in range(classes * images)]
-    write_images(place / "new", names)
+    write_images(workspace / "new", names)
     rows = [f"new/{name},{name.split('/')[0]},train" for name in names]
-    (place / "new.csv").write_text("\n".join(["path,label,split", *rows]))
+    (workspace / "new.csv").write_text("\n".join(["path,label,split", *rows]))
 
 
-def test_a_table_for_training_alone_is_indexed_and_calibrated_on(place, capsys):
-    write_train_table(place)
+def test_a_table_for_training_alone_is_indexed_and_calibrated_on(workspace, capsys):
+    write_train_table(workspace)
     assert "30 added" in said(capsys, "index", "run", "new.csv")
     assert ImageIndex.open("run/index").class_counts()["new 3"] == 5
     printed = said(capsys, "calibrate", "run", "--data=new.csv", "--false-accept-rate=0.2")
@@ -217,24 +197,24 @@ def test_a_table_for_training_alone_is_indexed_and_calibrated_on(place, capsys):
     assert threshold.chosen_on[1] + threshold.measured_on[1] == 6
 
 
-def test_a_table_of_classes_that_were_trained_on_is_no_calibration(place, capsys, model):
-    write_train_table(place)
+def test_a_table_of_classes_that_were_trained_on_is_no_calibration(workspace, capsys, model):
+    write_train_table(workspace)
     model.save("run", trained_on=TrainedOn("csv", ("new 0", "new 1")))
-    message = failure(capsys, "calibrate", "run", "--data=new.csv", "--false-accept-rate=0.2")
+    message = failure("calibrate", "run", "--data=new.csv", "--false-accept-rate=0.2")
     assert "the calibration classes must be unseen, but new 0, new 1 are also trained on" in message
 
 
-def test_a_table_of_one_class_is_indexed(place, capsys):
-    (place / "one.csv").write_text("path,label\nimages/a/1.png,a\nimages/a/2.png,a\n")
+def test_a_table_of_one_class_is_indexed(workspace, capsys):
+    (workspace / "one.csv").write_text("path,label\nimages/a/1.png,a\nimages/a/2.png,a\n")
     assert "2 added" in said(capsys, "index", "run", "one.csv")
-    (place / "one.csv").write_text("path,label\n")
-    assert "one.csv must list an image at least" in failure(capsys, "index", "run", "one.csv")
+    (workspace / "one.csv").write_text("path,label\n")
+    assert "one.csv must list an image at least" in failure("index", "run", "one.csv")
     assert len(ImageIndex.open("run/index")) == 2, "a table that lost its rows does not empty the index"
 
 
-def test_calibration_leaves_out_what_cannot_be_read(place, capsys):
-    write_train_table(place)
-    (place / "new/new 2/1.png").write_text("no image")
+def test_calibration_leaves_out_what_cannot_be_read(workspace, capsys):
+    write_train_table(workspace)
+    (workspace / "new/new 2/1.png").write_text("no image")
     printed = said(capsys, "calibrate", "run", "--data=new.csv", "--false-accept-rate=0.2")
     assert "1 of 30 images cannot be read and is left out: new/new 2/1.png: is not an image" in printed
 
@@ -244,7 +224,7 @@ def test_a_threshold_that_calls_most_known_images_unknown_is_warned_of(tmp_path,
     folder = save_model(tmp_path / "model")
     printed = said(capsys, "calibrate", folder, "--data=glyphs", "--false-accept-rate=0.05")
     rejects = Threshold.load(folder).false_rejects.value
-    assert rejects > 0.5, "a network that has learned nothing"
+    assert rejects > 0.5, "a model that has learned nothing"
     assert f"warning: {rejects:.0%} of known images would be called unknown" in printed
     assert "--false-accept-rate than 0.05" in printed
     printed = said(capsys, "calibrate", folder, "--data=glyphs", "--false-accept-rate=0.9")

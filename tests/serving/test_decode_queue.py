@@ -28,15 +28,15 @@ def peak_of(costs, most, threads=4):
             now -= cost
         return cost
 
-    def draw(cost):
+    def scale(cost):
         with budget.taken(cost):
             return decode(cost)
 
     async def all_of_them():
         half = len(costs) // 2
         sent = [queue.run(cost, decode, cost) for cost in costs[:half]]
-        drawn = [asyncio.to_thread(draw, cost) for cost in costs[half:]]
-        return await asyncio.gather(*sent, *drawn)
+        scaled = [asyncio.to_thread(scale, cost) for cost in costs[half:]]
+        return await asyncio.gather(*sent, *scaled)
 
     results = asyncio.run(all_of_them())
     queue.close()
@@ -57,26 +57,44 @@ def test_an_image_larger_than_the_budget_is_decoded_alone():
     assert peak == 500
 
 
-def finished(queue, costs, *, hold):
-    """The order in which tasks that all wait at once end; `hold` keeps the threads busy until they do."""
-    order, go = [], threading.Event()
+class Held:
+    """Tasks that keep threads busy until `go`."""
 
-    async def all_of_them():
-        held = [asyncio.ensure_future(queue.run(cost, go.wait, 10)) for cost in hold]
-        await asyncio.sleep(0.05)
-        sent = [asyncio.ensure_future(queue.run(cost, order.append, cost)) for cost in costs]
-        await asyncio.sleep(0.05)
-        go.set()
-        await asyncio.gather(*held, *sent)
+    def __init__(self):
+        self.go = threading.Event()
+        self.started = 0
 
-    asyncio.run(all_of_them())
-    return order
+    def __call__(self):
+        self.started += 1
+        assert self.go.wait(60)
+
+    async def wait_for(self, threads):
+        """Wait until so many threads are busy."""
+        while self.started < threads:
+            await asyncio.sleep(0.005)
+
+
+async def queued(queue, *tasks):
+    """Futures of tasks (pixels, function, ...), all of which have joined the queue."""
+    futures = [asyncio.ensure_future(queue.run(*task)) for task in tasks]
+    await asyncio.sleep(0)  # each runs until it waits for its result
+    return futures
 
 
 def test_small_images_do_not_wait_behind_large_ones():
     million = 1_000_000
     queue = DecodeQueue(PixelBudget(24 * million), threads=1, most=100)
-    order = finished(queue, [16 * million] * 5 + [million // 3, 12 * million], hold=[1])
+    held, order = Held(), []
+
+    async def all_of_them():
+        first = await queued(queue, (1, held))
+        await held.wait_for(1)
+        costs = [16 * million] * 5 + [million // 3, 12 * million]
+        sent = await queued(queue, *((cost, order.append, cost) for cost in costs))
+        held.go.set()
+        await asyncio.gather(*first, *sent)
+
+    asyncio.run(all_of_them())
     assert order == [million // 3, 12 * million] + [16 * million] * 5
     queue.close()
 
@@ -84,13 +102,14 @@ def test_small_images_do_not_wait_behind_large_ones():
 def test_a_small_image_passes_while_a_large_one_is_decoded():
     million = 1_000_000
     queue = DecodeQueue(PixelBudget(24 * million), threads=2, most=100)
-    go = threading.Event()
+    held = Held()
 
     async def all_of_them():
-        large = [asyncio.ensure_future(queue.run(16 * million, go.wait, 10)) for _ in range(4)]
-        await asyncio.sleep(0.05)
-        small = await asyncio.wait_for(queue.run(million, lambda: "decoded"), 5)
-        go.set()
+        large = await queued(queue, *[(16 * million, held)] * 4)
+        await held.wait_for(1)
+        small = await asyncio.wait_for(queue.run(million, lambda: "decoded"), 60)
+        assert held.started == 1
+        held.go.set()
         await asyncio.gather(*large)
         return small
 
@@ -102,16 +121,16 @@ def test_a_large_image_that_has_waited_long_comes_first(monkeypatch):
     monkeypatch.setattr("pfml.serving.decode_queue.PENALTY_PER_PIXEL", 1e-9)
     million = 1_000_000
     queue = DecodeQueue(PixelBudget(24 * million), threads=1, most=100)
-    go, order = threading.Event(), []
+    held, order = Held(), []
 
     async def all_of_them():
-        held = asyncio.ensure_future(queue.run(1, go.wait, 10))
-        large = asyncio.ensure_future(queue.run(16 * million, order.append, "large"))
-        await asyncio.sleep(0.1)
-        small = asyncio.ensure_future(queue.run(million, order.append, "small"))
-        await asyncio.sleep(0.05)
-        go.set()
-        await asyncio.gather(held, large, small)
+        first = await queued(queue, (1, held))
+        await held.wait_for(1)
+        large = await queued(queue, (16 * million, order.append, "large"))
+        await asyncio.sleep(0.1)  # longer than its penalty
+        small = await queued(queue, (million, order.append, "small"))
+        held.go.set()
+        await asyncio.gather(*first, *large, *small)
 
     asyncio.run(all_of_them())
     assert order == ["large", "small"]
@@ -126,10 +145,11 @@ def test_errors_reach_the_request_and_free_its_slot():
         for _ in range(3):
             with pytest.raises(ZeroDivisionError):
                 await queue.run(10, lambda: 1 // 0)
-        first = asyncio.ensure_future(queue.run(10, threading.Event().wait, 0.1))
-        await asyncio.sleep(0.02)
+        held = Held()
+        [first] = await queued(queue, (10, held))
         with pytest.raises(BusyError):
             await queue.run(1, int)
+        held.go.set()
         await first
         return await queue.run(10, int)
 
@@ -140,20 +160,19 @@ def test_errors_reach_the_request_and_free_its_slot():
 def test_closing_ends_the_threads_and_cancels_waiting_tasks():
     before = set(threading.enumerate())
     queue = DecodeQueue(PixelBudget(10), threads=2, most=10)
-    go, own = threading.Event(), set(threading.enumerate()) - before
+    held, own = Held(), set(threading.enumerate()) - before
 
     async def asked():
-        running = [asyncio.ensure_future(queue.run(5, go.wait, 10)) for _ in range(2)]
-        await asyncio.sleep(0.05)
-        waiting = asyncio.ensure_future(queue.run(5, int))
-        await asyncio.sleep(0.05)
+        running = await queued(queue, (5, held), (5, held))
+        await held.wait_for(2)
+        [waiting] = await queued(queue, (5, int))
         queue.close()
-        go.set()
+        held.go.set()
         await asyncio.gather(*running)
         with pytest.raises(asyncio.CancelledError):
             await waiting
 
     asyncio.run(asked())
     for thread in own:
-        thread.join(5)
+        thread.join(60)
     assert [thread.is_alive() for thread in own] == [False, False]

@@ -5,7 +5,6 @@ import csv
 import io
 import math
 import threading
-import time
 from dataclasses import replace
 from unittest import mock
 
@@ -17,6 +16,7 @@ from PIL import Image
 pytest.importorskip("fastapi", reason="pfml serve needs the extra serve")
 
 from api_client import BASE, application, ask, got, image_bytes, service_of, upload
+from running_server import wait_until
 
 from pfml.audit import audit_run, read_decisions
 from pfml.energy import class_potential
@@ -227,12 +227,8 @@ def test_an_upload_that_is_in_the_index_does_not_act_on_itself(app, gallery):
 
 
 def map_of(app):
-    for _ in range(100):
-        answer = got(app, "/api/map")
-        if answer["state"] == "ready":
-            return answer
-        time.sleep(0.1)
-    raise AssertionError("the map was never ready")
+    wait_until(lambda: got(app, "/api/map")["state"] == "ready")
+    return got(app, "/api/map")
 
 
 def test_the_map_has_all_images_and_proxies_and_is_cached(small_run):
@@ -262,18 +258,19 @@ def test_the_map_of_a_large_index_is_a_subsample(made_run, tmp_path):
 
 
 def test_the_potential_attracts_at_the_class_and_repels_at_other_classes(app):
-    answer, places = got(app, "/api/map/potential", class_name=BOLD) if map_of(app) else None, map_of(app)
+    points = map_of(app)
+    answer = got(app, "/api/map/potential", class_name=BOLD)
     values = torch.tensor(answer["values"]).reshape(answer["side"], answer["side"])
     assert values.abs().max() <= 1
-    label = places["class_names"].index(BOLD)
+    label = points["class_names"].index(BOLD)
 
     def value_at(x, y):
         step = (answer["high"] - answer["low"]) / answer["side"]
         return float(values[int((answer["high"] - y) / step), int((x - answer["low"]) / step)])
 
     def mean(same):
-        chosen = [k for k, one in enumerate(places["labels"]) if (one == label) == same]
-        return sum(value_at(places["x"][k], places["y"][k]) for k in chosen) / len(chosen)
+        chosen = [k for k, one in enumerate(points["labels"]) if (one == label) == same]
+        return sum(value_at(points["x"][k], points["y"][k]) for k in chosen) / len(chosen)
 
     assert mean(True) < 0 < mean(False)
     assert "illustration" in answer["explanation"]
@@ -392,8 +389,9 @@ def test_waiting_images_are_embedded_in_one_batch(made_run):
     forward = service.embedding.function
 
     def watched(crops):
+        if not sizes:  # the first batch ends when all other images wait
+            wait_until(lambda: len(crops) + service.embedding._waiting.qsize() == 24)
         sizes.append(len(crops))
-        time.sleep(0.05)
         return forward(crops)
 
     service.embedding.function = watched
@@ -404,7 +402,7 @@ def test_waiting_images_are_embedded_in_one_batch(made_run):
 
     together = torch.stack(asyncio.run(embeddings()))
     assert sum(sizes) == 24
-    assert 1 < max(sizes) <= 16
+    assert 12 <= max(sizes) <= 16
     alone = service.gallery.embedder.encode([Image.new("RGB", (24, 24), (k, 40, 220)) for k in range(0, 240, 10)])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
 

@@ -14,14 +14,14 @@ def test_closing_waits_for_the_running_batch():
 
     def slowly(items):
         begun.set()
-        time.sleep(0.3)
+        time.sleep(0.1)
         return [2 * item for item in items]
 
     batcher = DynamicBatcher("test", slowly, most=4)
 
     async def ask_and_close():
         asked = asyncio.ensure_future(batcher.run(21))
-        await asyncio.to_thread(begun.wait, 10)
+        await asyncio.to_thread(begun.wait, 60)
         batcher.close()
         assert "pfml test" not in {thread.name for thread in threading.enumerate()}
         return await asked
@@ -54,14 +54,15 @@ def test_workers_run_a_few_calls_at_a_time_and_refuse_what_exceeds_their_queue()
         with lock:
             running += 1
             peak = max(peak, running)
-        go.wait(10)
+        go.wait(60)
         with lock:
             running -= 1
         return number
 
     async def ask():
         calls = [asyncio.ensure_future(workers.run(call, number)) for number in range(5)]
-        await asyncio.sleep(0.1)
+        while running < 2:  # both threads work
+            await asyncio.sleep(0.005)
         with pytest.raises(BusyError, match="busy with 5 requests"):
             await workers.run(call, 5)
         go.set()

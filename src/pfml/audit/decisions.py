@@ -6,7 +6,7 @@ import csv
 import io
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
@@ -16,11 +16,23 @@ from pfml.data.corrections import Corrections
 from pfml.storage.files import named_errors, write_atomically
 from pfml.typos import did_you_mean
 
-__all__ = ["POLICIES", "corrections_of", "read_decisions", "write_suspects", "write_table"]
+__all__ = [
+    "DECISIONS",
+    "DECISION_COLUMNS",
+    "POLICIES",
+    "DecisionName",
+    "corrections_of",
+    "read_decisions",
+    "write_suspects",
+    "write_table",
+]
 
-POLICIES = ("relabel", "drop", "keep")
-DECISIONS = ("accept", "reject", "relabel", "drop")
 Policy = Literal["relabel", "drop", "keep"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
+#: What a person may decide about a suspect; see `read_decisions`.
+DecisionName = Literal["accept", "reject", "relabel", "drop"]
+DECISIONS: tuple[DecisionName, ...] = get_args(DecisionName)
+DECISION_COLUMNS = ("path", "decision", "label")
 SUSPECT_COLUMNS = (
     "path",
     "given",
@@ -73,7 +85,7 @@ def read_decisions(path: Path, audit: Audit) -> dict[int, int | None]:
     with named_errors(path, "a CSV table in UTF-8"), path.open(encoding="utf-8-sig", newline="") as text:
         table = csv.DictReader(text)
         header = table.fieldnames or []
-        missing = [column for column in ("path", "decision", "label") if column not in header]
+        missing = [column for column in DECISION_COLUMNS if column not in header]
         if missing:
             raise ValueError(
                 f"{path} must have the columns path, decision and label, got {', '.join(header) or 'none'}"

@@ -66,6 +66,8 @@ class EmbedderConfig:
     resize: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.backbone, str):
+            raise TypeError(f"backbone must be the name of a backbone, got {self.backbone!r}")
         for name, side in (("image_size", self.image_size), ("resize", self.resize)):
             if side is not None and (not isinstance(side, int) or side < 1):
                 raise ValueError(f"{name} must be a positive integer or None, got {side!r}")

@@ -107,7 +107,7 @@ class CollectionUpdate(Update):
 def embed_collection(
     folder: str | Path,
     embedder: Embedder,
-    places: Sequence[Path],
+    sources: Sequence[Path],
     *,
     dtype: str | None = None,
     shard_images: int | None = None,
@@ -120,13 +120,13 @@ def embed_collection(
 
     Every shard is written before the next is read. The same call again, after a kill or when files have changed, embeds
     what is missing: each finished shard is first compared with its checksums, and each file with its state. An image
-    that no longer lies in `places`, and vectors that newer ones replace, are removed by the call for all images;
+    that no longer lies in `sources`, and vectors that newer ones replace, are removed by the call for all images;
     several processes may embed a shard of the images each at once, and only add.
 
     Args:
         folder: Made if it does not exist.
         embedder: On the device where it is to compute.
-        places: Image files, or folders whose images are all taken. Images of other places stay.
+        sources: Image files, or folders whose images are all taken. Images of other sources stay.
         dtype: "float32" or "float16"; None for what the folder has, float32 if it is new.
         shard_images: Images in a shard; None for what the folder has, `SHARD_IMAGES` if it is new.
         shard: Which images to embed.
@@ -146,7 +146,7 @@ def embed_collection(
         settings = _settings(folder, embedder, dtype, shard_images)
         if shard.is_all:
             _remove_left_over(folder)
-        comparison = _Comparison(folder, settings, list(map(plain_path, places)), shard, update)
+        comparison = _Comparison(folder, settings, list(map(plain_path, sources)), shard, update)
         comparison.compare(workers, track)
         pending = list(comparison.pending())
         for number, (paths, revision) in enumerate(pending, 1):
@@ -183,14 +183,14 @@ class _Comparison:
         self,
         folder: Path,
         settings: CollectionSettings,
-        places: list[Path],
+        sources: list[Path],
         images: ImageShard,
         update: CollectionUpdate,
     ) -> None:
         self.folder, self.settings, self.images, self.update = folder, settings, images, update
-        self.folders = [place for place in places if place.is_dir()]
+        self.folders = [source for source in sources if source.is_dir()]
         # path -> whether a shard mentions it; in the order of the listing
-        self.listed = {path: False for path in image_paths(places) if images.holds(path)}
+        self.listed = {path: False for path in image_paths(sources) if images.holds(path)}
         self.again: dict[str, int] = {}  # path -> revision of the shard that mentions it, but has no vector of it now
         self.failed: set[str] = set()  # of these, such as could not be read before
 

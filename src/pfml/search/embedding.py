@@ -57,8 +57,8 @@ def embed_files(
         else:
             opened.append((path, *looked))
     sizes = torch.tensor([size for *_, size in opened], dtype=torch.int64).reshape(-1, 2)
-    place = next(embedder.parameters()).device
-    images = OnePass([path for path, *_ in opened], sizes, device=place, workers=workers)
+    device = next(embedder.parameters()).device
+    images = OnePass([path for path, *_ in opened], sizes, device=device, workers=workers)
     points = embed(embedder, images, batch_size=batch_size, track=track).cpu()
     failures += [images.failures[k] for k in sorted(images.failures)]
     good = [k for k in range(len(opened)) if k not in images.failures]

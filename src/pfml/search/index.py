@@ -108,8 +108,8 @@ class ImageIndex:
                 a quarter of the available memory at most; else, and where the system does not say, exact.
         """
         backend_for(backend, 0)
-        place = IndexFolder(Path(folder))
-        return cls(place, place.create(model, dimension), backend)
+        on_disk = IndexFolder(Path(folder))
+        return cls(on_disk, on_disk.create(model, dimension), backend)
 
     @classmethod
     def open(cls, folder: str | Path, *, backend: str = "exact", hold_bytes: int = 0) -> ImageIndex:
@@ -122,8 +122,8 @@ class ImageIndex:
                 files. Those of a larger index are read in every search, and refused if the file has changed.
         """
         backend_for(backend, 0)
-        place = IndexFolder(Path(folder), hold_bytes)
-        return cls(place, place.read(), backend)
+        on_disk = IndexFolder(Path(folder), hold_bytes)
+        return cls(on_disk, on_disk.read(), backend)
 
     @property
     def path(self) -> Path:

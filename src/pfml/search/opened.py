@@ -73,17 +73,17 @@ def open_run(
         OtherModelError: If index or threshold belong to another model.
     """
     folder = Path(folder)
-    place = folder / "index" if index is None else Path(index)
-    if not (place / "index.json").is_file():
+    index_folder = folder / "index" if index is None else Path(index)
+    if not (index_folder / "index.json").is_file():
         if require_index:
-            raise FileNotFoundError(f"{place} must hold an index, but there is none: {_advice(folder)}")
+            raise FileNotFoundError(f"{index_folder} must hold an index, but there is none: {_advice(folder)}")
         found = None
     else:
-        found = ImageIndex.open(place, backend=backend, hold_bytes=hold_bytes)
+        found = ImageIndex.open(index_folder, backend=backend, hold_bytes=hold_bytes)
     embedder = load_embedder(folder).to(resolve_device(device))
     model = ModelIdentity.of(embedder)
     if found is not None:
-        found.model.require(model, f"the index {place}")
+        found.model.require(model, f"the index {index_folder}")
     return OpenedRun(folder, embedder, model, found, load_threshold(folder, model))
 
 

@@ -279,7 +279,7 @@ def _rate(happened: Tensor, labels: Tensor, seed: int) -> Rate:
     """The share of images that it happened to.
 
     The interval is the wider of two, end by end: the exact one for independent images (Clopper and Pearson), and that
-    of drawing whole classes anew, since images of one class are alike.
+    of drawing whole classes again, since images of one class are alike.
     """
     from scipy.stats import beta
 

@@ -46,19 +46,19 @@ class Listing:
             raise ValueError(f"class_names must be {len(self.paths)}, one per path, got {len(self.class_names)}")
 
 
-def list_images(place: str | Path) -> Listing:
+def list_images(source: str | Path) -> Listing:
     """The images of a folder or of a CSV table.
 
-    In a folder, the class of an image is the folder of `place` that it lies in, at any depth; if `place` has folders
-    `train` and `test` with folders in them, these are the classes. An image that lies in `place` itself has no class.
+    In a folder, the class of an image is the folder of `source` that it lies in, at any depth; if `source` has folders
+    `train` and `test` with folders in them, these are the classes. An image that lies in `source` itself has no class.
     The classes of a table are its labels, whatever the split of a row.
     """
-    place = plain_path(Path(place).expanduser())
-    if place.is_dir():
-        return _of_folder(place)
-    if place.suffix.lower() == ".csv":
-        return _of_table(place)
-    raise FileNotFoundError(f"images to index must be a folder or a .csv file, got {place}, which is neither")
+    path = plain_path(Path(source).expanduser())
+    if path.is_dir():
+        return _of_folder(path)
+    if path.suffix.lower() == ".csv":
+        return _of_table(path)
+    raise FileNotFoundError(f"images to index must be a folder or a .csv file, got {path}, which is neither")
 
 
 def plain_path(path: Path) -> Path:
@@ -180,7 +180,7 @@ def _pending(
     workers: int,
     track: Track | None,
 ) -> list[tuple[str, str]]:
-    """Paths and classes that must be embedded; entries that only have another class are written anew here."""
+    """Paths and classes that must be embedded; entries that only have another class are written again here."""
 
     def unchanged_entry(path: str) -> Entry | None:
         entry = index.find(path)

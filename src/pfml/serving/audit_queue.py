@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pfml.audit.decisions import DECISION_COLUMNS, DECISIONS, DecisionName
 from pfml.storage.files import write_atomically
 from pfml.typos import did_you_mean
 
 __all__ = ["AuditFileError", "AuditQueue", "Decision", "QueuedSuspect", "key_of"]
 
-Verdict = Literal["accept", "reject", "relabel", "drop"]
-VERDICTS: tuple[Verdict, ...] = ("accept", "reject", "relabel", "drop")
-COLUMNS = ("path", "decision", "label")
 FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
 
 
@@ -67,7 +65,7 @@ class QueuedSuspect:
 class Decision:
     """A decision about an image; `label` is its class from then on, "" if the image is left out."""
 
-    decision: Verdict
+    decision: DecisionName
     label: str
 
 
@@ -99,7 +97,7 @@ class AuditQueue:
             return {}
         return {row["path"]: _decision(self.decisions_file, row) for row in _rows(self.decisions_file)}
 
-    def decide(self, key: str, decision: Verdict, label: str = "") -> Decision:
+    def decide(self, key: str, decision: DecisionName, label: str = "") -> Decision:
         """Decide about a suspect, replacing an earlier decision; on disk before this returns.
 
         Args:
@@ -130,7 +128,7 @@ class AuditQueue:
                 decided[path] = decision
             text = io.StringIO()
             table = csv.writer(text, lineterminator="\n")
-            table.writerow(COLUMNS)
+            table.writerow(DECISION_COLUMNS)
             table.writerows((name, one.decision, one.label) for name, one in decided.items())
             try:
                 self.decisions_file.parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +168,7 @@ def _suspect(row: dict[str, str]) -> QueuedSuspect:
 
 
 def _decision(path: Path, row: dict[str, str]) -> Decision:
-    verdict = next((one for one in VERDICTS if one == row.get("decision")), None)
-    if verdict is None or not row.get("path"):
+    decision = next((one for one in DECISIONS if one == row.get("decision")), None)
+    if decision is None or not row.get("path"):
         raise ValueError(f"{path} must have path, decision and label on each line, got {row}: correct it by hand")
-    return Decision(verdict, row.get("label") or "")
+    return Decision(decision, row.get("label") or "")

@@ -15,6 +15,7 @@ import asyncio
 import json
 import logging
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,13 +56,15 @@ class Connections:
 
     Args:
         timeouts: Of clients.
+        clock: Seconds that never go back.
     """
 
     #: Factory of uvicorn's own connections.
     protocol: Callable[..., asyncio.Protocol]
 
-    def __init__(self, timeouts: Timeouts | None = None) -> None:
+    def __init__(self, timeouts: Timeouts | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.timeouts = timeouts or Timeouts()
+        self.clock = clock
         self.is_shutting_down = False
         self.by_client: dict[tuple[str, int], TimedConnection] = {}
         self._options: dict[str, Any] | None = None
@@ -94,7 +97,7 @@ class Connections:
 
     def is_quiet(self) -> bool:
         """Whether no request seems to be in flight."""
-        now = asyncio.get_running_loop().time()
+        now = self.clock()
         return all(one.is_quiet(now) for one in self.by_client.values())
 
 
@@ -127,7 +130,7 @@ class TimedConnection(asyncio.Protocol):
         """Start the timeouts of a new connection."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self._began = self._received_at = self._read_at = self.loop.time()
+        self._began = self._received_at = self._read_at = self.connections.clock()
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             self._client = str(peer[0]), int(peer[1])
@@ -146,7 +149,7 @@ class TimedConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Record when data arrived, and pass it on."""
-        self._received_at = self.loop.time()
+        self._received_at = self.connections.clock()
         # during a response this is the next request, which waits for the server
         if self._began is None and not self._is_responding:
             self._began, self._received = self._received_at, 0
@@ -179,7 +182,7 @@ class TimedConnection(asyncio.Protocol):
         if not _has_body(scope):
             self._began = None
         elif self._began is None:  # it was pipelined, with a part of its body
-            self._began, self._received = self.loop.time(), 0
+            self._began, self._received = self.connections.clock(), 0
 
         async def receiving() -> Message:
             message = await receive()
@@ -199,7 +202,7 @@ class TimedConnection(asyncio.Protocol):
             elif message["type"] == "http.response.body" and not message.get("more_body", False):
                 is_complete = True
                 # before it is sent: uvicorn may then begin with the next request
-                self._is_responding, self._began, self._received_at = False, None, self.loop.time()
+                self._is_responding, self._began, self._received_at = False, None, self.connections.clock()
             await send(message)
 
         try:
@@ -218,7 +221,7 @@ class TimedConnection(asyncio.Protocol):
 
     def _poll(self) -> None:
         """Close the connection if a timeout has passed; else check again later."""
-        now = self.loop.time()
+        now = self.connections.clock()
         if self._is_not_reading(now):
             self.transport.abort()
             return

@@ -8,6 +8,7 @@ import logging
 import re
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
@@ -102,11 +103,18 @@ class GracefulServer(uvicorn.Server):
     Args:
         app: The ASGI application.
         timeouts: Of clients.
+        clock: Seconds that never go back.
         options: Of `uvicorn.Config`.
     """
 
-    def __init__(self, app: ASGIApp, timeouts: Timeouts | None = None, **options: Any) -> None:
-        self.connections = Connections(timeouts)
+    def __init__(
+        self,
+        app: ASGIApp,
+        timeouts: Timeouts | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **options: Any,
+    ) -> None:
+        self.connections = Connections(timeouts, clock)
         config = uvicorn.Config(
             self.connections.wrap(app),
             interface="asgi3",
@@ -129,10 +137,10 @@ class GracefulServer(uvicorn.Server):
         for server in self.servers:  # at once: later connections are refused, and not reset
             server.close()
         await self.connections.adopt(pending)
-        quiet_from = time.monotonic() + self.connections.timeouts.drain
-        until = time.monotonic() + DRAIN_SECONDS
-        while not self.force_exit and time.monotonic() < until:
-            if self.connections.is_quiet() and time.monotonic() > quiet_from:
+        now = self.connections.clock
+        quiet_from, until = now() + self.connections.timeouts.drain, now() + DRAIN_SECONDS
+        while not self.force_exit and now() < until:
+            if self.connections.is_quiet() and now() > quiet_from:
                 break
             await asyncio.sleep(0.02)
         await super().shutdown(sockets)

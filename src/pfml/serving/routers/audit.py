@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from pfml.audit.decisions import DecisionName
 from pfml.serving.audit_queue import Decision, QueuedSuspect, key_of
 from pfml.serving.dependencies import ErrorResponse, SharedService, display_name
 from pfml.serving.service import Service, UnknownNameError
@@ -34,14 +34,14 @@ class NeighborResponse(BaseModel):
 class DecisionRequest(BaseModel):
     """A decision about a suspect."""
 
-    decision: Literal["accept", "reject", "relabel", "drop"]
+    decision: DecisionName
     label: str = Field(default="", max_length=1024, description="A training class, for relabel.")
 
 
 class DecisionResponse(BaseModel):
     """A decision that was saved."""
 
-    decision: Literal["accept", "reject", "relabel", "drop"]
+    decision: DecisionName
     label: str
 
 
