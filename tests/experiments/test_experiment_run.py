@@ -165,7 +165,7 @@ def test_a_failed_run_is_recorded_and_the_others_are_done(glyph_folder, tmp_path
 
 
 def test_several_processes_share_the_work_without_doubling_it(glyph_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(execution, "START_METHOD", "forkserver")  # which imports torch once (tests/processes.py)
+    monkeypatch.setattr(execution, "CONTEXT", CONTEXT)  # a fork server, which imports torch once
     plan = small_plan(glyph_folder, seeds=(0,))
     summary, _ = run(plan, tmp_path, jobs=2)
     assert summary.done == len(plan.runs) > 1

@@ -133,7 +133,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 #: How processes are started: a copy of a process that has used a GPU could not use it.
-START_METHOD = "spawn"
+CONTEXT = multiprocessing.get_context("spawn")
 #: Tasks whose result another experiment may have already.
 REUSABLE = ("train", "untrained", "figures")
 
@@ -408,11 +408,10 @@ class _Stopwatch:
 
 def _work_in_processes(session: Session, devices: Sequence[str | None], console: Console) -> None:
     """Share the plan among as many processes as there are devices; a signal is passed on to them once."""
-    context = multiprocessing.get_context(START_METHOD)
     threads = max((os.cpu_count() or 1) // len(devices), 1)
     arguments = [(session, device, threads, console.width) for device in devices]
     with catch_shutdown_requests() as request:
-        workers: list[BaseProcess] = [context.Process(target=_worker, args=one) for one in arguments]
+        workers: list[BaseProcess] = [CONTEXT.Process(target=_worker, args=one) for one in arguments]
         for worker in workers:
             worker.start()
         told = False
