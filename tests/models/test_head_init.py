@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pfml.models.head import Head
-from pfml.models.head_init import initialize_head
+from pfml.models.head_init import ClosedFormHeads, initialize_head
 
 FEATURES, DIM, CLASSES = 12, 5, 4
 
@@ -103,3 +103,36 @@ def test_heads_that_cannot_start_so_are_refused(examples):
         initialize_head(Head(FEATURES, 13), "principal", *examples)
     with pytest.raises(ValueError, match="head_start must be one of .*, got 'pca'"):
         initialize_head(Head(FEATURES, DIM), "pca", *examples)
+
+
+@pytest.mark.parametrize("count", [200, 9])
+def test_one_decomposition_gives_heads_of_any_strength_and_dimension(examples, count):
+    features, labels = examples[0][:count], examples[1][:count]
+    x, y = features.double().numpy(), labels.numpy()
+    present = np.unique(y)
+    within = sum(np.cov(x[y == c].T, bias=True) * (y == c).sum() for c in present) / len(x)
+    values, vectors = np.linalg.eigh(within + np.trace(within) / FEATURES * np.eye(FEATURES))
+    heads = ClosedFormHeads(features, labels)
+    new = np.random.default_rng(0).normal(size=(6, FEATURES))
+    for strength in (0.0, 0.3, 1.0):
+        seen = (x - x.mean(0)) @ vectors @ np.diag(values ** (-strength / 2)) @ vectors.T
+        directions = np.linalg.svd(seen, full_matrices=True)[2]
+        for dimension in (3, 7, FEATURES, None):
+            weight, bias = heads.weight_and_bias(strength, dimension)
+            kept = directions[:dimension]
+            expected = (new - x.mean(0)) @ vectors @ np.diag(values ** (-strength / 2)) @ vectors.T @ kept.T
+            found = (torch.from_numpy(new) @ weight.T + bias).numpy()
+            assert found.shape == (6, dimension or FEATURES)
+            np.testing.assert_allclose(similarities(found), similarities(expected), atol=1e-8)
+
+
+def test_more_dimensions_than_images_keep_what_the_images_span(examples):
+    features, labels = examples[0][:4], examples[1][:4]
+    weight, bias = ClosedFormHeads(features, labels).weight_and_bias(0.5, 8)
+    assert torch.linalg.matrix_rank(weight) == 8
+    found = features.double() @ weight.T + bias
+    whole = features.double() @ ClosedFormHeads(features, labels).weight_and_bias(0.5)[0].T
+    torch.testing.assert_close(
+        torch.cdist(found, found) / torch.cdist(found, found).max(),
+        torch.cdist(whole, whole) / torch.cdist(whole, whole).max(),
+    )

@@ -1,7 +1,7 @@
 """Where a head starts: a linear layer that keeps what a pretrained backbone knows.
 
 A random layer from F features to D dimensions throws away what the other F - D dimensions know before the first step.
-The layers here are computed instead, from the features of the training images:
+The layers here are computed instead, in closed form from the features of the training images (`ClosedFormHeads`):
 
 - "principal": the D directions in which the features differ most.
 - "whitened": the same after the directions in which images of one class differ were weakened. With S the covariance
@@ -23,11 +23,58 @@ from torch import Tensor
 
 from pfml.models.head import Head
 
-__all__ = ["FEATURE_STARTS", "HEAD_STARTS", "initialize_head"]
+__all__ = ["FEATURE_STARTS", "HEAD_STARTS", "ClosedFormHeads", "initialize_head", "set_linear"]
 
 HEAD_STARTS = ("random", "uniform", "principal", "whitened")
-#: ... that look at the features of the training images.
-FEATURE_STARTS = ("principal", "whitened")
+#: Start that looks at the features of the training images -> strength of its whitening.
+FEATURE_STARTS = {"principal": 0.0, "whitened": 0.5}
+
+
+class ClosedFormHeads:
+    """Linear heads computed from the features of labeled images, for any strength of whitening and any dimension.
+
+    Centered features are multiplied by (S + s I)^(-strength / 2), with S their covariance within classes and s the mean
+    of its variances, then projected on the directions in which they differ most. Strength 0 leaves distances as they
+    are, 1 whitens fully: a direction in which images of one class differ much then counts as much as any other.
+
+    One decomposition serves all strengths and dimensions.
+
+    Args:
+        features: (N, F) of the training images.
+        labels: (N,) int64, their classes.
+    """
+
+    def __init__(self, features: Tensor, labels: Tensor) -> None:
+        self.center = features.double().mean(0)
+        self._centered = features.double() - self.center
+        counts = torch.bincount(labels).clamp_min(1).to(self._centered)
+        sums = torch.zeros(len(counts), features.shape[1]).to(self._centered).index_add_(0, labels, self._centered)
+        within = self._centered - (sums / counts[:, None])[labels]
+        self._axes, variances = _principal_axes(within)
+        self._variances = variances / len(within)
+        self._mean_variance = float(self._variances.sum()) / features.shape[1]
+        self._directions: dict[float, Tensor] = {}
+
+    def weight_and_bias(self, strength: float, dimension: int | None = None) -> tuple[Tensor, Tensor]:
+        """(D, F) and (D,) in float64; without a dimension, D is F, and no direction is left out."""
+        size = self._centered.shape[1]
+        weight = self._whitened(torch.eye(size).to(self._centered), strength)
+        if dimension is not None and dimension < size:
+            if strength not in self._directions:
+                self._directions[strength] = _principal_axes(self._whitened(self._centered, strength))[0]
+            directions = self._directions[strength]
+            if directions.shape[1] < dimension:
+                directions = _completed(directions, dimension)
+            weight = directions[:, :dimension].T @ weight
+        weight = weight * (math.sqrt(2 * size) / weight.norm())  # as He's initialization has it on average
+        return weight, -weight @ self.center
+
+    def _whitened(self, points: Tensor, strength: float) -> Tensor:
+        """`points` times (S + s I)^(-strength / 2), in units of what happens to a direction without variance."""
+        if strength == 0 or self._mean_variance == 0:
+            return points
+        factors = (self._variances / self._mean_variance + 1) ** (-strength / 2)
+        return points + ((points @ self._axes) * (factors - 1)) @ self._axes.T
 
 
 @torch.no_grad()
@@ -45,16 +92,15 @@ def initialize_head(head: Head, start: str, features: Tensor, labels: Tensor) ->
     if start not in FEATURE_STARTS:
         return
     layer = require_layer(head, start)
-    center = features.double().mean(0)
-    centered = features.double() - center
-    weaken = _half_whitening(centered, labels) if start == "whitened" else None
-    seen = centered if weaken is None else centered @ weaken
-    directions = torch.linalg.eigh(seen.T @ seen).eigenvectors.flip(1)[:, : layer.out_features].T
-    weight = directions if weaken is None else directions @ weaken
-    weight *= math.sqrt(2 * head.num_features) / weight.norm()  # as He's initialization has it on average
+    set_linear(layer, *ClosedFormHeads(features, labels).weight_and_bias(FEATURE_STARTS[start], layer.out_features))
+
+
+@torch.no_grad()
+def set_linear(layer: torch.nn.Linear, weight: Tensor, bias: Tensor) -> None:
+    """Give `layer` this weight, and this bias if it has one."""
     layer.weight.copy_(weight)
     if layer.bias is not None:
-        layer.bias.copy_(-weight @ center)
+        layer.bias.copy_(bias)
 
 
 @torch.no_grad()
@@ -79,11 +125,20 @@ def require_layer(head: Head, start: str) -> torch.nn.Linear:
     return head.linear
 
 
-def _half_whitening(centered: Tensor, labels: Tensor) -> Tensor:
-    """(S + s I)^(-1/4), symmetric, (F, F)."""
-    counts = torch.bincount(labels).clamp_min(1).to(centered)
-    sums = torch.zeros(len(counts), centered.shape[1]).to(centered).index_add_(0, labels, centered)
-    within = centered - (sums / counts[:, None])[labels]
-    variances, axes = torch.linalg.eigh(within.T @ within / len(within))
-    shrunk = (variances.clamp_min(0) + variances.clamp_min(0).mean()).clamp_min(1e-30)
-    return (axes * shrunk**-0.25) @ axes.T
+def _principal_axes(points: Tensor) -> tuple[Tensor, Tensor]:
+    """Directions (F, r) in which centered points (N, F) differ, most first, and the sums of squares along them (r,)."""
+    count, size = points.shape
+    if count >= size:
+        squares, axes = torch.linalg.eigh(points.T @ points)
+        squares, axes = squares.flip(0).clamp_min(0), axes.flip(1)
+    else:  # the smaller matrix has the same values
+        squares, combinations = torch.linalg.eigh(points @ points.T)
+        squares, combinations = squares.flip(0).clamp_min(0), combinations.flip(1)
+        axes = points.T @ combinations / squares.sqrt().clamp_min(1e-300)
+    kept = squares > 1e-12 * squares[:1].clamp_min(1e-300)
+    return axes[:, kept], squares[kept]
+
+
+def _completed(axes: Tensor, count: int) -> Tensor:
+    """`axes` and further directions at right angles to them, `count` in all."""
+    return torch.linalg.qr(torch.cat([axes, torch.eye(len(axes)).to(axes)], dim=1)).Q[:, :count]
