@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -154,13 +155,14 @@ def embed(
     autocast: torch.dtype | None = None,
     track: Track | None = None,
     world: World | None = None,
-    features: bool = False,
+    features: bool | Sequence[str] = False,
 ) -> Tensor:
     """The embeddings of all images, (N, D) float32, in their order and on the device of the embedder.
 
     Images are resized and cropped as the embedder's preprocessing says. The arguments are those of `evaluate`; with
-    `features` it is what the head's linear layer gets instead, (N, F). Several ranks embed whole batches each, so that
-    the result is that of one process to the bit, and each has all of it.
+    `features` it is what the head's linear layer gets instead, (N, F), or what it would get with each of several
+    poolings, side by side. Several ranks embed whole batches each, so that the result is that of one process to the
+    bit, and each has all of it.
     """
     world = world or World()
     if batch_size < 1:
@@ -171,7 +173,11 @@ def embed(
     source = open_images(images, device=location, track=track) if isinstance(images, ImageSet) else images
     batches = [indices for indices in torch.arange(len(source.sizes)).split(batch_size) if len(indices)]
     mine = batches[world.shard(len(batches))]
-    model, width = (embedder.features, embedder.head.num_features) if features else (embedder, embedder.embedding_dim)
+    model: Callable[[Tensor], Tensor] = embedder
+    width = embedder.embedding_dim
+    if features:
+        poolings = None if features is True else features
+        model, width = partial(embedder.features, poolings=poolings), embedder.head.num_features * len(poolings or "1")
     result = torch.empty(sum(map(len, mine)), width, device=location)
     mixed = contextlib.nullcontext() if autocast is None else torch.autocast(location.type, dtype=autocast)
     plan = [embedder.preprocessing.windows(indices, source.sizes) for indices in mine]

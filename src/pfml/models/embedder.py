@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -49,7 +49,8 @@ class EmbedderConfig:
         weights: "default" (what is usual for the backbone), "hub", "package", "none" (random), or a .safetensors or
             .pth file.
         embedding_dim: D; None for the pooled features of the backbone, without a linear layer.
-        pooling: "avg", "max", "avg+max" (their sum) or "token" (the CLS token of a vision transformer).
+        pooling: "avg", "max", "avg+max" (their sum), "gem" (generalized mean) or "token" (the CLS token of a
+            vision transformer).
         layer_norm: "none", or LayerNorm without parameters on the pooled "features" or on the "embedding".
         freeze_patch_embedding: Whether the first layer of a vision transformer never trains.
         image_size: Another height and width of what the backbone sees; None for what is usual for the backbone.
@@ -142,11 +143,14 @@ class Embedder(nn.Module):
         """Unit vectors (B, D) in float32 of RGB images (B, 3, H, W), floats in [0, 1] or uint8."""
         return self.head(self.backbone(self.preprocessing.normalize(images)))
 
-    def features(self, images: Tensor) -> Tensor:
-        """What the head's linear layer gets for images as in `forward`, (B, F) in float32."""
+    def features(self, images: Tensor, poolings: Sequence[str] | None = None) -> Tensor:
+        """What the head's linear layer gets for images as in `forward`, (B, F) in float32.
+
+        With `poolings` it is what it would get with each of them, side by side, from one pass of the backbone.
+        """
         maps = self.backbone(self.preprocessing.normalize(images))
         with torch.autocast(maps.device.type, enabled=False):
-            return self.head.pooled(maps)
+            return torch.cat([self.head.pooled(maps, pooling) for pooling in poolings or (None,)], dim=1)
 
     def head_parameters(self) -> list[nn.Parameter]:
         """The parameters that no published weights exist for."""

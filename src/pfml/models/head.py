@@ -12,11 +12,14 @@ from pfml.sphere import unit
 
 __all__ = ["LAYER_NORMS", "POOLINGS", "Head"]
 
+#: The power of generalized mean pooling (Radenovic et al., TPAMI 2019): 1 is the mean, infinity the maximum.
+GEM_POWER = 3.0
 #: pooling -> features (B, T, C) to (B, C); "token" takes the first token, the others never see prefix tokens
 POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "avg": lambda tokens: tokens.mean(1),
     "max": lambda tokens: tokens.amax(1),
     "avg+max": lambda tokens: tokens.mean(1) + tokens.amax(1),
+    "gem": lambda tokens: tokens.clamp_min(1e-6).pow(GEM_POWER).mean(1).pow(1 / GEM_POWER),
     "token": lambda tokens: tokens[:, 0],
 }
 LAYER_NORMS = ("none", "features", "embedding")
@@ -28,8 +31,8 @@ class Head(nn.Module):
     Args:
         num_features: C, the channels of a feature map or the width of tokens.
         embedding_dim: D; None to leave out the linear layer, so that the pooled features are the embedding.
-        pooling: "avg", "max", "avg+max" (their sum, as the public Proxy-Anchor and HIST code does) or
-            "token" (the CLS token of a vision transformer).
+        pooling: "avg", "max", "avg+max" (their sum, as the public Proxy-Anchor and HIST code does),
+            "gem" (generalized mean, between mean and maximum, usual in image retrieval) or "token" (the CLS token of a vision transformer).
         layer_norm: "none", or LayerNorm without parameters on the pooled "features" (HIER) or on the "embedding"
             before it is put on the sphere (HIST).
         bias: Whether the linear layer has one.
@@ -81,9 +84,9 @@ class Head(nn.Module):
                 embedding = F.layer_norm(embedding, (self.embedding_dim,))
             return unit(embedding)
 
-    def pooled(self, features: Tensor) -> Tensor:
-        """What the linear layer gets, (B, C) in float32."""
-        pooled = POOLINGS[self.pooling](self._tokens(features))
+    def pooled(self, features: Tensor, pooling: str | None = None) -> Tensor:
+        """What the linear layer gets, or would get with another pooling, (B, C) in float32."""
+        pooled = POOLINGS[pooling or self.pooling](self._tokens(features))
         return F.layer_norm(pooled, (self.num_features,)) if self.layer_norm == "features" else pooled
 
     def extra_repr(self) -> str:
