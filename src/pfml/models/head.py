@@ -32,7 +32,8 @@ class Head(nn.Module):
         num_features: C, the channels of a feature map or the width of tokens.
         embedding_dim: D; None to leave out the linear layer, so that the pooled features are the embedding.
         pooling: "avg", "max", "avg+max" (their sum, as the public Proxy-Anchor and HIST code does),
-            "gem" (generalized mean, between mean and maximum, usual in image retrieval) or "token" (the CLS token of a vision transformer).
+            "gem" (generalized mean, between mean and maximum, usual in image retrieval) or "token" (the CLS token of a
+            vision transformer).
         layer_norm: "none", or LayerNorm without parameters on the pooled "features" (HIER) or on the "embedding"
             before it is put on the sphere (HIST).
         bias: Whether the linear layer has one.
