@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pfml.data import RetrievalData, with_validation
 from pfml.methods import LossConfig
@@ -22,7 +23,7 @@ from pfml.runs.config import BatchConfig, DataConfig, OptimizerConfig, RunConfig
 from pfml.suggest.preview import InitialDistances
 from pfml.training.setup import require_matches
 
-__all__ = ["Suggestion", "suggest", "suggest_model", "with_values"]
+__all__ = ["Suggestion", "suggest", "suggest_loss", "suggest_model", "with_values"]
 
 BACKBONE, FULL_SIZE = "efficientnet_lite0", 224
 #: Sides of crops to choose from; the backbone halves its input five times.
@@ -141,7 +142,7 @@ def suggest(
         validation, why_validation = _validation(data)
     divided = with_validation(data, validation)
     batch, why_batch = _batch(divided, device, batch_size, samples_per_class)
-    loss, why_loss = _loss(divided, distances)
+    loss, why_loss = suggest_loss(divided.train.labels, distances)
     if device.type == "cuda" or distances is None:
         size, (fitting, why_time) = model.image_size, _epochs_by_steps(divided, batch, device)
     else:
@@ -224,15 +225,16 @@ def _batch(
     }
 
 
-def _loss(data: RetrievalData, distances: InitialDistances | None) -> tuple[LossConfig, dict[str, str]]:
-    """The logarithmic field with radii that fit the distances, and why."""
-    counts = torch.bincount(data.train.labels)
-    typical = statistics.median(counts[counts > 0].tolist())
-    proxies = 1 if typical < 8 else 2 if typical < 30 or data.train.num_classes >= 2000 else 5
+def suggest_loss(labels: Tensor, distances: InitialDistances | None) -> tuple[LossConfig, dict[str, str]]:
+    """The logarithmic field with radii that fit the distances between images with these labels, and why."""
+    counts = torch.bincount(labels)
+    counts = counts[counts > 0]
+    typical = statistics.median(counts.tolist())
+    proxies = 1 if typical < 8 else 2 if typical < 30 or len(counts) >= 2000 else 5
     options = {"proxies_per_class": proxies, "proxy_init": "kmeans", "alpha": 6.0, "trust": 0.3}
     reasons = {
         "loss.name": "our preset; on glyphs 20 % label noise costs it 2 points of R@1 (docs/METHODS.md)",
-        "loss.options.proxies_per_class": f"{data.train.num_classes} classes train, with typically {typical:g} images",
+        "loss.options.proxies_per_class": f"{len(counts)} classes train, with typically {typical:g} images",
         "loss.options.proxy_init": "proxies start in the middle of the images of their class",
         "loss.options.alpha": "the preset's",
         "loss.options.trust": "sample filtering for noisy labels: images that fit another class far better stay out",
