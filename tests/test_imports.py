@@ -35,6 +35,7 @@ LAYERS = [
     "runs",
     "training",
     "suggest",
+    "ladder",
     "search",
     "audit",
     "export",

@@ -125,3 +125,14 @@ def _without(run, part):
     other = shutil.copytree(run, run.parent / "other")
     shutil.rmtree(other / part)
     return other
+
+
+def test_a_description_of_more_than_is_stored_is_refused_before_it_takes_the_memory(tmp_path):
+    config = LossConfig("pfml", {"proxies_per_class": 2})
+    loss = create_loss(config, 3, 4)
+    for options, dim in (({"proxies_per_class": 10**9}, 4), ({"proxies_per_class": 2}, 10**12)):
+        save_loss(tmp_path / "loss", loss, LossConfig("pfml", options), ("a", "b", "c"), dim)
+        with pytest.raises(DamagedFileError, match="must hold what it describes"):
+            load_loss(tmp_path)
+    save_loss(tmp_path / "loss", create_loss(LossConfig("hist"), 3, 4), LossConfig("hist"), ("a", "b", "c"), 4)
+    assert load_loss(tmp_path) is not None

@@ -69,13 +69,19 @@ def evaluate(
     if not world.is_first:
         return
     parts = (embedded.queries, embedded.labels, embedded.gallery, embedded.gallery_labels)
-    gallery = {"gallery": embedded.gallery, "gallery_labels": embedded.gallery_labels}
-    metrics = retrieval_metrics(*parts[:2], **gallery, recall_at=images.recall_at, nmi=nmi)
+    metrics = retrieval_metrics(
+        embedded.queries,
+        embedded.labels,
+        gallery=embedded.gallery,
+        gallery_labels=embedded.gallery_labels,
+        recall_at=images.recall_at,
+        nmi=nmi,
+    )
     rows = {str(run): metrics.as_dict()}
     settings = {} if expand is None else {f"expanded by {expand}": Expansion(expand)}
     for name, each in (settings | ({"re-ranked": KReciprocal()} if rerank else {})).items():
         rows[name] = reranked_metrics(*parts, settings=each, recall_at=images.recall_at, track=track).as_dict()
-    pairs = verification_metrics(*parts[:2], **gallery) if verification else None
+    pairs = verification_metrics(*parts) if verification else None
     print_model(console, run)
     title = f"{images.name}: {len(images.test):,} images of {images.test.num_classes:,} unseen classes"
     print_scores(console, title, rows)

@@ -93,9 +93,9 @@ class Verification:
 def verification_metrics(
     embeddings: Tensor,
     labels: Tensor,
-    *,
     gallery: Tensor | None = None,
     gallery_labels: Tensor | None = None,
+    *,
     rates: Sequence[float] = RATES,
     groups: int = GROUPS,
     seed: int = 0,
@@ -275,7 +275,7 @@ class _Pairs:
             if other is None:
                 continue
             tile = self.queries.points[rows.span] @ self.items.points[other.span].T
-            values = tile[tuple(torch.triu_indices(*tile.shape, offset=1))] if self.alone else tile.flatten()
+            values = tile[torch.ones_like(tile, dtype=torch.bool).triu(1)] if self.alone else tile.flatten()
             found.append(values)
             groups.append(torch.full(values.shape, rows.group, device=values.device))
         return torch.cat(found), torch.cat(groups)

@@ -89,7 +89,8 @@ def train_head(
         steps: Of the optimizer.
     """
     classes, renamed = labels.unique(return_inverse=True)
-    layer = nn.Linear(*reversed(start.weight.shape))
+    size_out, size_in = start.weight.shape
+    layer = nn.Linear(size_in, size_out)
     set_linear(layer, start.weight, start.bias)
     size = float(layer.weight.detach().square().mean().sqrt())
     with seeded(seed):

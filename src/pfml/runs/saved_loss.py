@@ -29,6 +29,8 @@ __all__ = ["TrainedField", "load_field", "load_loss", "save_loss"]
 NAME = "loss"
 LOSS = Format("loss", 1, "train it again")
 STATE = "state/"
+#: Numbers that a loss may describe without storing them: one without proxies stores nothing.
+MOST_NOT_STORED = 2**26
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,9 +116,24 @@ class _Description:
 
 
 def _rebuilt(description: _Description, tensors: dict[str, Tensor]) -> nn.Module:
+    _require_stored(description, tensors)
     loss = create_loss(description.config, len(description.class_names), description.embedding_dim)
     loss.load_state_dict(by_prefix(tensors, STATE))
     return loss.eval()
+
+
+def _require_stored(description: _Description, tensors: dict[str, Tensor]) -> None:
+    """Refuse a description that asks for far more than is stored, before a loss of that size takes all memory."""
+    options = {**METHODS[description.config.name].options(), **description.config.options}
+    sizes = {name: value for name, value in options.items() if isinstance(value, int)}
+    copies = max([1, *(value for name, value in sizes.items() if name.endswith("per_class"))])
+    described = description.embedding_dim * max(len(description.class_names) * copies, sizes.get("hidden_dim", 1))
+    stored = sum(tensor.numel() for tensor in tensors.values())
+    if described > max(4 * stored, MOST_NOT_STORED):
+        raise DamagedFileError(
+            f"a stored loss must hold what it describes, got {stored:,} numbers for {len(description.class_names):,} "
+            f"classes of {description.embedding_dim:,} dimensions: train it again"
+        )
 
 
 def _stored(folder: RunFolder) -> tuple[_Description, dict[str, Tensor]]:
