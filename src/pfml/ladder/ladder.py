@@ -1,11 +1,11 @@
 """The ladder: candidates of rising cost, and the best of them that validation proves.
 
-1. "pretrained": the backbone as it comes.
+1. "pretrained": the pretrained backbone.
 2. "closed form": another pooling, and a linear head computed from the features (`ClosedFormHeads`). Seconds.
 3. "trained head": the best of these, trained by the potential field on the same features. A minute.
 
 The images pass through the backbone once; everything after that is computed from their features. Each candidate is
-cross-fitted (`pfml.ladder.crossfit`) and compared with the backbone as it comes, on the same queries. It is kept only
+cross-fitted (`pfml.ladder.crossfit`) and compared with the pretrained backbone, on the same queries. It is kept only
 if the sum of its gains in R@1 and MAP@R, each less its standard error, is positive, and the largest sum wins. So the
 model that is saved is the pretrained one unless another has proved to be better.
 """
@@ -70,7 +70,7 @@ class Rung:
         name: "pretrained", "closed form" or "trained head".
         candidate: Which it is.
         scores: Metric -> its cross-fitted value on the training images.
-        gains: Metric -> its gain over the backbone as it comes.
+        gains: Metric -> its gain over the pretrained backbone.
         seconds: That the rung took.
     """
 
@@ -113,7 +113,7 @@ class Climb:
         rungs: All of them, from the bottom.
         chosen: The one that is kept.
         embedder: Its model.
-        before: Metrics of the backbone as it comes, on the test images.
+        before: Metrics of the pretrained backbone, on the test images.
         after: Metrics of `embedder` on the test images.
     """
 
