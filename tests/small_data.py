@@ -1,4 +1,4 @@
-"""A retrieval set that trains in a second, a few letters, and a way to interrupt that."""
+"""A retrieval set that trains in a second, a few glyphs, and a way to interrupt that."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from pfml.training import BatchConfig, LossConfig, Monitor, OptimizerConfig, Tra
 
 
 @cache
-def letters():
+def few_glyphs():
     mild = Distortion(rotation=5, scale=1.05, shear=0.05, shift=1, noise=0.05)
     train, test = (draw_glyphs(chosen, copies=1, distortion=mild) for chosen in ("ABCDEFGH", "KLMN"))
     return RetrievalData("letters", train, test)

@@ -12,7 +12,7 @@ from pfml.training import LossConfig
 CLASSES = ("A", "B", "C")
 
 
-def letters(characters="ABC"):
+def few_glyphs(characters="ABC"):
     return draw_glyphs(characters, copies=1)
 
 
@@ -24,7 +24,7 @@ def save_model(folder, seed=0):
 
 
 def save_index(folder, embedder):
-    images = letters()
+    images = few_glyphs()
     identity = ModelIdentity.of(embedder)
     index = ImageIndex.create(folder, identity, embedder.embedding_dim)
     points = embedder.encode(images.images)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from pfml.cli import main
 from pfml.data.datasets import DATASETS
-from small_data import letters
+from small_data import few_glyphs
 
 SMALL = ["--epochs=1", "--loss.options.proxies_per_class=2", "--device=cpu", "--evaluate_every=1"]
 
@@ -22,8 +22,8 @@ SMALL = ["--epochs=1", "--loss.options.proxies_per_class=2", "--device=cpu", "--
 def _few_glyphs():
     """`glyphs` made small, so that commands take a second."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pfml.data.datasets.read_glyphs", letters)
-        patch.setitem(DATASETS, "glyphs", lambda root: letters())
+        patch.setattr("pfml.data.datasets.read_glyphs", few_glyphs)
+        patch.setitem(DATASETS, "glyphs", lambda root: few_glyphs())
         yield
 
 
@@ -151,7 +151,7 @@ def test_a_model_inside_of_a_run_is_evaluated_on_the_run_s_data(trained, capsys)
 
 
 def test_evaluating_on_classes_that_were_trained_on_is_refused(trained, tmp_path, capsys):
-    for name in (*letters().train.class_names[:2], "new", "newer"):
+    for name in (*few_glyphs().train.class_names[:2], "new", "newer"):
         (tmp_path / "data" / name).mkdir(parents=True)
         for number in range(2):
             Image.new("L", (32, 32)).save(tmp_path / "data" / name / f"{number}.png")

@@ -13,7 +13,7 @@ from pfml.distributed.launch import Launch
 from pfml.training import train
 from pfml.training.optimizer import clip_gradients
 from runs import config_of
-from small_data import letters, small_embedder
+from small_data import few_glyphs, small_embedder
 
 
 def run_rank(out, fault, environment):
@@ -43,7 +43,7 @@ def run_rank(out, fault, environment):
     # where the other rank was killed, nobody is left whose word could come late
     haste = mock.patch("pfml.distributed.heartbeat.HASTE", 1.0 if fault == "stall" else HASTE)
     with haste, open_world(torch.device("cpu")) as world, mock.patch("pfml.training.loop.clip_gradients", faulty):
-        train(small_embedder(image_size=32), letters(), config_of(checkpoint_every=3), out=out, world=world)
+        train(small_embedder(image_size=32), few_glyphs(), config_of(checkpoint_every=3), out=out, world=world)
 
 
 def printed_by(out, rank):

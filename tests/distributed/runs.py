@@ -21,7 +21,7 @@ from pfml.runs.checkpoint import load_checkpoint, save_checkpoint
 from pfml.search import ModelIdentity
 from pfml.training import BatchConfig, LossConfig, OptimizerConfig, train
 from pfml.training.loop import Training
-from small_data import InterruptAt, letters, small_config, small_embedder
+from small_data import InterruptAt, few_glyphs, small_config, small_embedder
 
 
 def config_of(**changes):
@@ -45,7 +45,7 @@ def training(group, out, changes, resume=False, interrupt_at=None):
     with suppress(KeyboardInterrupt):
         results = train(
             small_embedder(image_size=32),
-            letters(),
+            few_glyphs(),
             config_of(**changes),
             out=out,
             resume=resume,
@@ -59,7 +59,7 @@ def training_with_choice(group, out, changes, resume=False, interrupt_at=None):
     """`training` with validation classes that choose the first epoch; a digest of the network that each rank has."""
     torch.manual_seed(1 if group is None else 1 + dist.get_rank(group))
     monitor = None if interrupt_at is None else InterruptAt(interrupt_at)
-    embedder, data = small_embedder(image_size=32), with_validation(letters(), "half")
+    embedder, data = small_embedder(image_size=32), with_validation(few_glyphs(), "half")
     config = config_of(**{"epochs": 3, "batch": BatchConfig(size=15, samples_per_class=0), **changes})
     world = None if group is None else Ranks(group)
 
@@ -82,8 +82,8 @@ def evaluation(group, batch_size):
     world = None if group is None else Ranks(group)
     torch.manual_seed(3)
     embedder = small_embedder(image_size=32)
-    points = embed(embedder, letters().test, batch_size=batch_size, world=world)
-    return points, evaluate(embedder, letters().test, batch_size=batch_size, nmi=True, world=world)
+    points = embed(embedder, few_glyphs().test, batch_size=batch_size, world=world)
+    return points, evaluate(embedder, few_glyphs().test, batch_size=batch_size, nmi=True, world=world)
 
 
 def refusal(group, out, changes):

@@ -15,7 +15,7 @@ from pfml.search.index_folder import INDEX
 from pfml.search.threshold import THRESHOLD
 from pfml.storage.files import DamagedFileError
 from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
-from small_runs import letters, save_index, save_model, save_run, save_threshold
+from small_runs import few_glyphs, save_index, save_model, save_run, save_threshold
 
 ALL = ("model", "preprocessing", "loss", "threshold", "index")
 
@@ -44,7 +44,7 @@ def copied(packed, tmp_path):
 @pytest.mark.parametrize("name", ["bundle", "bundle.zip"])
 def test_one_call_loads_what_the_run_had(name, run, packed):
     bundle = pfml.load_bundle(str(packed / name))
-    queries = letters("AK").images
+    queries = few_glyphs("AK").images
     embedder = pfml.load_embedder(run)
     points = embedder.encode(queries)
     assert torch.equal(bundle.encode(queries), points)
@@ -60,7 +60,7 @@ def test_one_call_loads_what_the_run_had(name, run, packed):
 
 def test_a_search_may_be_kept_to_some_classes(packed):
     bundle = load_bundle(packed / "bundle")
-    hits = bundle.search(letters("B").images[:1], 5, class_names=["C"])[0]
+    hits = bundle.search(few_glyphs("B").images[:1], 5, class_names=["C"])[0]
     assert [hit.class_name for hit in hits] == ["C"] * 5
 
 
@@ -154,7 +154,7 @@ def test_what_is_missing_is_said_when_it_is_asked_for(tmp_path):
     embedder = save_model(tmp_path / "model")
     assert export_bundle(tmp_path / "model", tmp_path / "bundle") == ("model", "preprocessing")
     bundle = load_bundle(tmp_path / "bundle")
-    images = letters().images[:2]
+    images = few_glyphs().images[:2]
     assert torch.equal(bundle.encode(images, batch_size=1), embedder.encode(images, batch_size=1))
     assert bundle.field is bundle.index is bundle.threshold is None
     with pytest.raises(ValueError, match="must have an index to be searched, but has none: run pfml index"):
@@ -221,7 +221,9 @@ def test_a_writer_between_two_reads_does_not_give_a_bundle_of_two_states(tmp_pat
     assert export_bundle(tmp_path / "run", tmp_path / "bundle") == ALL
     assert path.read_bytes() != before
     assert (tmp_path / "bundle" / manifest).read_bytes() == before
-    assert torch.equal(load_bundle(tmp_path / "bundle").encode(letters().images), embedder.encode(letters().images))
+    assert torch.equal(
+        load_bundle(tmp_path / "bundle").encode(few_glyphs().images), embedder.encode(few_glyphs().images)
+    )
 
 
 def test_a_model_that_is_replaced_while_it_is_packed_is_packed_as_it_was_or_as_it_is(tmp_path, monkeypatch):

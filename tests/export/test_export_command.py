@@ -14,7 +14,7 @@ from pfml.export import load_bundle, onnx
 from pfml.models import EmbedderConfig, load_embedder
 from pfml.runs.config import DataConfig, RunConfig
 from pfml.runs.config_files import write_config
-from small_runs import letters, save_run
+from small_runs import few_glyphs, save_run
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def _exported_once(written, monkeypatch):
 def images(tmp_path):
     folder = tmp_path / "images"
     folder.mkdir()
-    for k, pixels in enumerate(letters().images[:3]):
+    for k, pixels in enumerate(few_glyphs().images[:3]):
         Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(folder / f"{k}.png")
     return folder
 
@@ -69,7 +69,7 @@ def failure(arguments, capsys):
 def test_to_onnx_checks_on_images_of_the_data_and_prints_the_largest_difference(run, capsys, monkeypatch):
     import onnxruntime
 
-    data = RetrievalData("letters", letters("KL"), letters())
+    data = RetrievalData("letters", few_glyphs("KL"), few_glyphs())
     monkeypatch.setattr(onnx, "load_data", lambda name, root: data)
     main(["export", str(run), "--to", "onnx"])
     printed = capsys.readouterr().out

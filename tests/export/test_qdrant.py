@@ -7,7 +7,7 @@ from pfml.export import export_index
 from pfml.export.qdrant import export_vectors
 from pfml.search import ImageIndex, ModelIdentity, OtherModelError
 from pfml.search.index import point_id
-from small_runs import letters, save_index, save_model
+from small_runs import few_glyphs, save_index, save_model
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def opened(tmp_path):
 def test_searching_there_finds_what_our_search_finds(embedder, index, tmp_path, opened):
     result = export_vectors(index, "letters", path=tmp_path / "qdrant", batch_size=7)
     assert (result.points, result.stale) == (len(index), 0)
-    points = embedder.encode(letters("ABK").images[::5])
+    points = embedder.encode(few_glyphs("ABK").images[::5])
     expected = index.search(points, 5, model=ModelIdentity.of(embedder))
     client = opened()
     for point, hits in zip(points, expected, strict=True):

@@ -10,7 +10,7 @@ import pytest
 
 from pfml.runs.config_files import shipped_config
 from pfml.training import BatchConfig
-from small_data import letters
+from small_data import few_glyphs
 from soak import Sample, growth_per_step, soak
 
 
@@ -36,7 +36,7 @@ def test_2000_steps_on_glyphs_do_not_grow(tmp_path):
 @pytest.mark.slow
 def test_20_steps_hold_as_many_tensors_at_the_end_as_in_the_middle(tmp_path, monkeypatch):
     """The quick version: counts only, since memory settles over hundreds of steps."""
-    monkeypatch.setattr(sys.modules["pfml.runs.data"], "load_data", lambda name, root: letters())
+    monkeypatch.setattr(sys.modules["pfml.runs.data"], "load_data", lambda name, root: few_glyphs())
     config = replace(shipped_config("glyphs"), batch=BatchConfig(32, 4))
     samples = soak(20, 4, tmp_path / "run", config)
     late = samples[len(samples) // 2 :]

@@ -23,14 +23,14 @@ from pfml.runs.config_files import read_config
 from pfml.runs.recipes import published_recipe, recipe_config
 from pfml.runs.saved_loss import load_loss
 from pfml.training import BatchConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig, train
-from small_data import InterruptAt, letters, small_config, small_embedder
+from small_data import InterruptAt, few_glyphs, small_config, small_embedder
 
 TRAINED = [name for name, method in METHODS.items() if method.trains and not method.from_teachers]
 C, D = 4, 8
 
 
 @cache
-def more_letters():
+def more_glyphs():
     mild = Distortion(rotation=5, scale=1.05, shear=0.05, shift=1, noise=0.05)
     return RetrievalData(
         "letters", *(draw_glyphs(chosen, copies=1, distortion=mild) for chosen in ("ABCDEFGHIJKL", "QRSTUVWXYZ"))
@@ -44,7 +44,7 @@ def embedder_of(dims):
 
 @cache
 def untrained_recall():
-    return evaluate(embedder_of(16), more_letters()).recall[1]
+    return evaluate(embedder_of(16), more_glyphs()).recall[1]
 
 
 def batch(size=12, classes=C, **options):
@@ -76,7 +76,7 @@ def beats_the_untrained_net(name, tmp_path):
         optimizer=OptimizerConfig("adamw", lr=5e-3),
         schedule=ScheduleConfig("one-cycle"),
     )
-    results = train(embedder_of(16), more_letters(), recipe_config(name, base), out=tmp_path / "run")
+    results = train(embedder_of(16), more_glyphs(), recipe_config(name, base), out=tmp_path / "run")
     assert results["last"]["test"]["recall_at_1"] > untrained_recall() + 0.1
     assert ("alignment" in results) == (create_loss(LossConfig(name), C, D).proxy_points().shape[1] > 0)
 
@@ -86,7 +86,7 @@ def resumes_bit_equal(name, tmp_path):
 
     def run(out, **options):
         torch.manual_seed(1)
-        train(small_embedder(), letters(), config, out=tmp_path / out, **options)
+        train(small_embedder(), few_glyphs(), config, out=tmp_path / out, **options)
 
     run("whole")
     with pytest.raises(KeyboardInterrupt):
@@ -351,7 +351,7 @@ def test_a_recipe_keeps_the_options_of_the_same_method_only():
 
 @pytest.mark.parametrize("name", ["normalized-softmax", "nt-xent", "cosface"])
 def test_a_published_recipe_trains_as_it_is_printed(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("pfml.data.datasets.read_glyphs", letters)
+    monkeypatch.setattr("pfml.data.datasets.read_glyphs", few_glyphs)
     main(["methods", f"--recipe={name}"])
     printed = capsys.readouterr().out
     recipe = published_recipe(name, "cub", "resnet50").recipe
@@ -359,7 +359,7 @@ def test_a_published_recipe_trains_as_it_is_printed(name, tmp_path, monkeypatch,
     assert ("# not as published: " in printed) == bool(recipe.departs)
     file = tmp_path / "recipe.yaml"
     file.write_text(printed)
-    # the network and batch of the letters; the rest is the recipe's
+    # the network and batch of the glyphs; the rest is the recipe's
     small = ["--data.name=glyphs", "--model.backbone=convnet", "--model.weights=none", "--model.embedding_dim=8"]
     small += ["--model.image_size=null", "--model.resize=null", "--batch.per_epoch=null"]
     batch = ["--batch.size=8", f"--batch.samples_per_class={min(recipe.samples_per_class, 2)}", "--epochs=1"]
@@ -383,18 +383,18 @@ def test_a_published_recipe_that_is_not_known_is_refused():
 
 
 def test_zero_shot_evaluates_the_backbone_and_trains_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("pfml.data.datasets.read_glyphs", letters)
+    monkeypatch.setattr("pfml.data.datasets.read_glyphs", few_glyphs)
     main(["train", "--config=glyphs", "--loss.name=zero-shot", f"--out={tmp_path / 'run'}", "--device=cpu"])
     printed = capsys.readouterr().out
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     backbone = EmbedderConfig("convnet", weights="none", embedding_dim=None, pooling="avg+max")
-    expected = evaluate(load_embedder(tmp_path / "run"), letters())
+    expected = evaluate(load_embedder(tmp_path / "run"), few_glyphs())
     assert load_embedder(tmp_path / "run").config == backbone
     assert results["last"]["epoch"] == 0
     assert results["last"]["test"]["recall_at_1"] == pytest.approx(expected.recall[1])
     assert "last epoch, epoch 0" in printed
     with pytest.raises(ValueError, match="zero-shot trains nothing"):
-        train(small_embedder(), letters(), small_config(loss=LossConfig("zero-shot")), out=tmp_path / "other")
+        train(small_embedder(), few_glyphs(), small_config(loss=LossConfig("zero-shot")), out=tmp_path / "other")
 
 
 def test_the_command_lists_every_method(capsys):

@@ -17,7 +17,7 @@ from pfml.runs.config_files import plain, read_config
 from pfml.runs.recipes import published_recipe, recipe_config
 from pfml.training import BatchConfig, LossConfig, OptimizerConfig, RunConfig, ScheduleConfig
 from pfml.training.optimizer import create_optimizer
-from small_data import letters, small_embedder
+from small_data import few_glyphs, small_embedder
 
 #: Those that are run on CUB with ResNet-50 as they were published.
 SIX = ("proxy-anchor", "hist", "proxy-gml", "multi-similarity-miner", "soft-triple", "proxy-nca++")
@@ -243,7 +243,7 @@ def test_typed_options_and_the_network_of_a_file_are_heeded(asked, tmp_path, cap
 
 
 def test_a_run_by_recipe_stores_it_and_logs_both_terms_of_hist(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("pfml.data.datasets.read_glyphs", letters)
+    monkeypatch.setattr("pfml.data.datasets.read_glyphs", few_glyphs)
     small = ["--data.name=glyphs", "--model.backbone=convnet", "--model.weights=none", "--model.embedding_dim=8"]
     short = ["--epochs=2", "--log_every=1", "--device=cpu", f"--out={tmp_path / 'run'}"]
     main(["train", "--recipe=hist", *small, *short])

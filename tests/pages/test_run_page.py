@@ -18,14 +18,14 @@ from pfml.plots.theme import png_of_image
 from pfml.runs.config import DataConfig, RunConfig
 from pfml.training import BatchConfig
 from pfml.training.runner import run
-from small_data import letters, small_config, small_embedder
+from small_data import few_glyphs, small_config, small_embedder
 
 
 @pytest.fixture(scope="module")
-def _letters():
-    """The glyphs are a few letters."""
+def _few_glyphs():
+    """The glyphs are a few glyphs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pfml.data.datasets.read_glyphs", letters)
+        patch.setattr("pfml.data.datasets.read_glyphs", few_glyphs)
         yield
 
 
@@ -38,7 +38,7 @@ def trained_run(folder, **changes):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, _letters):
+def finished(tmp_path_factory, _few_glyphs):
     return trained_run(tmp_path_factory.mktemp("run") / "fields & letters")
 
 
@@ -110,7 +110,7 @@ def test_the_page_has_the_run_s_own_numbers(finished, page):
     assert f"{100 * results['last']['test']['recall_at_1']:.1f}" in page
     assert f"{100 * results['validation_selected']['test']['map_at_r']:.1f}" in page
     recall = results["validation_selected"]["test"]["recall_at_1"]
-    assert f"{recall:.1%} of {len(letters().test)} images" in page, "the lead is what the chosen model gives again"
+    assert f"{recall:.1%} of {len(few_glyphs().test)} images" in page, "the lead is what the chosen model gives again"
     assert "were made wrong on purpose" in page
     assert "proxies_per_class: 2" in page
 

@@ -13,7 +13,7 @@ from pfml.runs.config import DataConfig, RunConfig
 from pfml.templates import markdown_escaped
 from pfml.training import BatchConfig, LossConfig, train
 from pfml.training.runner import run
-from small_data import letters, small_config, small_embedder
+from small_data import few_glyphs, small_config, small_embedder
 
 SCORES = {"recall_at_1": 0.5, "recall_at_2": 0.625, "map_at_r": 0.25, "r_precision": 0.3}
 
@@ -39,7 +39,7 @@ def head_of(card):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "run"
-    data = with_validation(letters(), "half")
+    data = with_validation(few_glyphs(), "half")
     found = train(small_embedder(), data, small_config(epochs=1, batch=BatchConfig(16, 4)), out=folder)
     return folder, found, data
 
@@ -77,26 +77,26 @@ def test_the_code_of_a_card_runs(trained, monkeypatch, tmp_path):
 
 
 def test_noise_is_counted():
-    card = run_card(description(), letters(), small_config(), results(), noisy_labels=4)
-    assert f"4 of {len(letters().train)} were made wrong on purpose ({4 / len(letters().train):.1%})" in card
+    card = run_card(description(), few_glyphs(), small_config(), results(), noisy_labels=4)
+    assert f"4 of {len(few_glyphs().train)} were made wrong on purpose ({4 / len(few_glyphs().train):.1%})" in card
     assert "added on purpose" in card
-    assert "on purpose" not in run_card(description(), letters(), small_config(), results()).replace(
+    assert "on purpose" not in run_card(description(), few_glyphs(), small_config(), results()).replace(
         "none were changed on purpose", ""
     )
 
 
 def test_each_number_says_what_it_was_chosen_on():
-    card = run_card(description(), letters(), small_config(), results(validation_selected=results()["last"]))
+    card = run_card(description(), few_glyphs(), small_config(), results(validation_selected=results()["last"]))
     assert "| 2, last epoch | 50.0 | 62.5 | 30.0 | 25.0 | nothing: training ended there |" in card
     assert "| 1, best on test | 75.0 | 62.5 | 30.0 | 25.0 | the test classes that it reports" in card
     assert "| 2, validation-selected | 50.0 | 62.5 | 30.0 | 25.0 | validation classes" in card
-    assert "validation-selected" not in run_card(description(), letters(), small_config(), results())
+    assert "validation-selected" not in run_card(description(), few_glyphs(), small_config(), results())
 
 
 def test_seen_classes_are_named_and_many_are_counted():
-    assert "Classes seen in training (2): A, B. " in run_card(description(), letters(), small_config(), results())
+    assert "Classes seen in training (2): A, B. " in run_card(description(), few_glyphs(), small_config(), results())
     many = [f"class{k}" for k in range(25)]
-    card = run_card(description(names=many), letters(), small_config(), results())
+    card = run_card(description(names=many), few_glyphs(), small_config(), results())
     assert "(25): class0, class1," in card
     assert "class19 and 5 more" in card
     assert "class20" not in card
@@ -106,7 +106,7 @@ def test_names_cannot_leave_their_cell_in_the_markdown():
     evil = "|x|\n# h <script>`a` [l](http://e) ![i](u) **b** $m$ & ---"
     pixels = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
     images = ImageSet(pixels, torch.tensor([0, 0]), ("t",))
-    data = RetrievalData(evil, letters().train, images, remarks=(evil,))
+    data = RetrievalData(evil, few_glyphs().train, images, remarks=(evil,))
     card = run_card(description(names=[evil]), data, small_config(), results())
     body = card.split("---\n", 2)[2]
     assert head_of(card)["model-index"][0]["results"][0]["dataset"]["name"] == evil
@@ -120,7 +120,7 @@ def test_a_configuration_cannot_close_its_fence_and_hides_the_folders_of_the_mac
     model = EmbedderConfig("```\n# out", weights="/home/someone/secret/weights.pth")
     data = DataConfig("/home/someone/photos", validation="none")
     config = RunConfig(**vars(small_config()), data=data, model=model)
-    card = run_card(description(), replace(letters(), name="/home/someone/photos"), config, results())
+    card = run_card(description(), replace(few_glyphs(), name="/home/someone/photos"), config, results())
     assert "someone" not in card
     assert "weights: weights.pth" in card
     assert "name: photos" in card
@@ -130,7 +130,7 @@ def test_a_configuration_cannot_close_its_fence_and_hides_the_folders_of_the_mac
 
 def noisy_run(out, monkeypatch, **changes):
     """The card of a run on letters of which a quarter have noisy labels."""
-    monkeypatch.setattr("pfml.runs.data.load_data", lambda name, root: letters())
+    monkeypatch.setattr("pfml.runs.data.load_data", lambda name, root: few_glyphs())
     data, model = DataConfig("glyphs", noise=LabelNoise(rate=0.25)), small_embedder().config
     run(RunConfig(**vars(small_config(**changes)), data=data, model=model), out)
     return (out / "model" / "README.md").read_text()
@@ -144,7 +144,7 @@ def test_a_run_without_training_has_a_card_too(tmp_path, monkeypatch):
 
 def test_a_noisy_run_counts_its_noisy_labels(tmp_path, monkeypatch):
     card = noisy_run(tmp_path / "run", monkeypatch, epochs=1, batch=BatchConfig(32, 4, per_epoch=1))
-    images = len(letters().train)
+    images = len(few_glyphs().train)
     assert f"{round(images / 4)} of {images} were made wrong on purpose (25.0%)" in card
 
 

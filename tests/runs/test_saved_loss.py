@@ -13,7 +13,7 @@ from pfml.models import load_embedder
 from pfml.runs.saved_loss import save_loss
 from pfml.storage.files import DamagedFileError
 from pfml.training import LossConfig, load_field, load_loss, train
-from small_data import letters, small_config, small_embedder
+from small_data import few_glyphs, small_config, small_embedder
 
 FIELD = {"proxies_per_class": 2, "delta": 0.3, "alpha": 4.0}
 NAMES = ("third", "first", "second")
@@ -22,7 +22,7 @@ NAMES = ("third", "first", "second")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    train(small_embedder(), letters(), small_config(epochs=1, loss=LossConfig("pfml", FIELD)), out=folder)
+    train(small_embedder(), few_glyphs(), small_config(epochs=1, loss=LossConfig("pfml", FIELD)), out=folder)
     return folder
 
 
@@ -43,9 +43,9 @@ def test_the_loss_of_a_run_is_the_one_that_it_trained(run):
 def test_the_loss_outlives_the_checkpoints(run):
     expected = load_loss(run)
     shutil.rmtree(run / "checkpoints")
-    points = load_embedder(run).encode(list(letters().train.images[:6]))
+    points = load_embedder(run).encode(list(few_glyphs().train.images[:6]))
     torch.testing.assert_close(
-        load_loss(run)(points, letters().train.labels[:6]), expected(points, letters().train.labels[:6])
+        load_loss(run)(points, few_glyphs().train.labels[:6]), expected(points, few_glyphs().train.labels[:6])
     )
 
 
@@ -53,7 +53,7 @@ def test_the_field_has_the_proxies_on_the_sphere_and_the_classes_in_order(run):
     field = load_field(run)
     torch.testing.assert_close(field.proxies, load_loss(run).proxy_points())
     torch.testing.assert_close(field.proxies.norm(dim=2), torch.ones(8, 2))
-    assert field.class_names == letters().train.class_names
+    assert field.class_names == few_glyphs().train.class_names
     assert field.proxy_labels.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]
     assert (field.method, field.law, field.has_own_law) == ("pfml", PowerLaw(delta=0.3, alpha=4.0), True)
 

@@ -9,14 +9,14 @@ from pfml.data import with_validation
 from pfml.runs.checkpoint import load_checkpoint
 from pfml.runs.folder import RunFolder
 from pfml.training import BatchConfig, LossConfig, train
-from small_data import interrupted_repeatedly, letters, small_config, small_embedder
+from small_data import few_glyphs, interrupted_repeatedly, small_config, small_embedder
 
 
 def run(out, *, resume=False, monitor=None, data=None, dropout=0.0, **changes):
     torch.manual_seed(1)
     embedder = small_embedder()
     embedder.backbone.layers.append(torch.nn.Dropout(dropout))
-    return train(embedder, data or letters(), small_config(**changes), out=out, resume=resume, monitor=monitor)
+    return train(embedder, data or few_glyphs(), small_config(**changes), out=out, resume=resume, monitor=monitor)
 
 
 def assert_equal_runs(first, second):
@@ -60,7 +60,7 @@ def test_23_a_run_interrupted_at_any_step_ends_as_one_that_was_not(tmp_path, cas
 
 
 def test_23_a_run_with_validation_interrupted_again_and_again_ends_as_one_that_was_not(tmp_path):
-    changes = {"data": with_validation(letters(), "half"), "batch": BatchConfig(16, 4), "epochs": 3}
+    changes = {"data": with_validation(few_glyphs(), "half"), "batch": BatchConfig(16, 4), "epochs": 3}
     run(tmp_path / "whole", **changes)
     interrupted_repeatedly(partial(run, tmp_path / "broken", **changes), (2, 3, 3, 3))
     assert_equal_runs(tmp_path / "whole", tmp_path / "broken")

@@ -9,7 +9,7 @@ from pfml.data.image_set import SeenClassError
 from pfml.models.embedder import TrainedOn
 from pfml.search import ModelIdentity, Threshold, calibrate, calibrate_points
 from pfml.storage.files import DamagedFileError
-from small_data import letters, small_embedder
+from small_data import few_glyphs, small_embedder
 from small_index import MODEL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -142,7 +142,7 @@ def test_what_lies_beyond_the_distance_is_unknown_and_what_lies_at_it_is_not():
 
 
 def test_classes_that_the_model_was_trained_on_are_refused():
-    embedder, images = small_embedder(), letters().test
+    embedder, images = small_embedder(), few_glyphs().test
     threshold = calibrate(embedder, images, false_accept_rate=0.1, batch_size=50)
     assert threshold.model == ModelIdentity.of(embedder)
     assert sum(half[1] for half in (threshold.chosen_on, threshold.measured_on)) == images.num_classes

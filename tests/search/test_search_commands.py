@@ -13,7 +13,7 @@ from pfml.models import TrainedOn
 from pfml.runs.config_files import write_config
 from pfml.search import ImageIndex, ModelIdentity, Threshold
 from pfml.training import BatchConfig, DataConfig, LossConfig, RunConfig, run
-from small_data import letters, small_config, small_embedder
+from small_data import few_glyphs, small_config, small_embedder
 from small_index import write_images
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -38,7 +38,7 @@ def save_threshold(folder, distance, model):
 
     from pfml.search import calibrate
 
-    threshold = calibrate(model, letters().test, false_accept_rate=0.1)
+    threshold = calibrate(model, few_glyphs().test, false_accept_rate=0.1)
     replace(threshold, distance=distance).save(folder)
 
 
@@ -148,7 +148,7 @@ def test_images_folders_and_classes_are_removed_by_name(workspace, capsys):
 
 
 def test_a_run_is_calibrated_on_its_validation_classes_else_on_its_test_classes(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("pfml.data.datasets.read_glyphs", letters)
+    monkeypatch.setattr("pfml.data.datasets.read_glyphs", few_glyphs)
     config = small_config(epochs=1)
     run_config = RunConfig(
         **{**vars(config), "batch": BatchConfig(size=16, samples_per_class=4), "loss": LossConfig("pfml", {})},
@@ -220,7 +220,7 @@ def test_calibration_leaves_out_what_cannot_be_read(workspace, capsys):
 
 
 def test_a_threshold_that_calls_most_known_images_unknown_is_warned_of(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("pfml.data.datasets.read_glyphs", letters)
+    monkeypatch.setattr("pfml.data.datasets.read_glyphs", few_glyphs)
     folder = save_model(tmp_path / "model")
     printed = said(capsys, "calibrate", folder, "--data=glyphs", "--false-accept-rate=0.05")
     rejects = Threshold.load(folder).false_rejects.value

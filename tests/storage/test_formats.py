@@ -21,7 +21,7 @@ from pfml.storage.embeddings import open_embeddings, read_embeddings
 from pfml.storage.files import DamagedFileError
 from pfml.storage.manifest import FormatVersionError, digest_of
 from pfml.training import train
-from small_data import letters, small_config
+from small_data import few_glyphs, small_config
 from tiny_network import TINY
 
 FORMATS = Path(__file__).parents[1] / "fixtures" / "formats"
@@ -44,7 +44,7 @@ def test_the_fixtures_are_small():
 def test_a_run_evaluates_as_it_did_when_it_was_written():
     run = FORMATS / "run"
     results = RunFolder(run).read_results()
-    metrics = evaluate(load_embedder(run), letters(), recall_at=(1,), device="cpu")
+    metrics = evaluate(load_embedder(run), few_glyphs(), recall_at=(1,), device="cpu")
     assert metrics.recall[1] == pytest.approx(results["last"]["test"]["recall_at_1"], abs=0.05)
     assert results["last"]["epoch"] == 2
     assert [entry["step"] for entry in RunFolder(run).entries("step")] == list(range(1, 9))
@@ -55,13 +55,13 @@ def test_a_checkpoint_resumes(copied):
     _, state = load_checkpoint(FORMATS / "run" / "checkpoints")
     assert state["config"]["epochs"] == 2
     embedder = load_embedder(copied / "run")
-    results = train(embedder, letters(), small_config(), out=copied / "run", resume=True)
+    results = train(embedder, few_glyphs(), small_config(), out=copied / "run", resume=True)
     assert results["last"]["epoch"] == 2
 
 
 def test_an_index_is_searched_with_its_run():
     opened = open_run(FORMATS / "run", device="cpu")
-    images = letters().test.images
+    images = few_glyphs().test.images
     hits = opened.gallery.search(opened.embedder.encode(images[1:4]), 1, model=opened.model)
     assert [found[0].path for found in hits] == ["/letters/001.png", "/letters/002.png", "/letters/003.png"]
     assert max(found[0].distance for found in hits) < 1e-3
@@ -75,14 +75,14 @@ def test_an_embedded_collection_has_the_vectors_of_the_run():
     embedder = load_embedder(FORMATS / "run")
     assert collection.settings.model_digest == ModelIdentity.of(embedder).digest
     assert collection.unreadable == {"/letters/bad.png": "is not an image"}
-    torch.testing.assert_close(vectors, embedder.encode(letters().test.images[: len(paths)]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(vectors, embedder.encode(few_glyphs().test.images[: len(paths)]), atol=1e-4, rtol=0)
     assert collection.file(paths[3]).size == 103
 
 
 @pytest.mark.parametrize("name", ["bundle", "bundle.zip"])
 def test_a_bundle_searches(name):
     bundle = load_bundle(FORMATS / name)
-    [hits] = bundle.search(letters().test.images[5:6], k=3)
+    [hits] = bundle.search(few_glyphs().test.images[5:6], k=3)
     assert hits[0].path == "/letters/005.png"
     assert bundle.field.proxies.shape[2] == 8
     assert bundle.threshold is not None

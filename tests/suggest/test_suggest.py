@@ -13,7 +13,7 @@ from pfml.suggest.preview import InitialDistances, distances_of, preview, typica
 from pfml.suggest.suggestion import suggest, suggest_model, with_values
 from pfml.training import BatchConfig, DataConfig, LossConfig, RunConfig
 from pfml.training.setup import create_batches
-from small_data import letters
+from small_data import few_glyphs
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -226,7 +226,7 @@ def test_the_model_before_training_is_evaluated_at_its_own_resolution(monkeypatc
     config = RunConfig(model=EmbedderConfig("convnet", embedding_dim=8, image_size=48), device="cpu")
     embedder = untrained_embedder(config)
     assert embedder.config == EmbedderConfig("convnet", embedding_dim=None)
-    found = untrained_scores(embedder, letters(), config)
+    found = untrained_scores(embedder, few_glyphs(), config)
     assert seen == [32]
     assert found.image_size == 32
 

@@ -6,13 +6,13 @@ import torch
 from pfml.models import load_embedder
 from pfml.runs.checkpoint import load_checkpoint
 from pfml.training import LossConfig, train
-from small_data import InterruptAt, letters, small_config, small_embedder
+from small_data import InterruptAt, few_glyphs, small_config, small_embedder
 
 
 def run(out, *, resume=False, monitor=None, **changes):
     torch.manual_seed(1)
     embedder = small_embedder()
-    train(embedder, letters(), small_config(**changes), out=out, resume=resume, monitor=monitor)
+    train(embedder, few_glyphs(), small_config(**changes), out=out, resume=resume, monitor=monitor)
     return embedder
 
 

@@ -16,7 +16,7 @@ from pfml.runs.saved_loss import load_loss
 from pfml.training import BatchConfig, train
 from pfml.training.averaging import WeightAverage, largest_share
 from pfml.training.loop import Training
-from small_data import InterruptAt, interrupted_repeatedly, letters, small_config, small_embedder
+from small_data import InterruptAt, few_glyphs, interrupted_repeatedly, small_config, small_embedder
 
 
 def mean_by_hand(states, share):
@@ -44,7 +44,7 @@ def is_equal(state, other):
 def run(out, *, data=None, embedder=None, resume=False, monitor=None, **changes):
     torch.manual_seed(1)
     embedder = embedder or small_embedder()
-    return train(embedder, data or letters(), small_config(**changes), out=out, resume=resume, monitor=monitor)
+    return train(embedder, data or few_glyphs(), small_config(**changes), out=out, resume=resume, monitor=monitor)
 
 
 def saved(folder, name="model"):
@@ -135,12 +135,12 @@ def test_evaluations_see_the_mean_and_those_of_a_warm_up_the_weights(tmp_path, s
     embedder = small_embedder()
     for entry, weights in zip(checkpoint(tmp_path / "run")[1], expected, strict=True):
         embedder.load_state_dict(weights)
-        by_hand = evaluate(embedder, letters(), recall_at=letters().recall_at).as_dict()
+        by_hand = evaluate(embedder, few_glyphs(), recall_at=few_glyphs().recall_at).as_dict()
         assert entry["test"] == pytest.approx(by_hand, abs=1e-6)
 
 
 def test_the_epoch_that_validation_chooses_is_saved_as_the_mean_that_it_was_evaluated_with(tmp_path, states):
-    data = with_validation(letters(), "half")
+    data = with_validation(few_glyphs(), "half")
     chosen = run(tmp_path / "run", data=data, batch=BatchConfig(16, 4), average=0.8, epochs=3)["validation_selected"]
     until = len(states) // 3 * chosen["epoch"]
     assert_close(saved(tmp_path / "run", "model"), mean_by_hand(states[:until], 0.8))
@@ -148,8 +148,8 @@ def test_the_epoch_that_validation_chooses_is_saved_as_the_mean_that_it_was_eval
 
 def test_the_alignment_of_proxies_is_that_with_the_saved_model(averaged):
     results = RunFolder(averaged).read_results()
-    points = embed(load_embedder(averaged), letters().train)
-    alignment = proxy_alignment(load_loss(averaged).proxy_points(), points, letters().train.labels)
+    points = embed(load_embedder(averaged), few_glyphs().train)
+    alignment = proxy_alignment(load_loss(averaged).proxy_points(), points, few_glyphs().train.labels)
     assert results["alignment"]["paper"] == pytest.approx(alignment.paper, rel=1e-6)
 
 

@@ -22,7 +22,7 @@ from pfml.runs.folder import RunFolder
 from pfml.search import ModelIdentity
 from pfml.training import BatchConfig, DataConfig, LossConfig, Monitor, RunConfig, load_loss, run, train
 from pfml.training.loop import Training
-from small_data import letters, small_config, small_embedder
+from small_data import few_glyphs, small_config, small_embedder
 
 #: Proxies far enough from rest to move in every step.
 LOSS = LossConfig("pfml-log", {"proxies_per_class": 2, "reduction": "points"})
@@ -65,7 +65,7 @@ class States(Monitor):
 
 def trained(out, monitor, *, resume=False, **changes):
     torch.manual_seed(1)
-    embedder, data = small_embedder(), with_validation(letters(), "half")
+    embedder, data = small_embedder(), with_validation(few_glyphs(), "half")
     config = small_config(epochs=3, batch=BATCH, loss=LOSS, **changes)
     with monitor.patch:
         results = train(embedder, data, config, out=out, resume=resume, monitor=monitor)
@@ -137,7 +137,7 @@ def test_a_run_that_has_ended_can_be_resumed_and_keeps_its_model(tmp_path, whole
 
 
 def test_without_validation_the_model_is_that_of_the_last_epoch(tmp_path):
-    results = train(small_embedder(), letters(), small_config(loss=LOSS, batch=BATCH), out=tmp_path / "run")
+    results = train(small_embedder(), few_glyphs(), small_config(loss=LOSS, batch=BATCH), out=tmp_path / "run")
     assert results["model"] == "last"
     assert load_embedder(tmp_path / "run").trained_on.epoch == 2
     assert not RunFolder(tmp_path / "run").last_model.exists()
@@ -158,42 +158,42 @@ def test_where_the_chosen_state_is_lost_the_last_epoch_is_the_model_and_it_is_sa
 
 
 @pytest.fixture(scope="module")
-def run_of_letters(tmp_path_factory):
-    """A run of three epochs on letters, of which validation chose the first."""
+def run_of_glyphs(tmp_path_factory):
+    """A run of three epochs on glyphs, of which validation chose the first."""
     folder = tmp_path_factory.mktemp("runs") / "letters"
     values = vars(small_config(epochs=3, batch=BATCH, loss=LOSS))
     config = RunConfig(**values, data=DataConfig("glyphs", validation="half"), model=small_embedder().config)
-    with mock.patch("pfml.data.datasets.read_glyphs", letters):
+    with mock.patch("pfml.data.datasets.read_glyphs", few_glyphs):
         results = run(config, folder)
     return folder, results
 
 
 def printed(*arguments):
-    with redirect_stdout(StringIO()) as out, mock.patch("pfml.data.datasets.read_glyphs", letters):
+    with redirect_stdout(StringIO()) as out, mock.patch("pfml.data.datasets.read_glyphs", few_glyphs):
         main([str(argument) for argument in arguments])
     return out.getvalue()
 
 
-def test_evaluate_gives_the_numbers_of_the_headline_and_says_the_epoch(run_of_letters):
-    folder, results = run_of_letters
+def test_evaluate_gives_the_numbers_of_the_headline_and_says_the_epoch(run_of_glyphs):
+    folder, results = run_of_glyphs
     said = printed("evaluate", folder)
     assert "epoch 1, chosen by validation" in said
     assert f"{100 * results['validation_selected']['test']['map_at_r']:.1f}" in said
 
 
-def test_audit_and_export_say_the_epoch(run_of_letters, tmp_path):
-    folder, _ = run_of_letters
+def test_audit_and_export_say_the_epoch(run_of_glyphs, tmp_path):
+    folder, _ = run_of_glyphs
     assert "epoch 1, chosen by validation" in printed("audit", folder, "--top=1")
     assert "epoch 1, chosen by validation" in printed("export", folder, "--to=bundle", f"--out={tmp_path / 'bundle'}")
     content = json.loads((tmp_path / "bundle" / "model" / "model.json").read_text())
     assert content["trained_on"]["epoch"] == 1
 
 
-def test_the_report_is_about_the_model(run_of_letters):
-    folder, _ = run_of_letters
+def test_the_report_is_about_the_model(run_of_glyphs):
+    folder, _ = run_of_glyphs
     plot = Plot(image_grid(torch.zeros(1, 1, 3, 8, 8)), "any plot")  # tests/pages has the real ones
     with (
-        mock.patch("pfml.data.datasets.read_glyphs", letters),
+        mock.patch("pfml.data.datasets.read_glyphs", few_glyphs),
         mock.patch("pfml.pages.run.in_themes", return_value=plot),
     ):
         page = write_run_page(folder).read_text()

@@ -15,13 +15,13 @@ from pfml.storage.files import DamagedFileError
 from pfml.storage.manifest import write_manifest
 from pfml.training import BatchConfig, LossConfig, OptimizerConfig, ScheduleConfig
 from pfml.training.ensemble import ENSEMBLE, Ensemble, is_ensemble, read_ensemble, run_ensemble, student_config
-from small_data import interrupted_repeatedly, letters
+from small_data import few_glyphs, interrupted_repeatedly
 
 
 @pytest.fixture(scope="module")
 def config():
-    """Teachers of one epoch of four steps, on a few letters under a name."""
-    with mock.patch("pfml.data.datasets.read_glyphs", letters):
+    """Teachers of one epoch of four steps, on a few glyphs under a name."""
+    with mock.patch("pfml.data.datasets.read_glyphs", few_glyphs):
         yield RunConfig(
             epochs=1,
             warm_up_epochs=0,
@@ -42,7 +42,7 @@ TWO = Ensemble(teachers=2, student_epochs=1)
 def whole(config, tmp_path_factory):
     """The folder of an ensemble that nothing interrupts, and its scores."""
     folder = tmp_path_factory.mktemp("ensemble") / "whole"
-    with mock.patch("pfml.data.datasets.read_glyphs", side_effect=letters) as read:
+    with mock.patch("pfml.data.datasets.read_glyphs", side_effect=few_glyphs) as read:
         scores = run_ensemble(config, folder, TWO)
     assert read.call_count == 1, "teachers, student and comparison share the data"
     return folder, scores

@@ -8,14 +8,14 @@ from pfml.runs.config import RunConfig
 from pfml.runs.config_files import read_config, write_config
 from pfml.training import BatchConfig, LossConfig, OptimizerConfig, TrainConfig, train
 from pfml.training.environment import COMPILED_FROM, compiled, compiles
-from small_data import InterruptAt, letters, small_config, small_embedder
+from small_data import InterruptAt, few_glyphs, small_config, small_embedder
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def run(out, *, resume=False, monitor=None, **changes):
     torch.manual_seed(1)
-    train(small_embedder(), letters(), small_config(**changes), out=out, resume=resume, monitor=monitor)
+    train(small_embedder(), few_glyphs(), small_config(**changes), out=out, resume=resume, monitor=monitor)
     return load_checkpoint(out / "checkpoints")[0]["embedder/head.linear.weight"]
 
 

@@ -11,7 +11,7 @@ from pfml.distributed.launch import Launch
 from pfml.models import EmbedderConfig, load_embedder
 from pfml.runs.folder import RunFolder
 from pfml.training import BatchConfig, DataConfig, LossConfig, RunConfig, run
-from small_data import letters, small_config
+from small_data import few_glyphs, small_config
 
 #: what a run calls at its end, in this order
 WRITES = {
@@ -33,8 +33,8 @@ class KilledError(BaseException):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _letters():
-    with mock.patch("pfml.data.datasets.read_glyphs", letters):
+def _few_glyphs():
+    with mock.patch("pfml.data.datasets.read_glyphs", few_glyphs):
         yield
 
 

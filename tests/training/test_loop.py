@@ -11,13 +11,13 @@ from pfml.runs.checkpoint import has_checkpoint, load_checkpoint
 from pfml.runs.folder import RunFolder
 from pfml.runs.saved_loss import load_loss
 from pfml.training import BatchConfig, LossConfig, Monitor, NonFiniteLossError, OptimizerConfig, ScheduleConfig, train
-from small_data import InterruptAt, letters, small_config, small_embedder
+from small_data import InterruptAt, few_glyphs, small_config, small_embedder
 
 
 def run(out, *, resume=False, monitor=None, data=None, embedder=None, **changes):
     torch.manual_seed(1)
     embedder = embedder or small_embedder()
-    return train(embedder, data or letters(), small_config(**changes), out=out, resume=resume, monitor=monitor)
+    return train(embedder, data or few_glyphs(), small_config(**changes), out=out, resume=resume, monitor=monitor)
 
 
 #: Two steps and one evaluation.
@@ -59,7 +59,7 @@ def outcome(folder):
 @pytest.mark.parametrize("name", ["pfml", "pfml-log", "proxy-anchor"])
 def test_training_separates_the_classes_it_trains_on(tmp_path, name):
     def fit(embedder):
-        return retrieval_metrics(embed(embedder, letters().train), letters().train.labels).map_at_r
+        return retrieval_metrics(embed(embedder, few_glyphs().train), few_glyphs().train.labels).map_at_r
 
     torch.manual_seed(1)
     embedder = small_embedder(image_size=32)
@@ -80,7 +80,7 @@ def test_training_leaves_the_caller_s_random_numbers_alone(tmp_path):
     torch.manual_seed(3)
     expected = torch.rand(3)
     torch.manual_seed(3)
-    train(small_embedder_without_draws(), letters(), small_config(**SHORT), out=tmp_path / "run")
+    train(small_embedder_without_draws(), few_glyphs(), small_config(**SHORT), out=tmp_path / "run")
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -113,12 +113,12 @@ def test_a_run_resumes_only_with_the_configuration_it_started_with(interrupted):
 
 def test_a_run_resumes_only_with_the_classes_it_started_with(interrupted):
     with pytest.raises(ValueError, match="was trained on 8 classes"):
-        run(interrupted, resume=True, data=with_validation(letters(), "half"), batch=BatchConfig(16, 4))
+        run(interrupted, resume=True, data=with_validation(few_glyphs(), "half"), batch=BatchConfig(16, 4))
 
 
 def test_a_run_resumes_only_with_the_labels_it_started_with(interrupted):
-    other = letters().train.labels.flip(0)
-    data = replace(letters(), train=letters().train.with_labels(other))
+    other = few_glyphs().train.labels.flip(0)
+    data = replace(few_glyphs(), train=few_glyphs().train.with_labels(other))
     with pytest.raises(ValueError, match="other images or labels"):
         run(interrupted, resume=True, data=data)
 
@@ -140,13 +140,13 @@ def test_a_run_without_a_checkpoint_resumes_at_its_first_step(tmp_path, short):
 
 
 def test_data_on_which_nothing_can_be_found_are_refused_before_training(tmp_path):
-    lonely = letters().test.subset([0, 16, 32, 48])
+    lonely = few_glyphs().test.subset([0, 16, 32, 48])
     with pytest.raises(ValueError, match="no test image has another image of its class"):
-        run(tmp_path / "run", data=replace(letters(), test=lonely))
+        run(tmp_path / "run", data=replace(few_glyphs(), test=lonely))
 
 
 def test_what_an_embedder_learned_before_is_not_forgotten(tmp_path, trained):
-    swapped = RetrievalData("swapped", train=letters().test, test=letters().train)
+    swapped = RetrievalData("swapped", train=few_glyphs().test, test=few_glyphs().train)
     with pytest.raises(SeenClassError, match="LATIN CAPITAL LETTER A"):
         run(tmp_path / "second", embedder=trained[2], epochs=1, data=swapped, batch=BatchConfig(16, 4))
 
@@ -261,14 +261,14 @@ def test_float16_with_a_scaler_keeps_parameters_finite(tmp_path):
 
 
 def test_results_name_the_last_the_best_and_the_chosen_epoch(tmp_path):
-    results = run(tmp_path / "run", data=with_validation(letters(), "half"), batch=BatchConfig(16, 4), epochs=3)
+    results = run(tmp_path / "run", data=with_validation(few_glyphs(), "half"), batch=BatchConfig(16, 4), epochs=3)
     history = RunFolder(tmp_path / "run").entries("evaluation")
     assert results["last"]["epoch"] == 3
     assert results["best_on_test"]["test"]["recall_at_1"] == max(e["test"]["recall_at_1"] for e in history)
     chosen = results["validation_selected"]
     assert chosen["validation"]["recall_at_1"] == max(e["validation"]["recall_at_1"] for e in history)
     assert RunFolder(tmp_path / "run").read_results() == results
-    assert load_embedder(tmp_path / "run").trained_on.class_names == letters().train.class_names[:4]
+    assert load_embedder(tmp_path / "run").trained_on.class_names == few_glyphs().train.class_names[:4]
 
 
 def test_the_last_epoch_is_evaluated_whatever_the_interval(tmp_path):
@@ -278,9 +278,9 @@ def test_the_last_epoch_is_evaluated_whatever_the_interval(tmp_path):
 
 def test_the_saved_model_refuses_the_classes_it_was_trained_on(trained):
     embedder = load_embedder(trained[0])
-    assert evaluate(embedder, letters()).num_queries == len(letters().test)
+    assert evaluate(embedder, few_glyphs()).num_queries == len(few_glyphs().test)
     with pytest.raises(SeenClassError, match="LATIN CAPITAL LETTER A"):
-        evaluate(embedder, letters().train)
+        evaluate(embedder, few_glyphs().train)
 
 
 def test_results_hold_the_alignment_of_proxies_with_data(trained):
@@ -322,6 +322,6 @@ def test_a_gpu_learns_what_a_cpu_learns_at_first(tmp_path, name):
     for device in ("cpu", "cuda"):
         torch.manual_seed(1)
         changes = {"device": device, "epochs": 1, "loss": LossConfig(name, options), "deterministic": device == "cpu"}
-        train(create_embedder("convnet", embedding_dim=8), letters(), small_config(**changes), out=tmp_path / device)
+        train(create_embedder("convnet", embedding_dim=8), few_glyphs(), small_config(**changes), out=tmp_path / device)
         losses[device] = [entry["loss"] for entry in RunFolder(tmp_path / device).entries("step")]
     assert losses["cuda"][0] == pytest.approx(losses["cpu"][0], rel=1e-3)

@@ -14,7 +14,7 @@ from pfml.runs.folder import RunFolder
 from pfml.training import BatchConfig, LossConfig, Monitor, NonFiniteLossError, OptimizerConfig, train
 from pfml.training.optimizer import create_optimizer
 from pfml.training.readback import Batch, Readback
-from small_data import InterruptAt, interrupted_repeatedly, letters, small_config, small_embedder
+from small_data import InterruptAt, few_glyphs, interrupted_repeatedly, small_config, small_embedder
 
 CPU = torch.device("cpu")
 
@@ -35,7 +35,7 @@ def lagging(monkeypatch):
 def run(out, *, embedder=None, resume=False, monitor=None, **changes):
     torch.manual_seed(1)
     embedder = embedder or small_embedder()
-    return train(embedder, letters(), small_config(**changes), out=out, resume=resume, monitor=monitor)
+    return train(embedder, few_glyphs(), small_config(**changes), out=out, resume=resume, monitor=monitor)
 
 
 def test_without_a_lag_each_step_is_read_at_once():
@@ -232,7 +232,7 @@ def test_a_step_that_is_not_finite_stops_the_run_with_its_own_batch_named(tmp_pa
 def images_of_step(step):
     from pfml.training.loop import create_batches
 
-    images = letters().train
+    images = few_glyphs().train
     batches = create_batches(images, small_config())
     return [images.name_of(int(k)) for k in batches.batches(step // 4)[step % 4]]
 

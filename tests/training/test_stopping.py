@@ -21,7 +21,7 @@ from pfml.runs.folder import RunFolder
 from pfml.training import BatchConfig, RunConfig, train
 from pfml.training.loop import Training
 from pfml.training.shutdown import Interrupted
-from small_data import letters, small_config, small_embedder
+from small_data import few_glyphs, small_config, small_embedder
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def signal_at(method, call, number=signal.SIGTERM):
 
 def run(out, *, resume=False, monitor=None, **changes):
     torch.manual_seed(1)
-    data = with_validation(letters(), "half")
+    data = with_validation(few_glyphs(), "half")
     config = small_config(batch=BatchConfig(16, 4, per_epoch=2), **changes)
     return train(small_embedder(), data, config, out=out, resume=resume, monitor=monitor)
 
@@ -117,7 +117,7 @@ def test_the_demo_ends_with_the_status_of_the_signal_also_between_methods(tmp_pa
         raise AssertionError("the signal was lost")
 
     with (
-        mock.patch("pfml.experiments.demo.read_glyphs", letters),
+        mock.patch("pfml.experiments.demo.read_glyphs", few_glyphs),
         mock.patch("pfml.experiments.demo._trained", between),
         pytest.raises(SystemExit) as error,
     ):
@@ -130,7 +130,7 @@ def tuned(out, **options):
     config = RunConfig(
         **vars(small_config(epochs=1, batch=BatchConfig(16, 4, per_epoch=2))), model=small_embedder().config
     )
-    with mock.patch("pfml.data.datasets.read_glyphs", letters):
+    with mock.patch("pfml.data.datasets.read_glyphs", few_glyphs):
         return tune(config, out, trials=2, space={"optimizer.lr": Range(1e-4, 1e-3)}, **options)
 
 
@@ -144,7 +144,7 @@ def test_tuning_stops_in_a_trial_which_does_not_count_and_resumes(tmp_path):
 def test_the_command_says_how_tuning_resumes(tmp_path, capsys):
     with (
         signal_at("scores", 1),
-        mock.patch("pfml.data.datasets.read_glyphs", letters),
+        mock.patch("pfml.data.datasets.read_glyphs", few_glyphs),
         pytest.raises(SystemExit) as error,
     ):
         main(["tune", "--config=glyphs", "--epochs=1", "--batch.size=16", "--trials=1", f"--out={tmp_path}"])
