@@ -124,7 +124,7 @@ def test_without_the_loss_its_sections_say_why_they_are_missing(finished, tmp_pa
     assert "No training label was changed on purpose" in written
 
 
-@pytest.mark.usefixtures("_letters", "_without_plots")
+@pytest.mark.usefixtures("_few_glyphs", "_without_plots")
 def test_a_loss_without_a_field_has_no_diagnostics(tmp_path):
     folder = trained_run(tmp_path / "run", epochs=1, loss=LossConfig("triplet"))
     page = run_page(analyze_run(folder, device="cpu"))

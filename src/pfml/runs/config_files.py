@@ -162,7 +162,11 @@ def plain_yaml(text: str) -> Any:
         depth -= isinstance(event, yaml.events.CollectionEndEvent)
         if depth > DEEPEST:
             raise yaml.YAMLError(f"line {event.start_mark.line + 1} is nested more than {DEEPEST} deep")
-    return yaml.load(text, Loader=loader)  # one of the two safe ones
+    reader = loader(text)
+    try:
+        return reader.get_single_data()
+    finally:
+        reader.dispose()
 
 
 def shipped_configs() -> dict[str, Path]:
