@@ -54,7 +54,8 @@ class Clock:
 def running(app, timeouts=None, listening=None, **options):
     """A server of `app` in a thread, with its `port`; its shutdown is requested as a signal requests it."""
     listening = listening or listening_socket("127.0.0.1", 0)
-    options = {"lifespan": "off", "log_level": "error", **options}
+    # idle connections stay open: on a busy machine uvicorn's five seconds may pass between two requests of a test
+    options = {"lifespan": "off", "log_level": "error", "timeout_keep_alive": LIMIT, **options}
     server = GracefulServer(app, timeouts or Timeouts(), **options)
     server.port = listening.getsockname()[1]
     server.thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)

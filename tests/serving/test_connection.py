@@ -45,7 +45,7 @@ async def app(scope, receive, send):
 @pytest.fixture(scope="module")
 def server():
     clock = Clock()
-    with running(app, TIMEOUTS, clock=clock, timeout_keep_alive=LIMIT) as server:
+    with running(app, TIMEOUTS, clock=clock) as server:
         server.clock = clock
         yield server
         clock.now += 1000  # the drain of the shutdown
