@@ -200,8 +200,8 @@ def test_a_client_that_does_not_read_is_disconnected(server, clock):
         wait_until(lambda: is_open(server, client) and unread(server, client))
         clock.advance_past_polls(99)
         assert is_open(server, client)
-        clock.advance(101)
-        wait_until(lambda: not is_open(server, client))
+        # step by step: the system may still be taking some of the response, which counts as progress
+        wait_until(lambda: clock.advance(1) or not is_open(server, client))
         wait_until(lambda: not server.server_state.tasks)
 
 
@@ -211,7 +211,7 @@ def test_a_client_that_reads_slowly_gets_the_whole_response(server, clock):
         while some := client.recv(2_000_000, socket.MSG_WAITALL):
             got += len(some)
             if is_open(server, client) and unread(server, client):
-                clock.advance(60)
+                clock.advance(20)  # less than a timeout for all that the system holds between both
     assert got > 30_000_000
 
 

@@ -62,15 +62,15 @@ class Held:
 
     def __init__(self):
         self.go = threading.Event()
-        self.started = 0
+        self.started = []
 
     def __call__(self):
-        self.started += 1
+        self.started.append(threading.current_thread())
         assert self.go.wait(60)
 
     async def wait_for(self, threads):
         """Wait until so many threads are busy."""
-        while self.started < threads:
+        while len(self.started) < threads:
             await asyncio.sleep(0.005)
 
 
@@ -108,7 +108,7 @@ def test_a_small_image_passes_while_a_large_one_is_decoded():
         large = await queued(queue, *[(16 * million, held)] * 4)
         await held.wait_for(1)
         small = await asyncio.wait_for(queue.run(million, lambda: "decoded"), 60)
-        assert held.started == 1
+        assert len(held.started) == 1
         held.go.set()
         await asyncio.gather(*large)
         return small
