@@ -47,6 +47,7 @@ def train(
 ) -> None:
     """Train an embedder and evaluate it on unseen classes: log, checkpoints, model and results in a run folder."""
     from pfml.distributed.launch import FailedElsewhereError, open_world
+    from pfml.ladder.run import refuse_other_options
     from pfml.runs.config import RunConfig
     from pfml.runs.config_files import read_config
     from pfml.runs.folder import RunFolder
@@ -56,6 +57,10 @@ def train(
     from pfml.training.shutdown import Interrupted
 
     shape = None if ensemble is None else Ensemble(ensemble, student_epochs)
+    if config.effort is not None:
+        refuse_other_options(given or ())
+        if shape is not None or config.teachers:
+            raise ValueError("--effort works up the ladder by itself: leave out --ensemble and --teachers")
     if student_epochs is not None and shape is None:
         raise ValueError("--student_epochs is about the student of --ensemble N, which must be given")
     # what is printed with --print_config or --json goes to a file or a program, without the reasons
@@ -302,8 +307,10 @@ def _run(
     data, embedder, untrained = None, None, None
     if is_own(config.data.name):
         data = prepare_data(config.resolved().data, monitor.track, loaded=prepared.data)
-        untrained = _untrained(config, data, out, monitor, world, prepared)
+        untrained = None if config.effort else _untrained(config, data, out, monitor, world, prepared)
         prepared.untrained = None  # its memory
+    if config.effort is not None:
+        return _run_ladder(config, out, data, console, monitor)
     if shape is None:
         embedder = None if data is None else create_run_embedder(config)
         results = run(config, out, data=data, embedder=embedder, resume=resume, monitor=monitor, world=world)
@@ -327,6 +334,23 @@ def _run(
     else:
         print_line(console, f"a page about it: pfml report {shell_words(str(out))}")
     return results
+
+
+def _run_ladder(
+    config: RunConfig, out: Path, data: PreparedData | None, console: Console, monitor: Monitor
+) -> dict[str, Any]:
+    """The results of a run that works up the ladder; prints them, and what was kept."""
+    from pfml.ladder.run import run_ladder
+    from pfml.pages.run import write_run_page
+
+    done = run_ladder(config, out, data=data, monitor=monitor)
+    print_results(console, done.results)
+    print_line(console, done.conclusion)
+    print_line(console, f"{out}: config, log, results; the model: pfml.load_embedder({str(out)!r})")
+    if data is not None:
+        page = write_run_page(out, data=data.data)
+        print_line(console, f"{page}: search results, a map, the hardest classes")
+    return done.results
 
 
 def _untrained(

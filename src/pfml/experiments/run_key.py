@@ -26,6 +26,7 @@ LATER: dict[str, Any] = {
     "batch.per_epoch": None,
     "schedule.milestones": [],
     "model.resize": None,
+    "effort": None,
 }
 #: The same of losses: method -> options.
 LATER_OF_LOSS: dict[str, dict[str, Any]] = {

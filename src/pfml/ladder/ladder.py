@@ -1,6 +1,6 @@
 """The ladder: candidates of rising cost, and the best of them that validation proves.
 
-1. "pretrained": the pretrained backbone.
+1. "pretrained": the backbone before any training.
 2. "closed form": another pooling, and a linear head computed from the features (`ClosedFormHeads`). Seconds.
 3. "trained head": the best of these, trained by the potential field on the same features. A minute.
 
@@ -28,12 +28,11 @@ from pfml.ladder.heads import STEPS, ClosedForm, LinearHead, closed_form_grid, c
 from pfml.methods import LossConfig
 from pfml.models import Embedder, EmbedderConfig, TrainedOn
 from pfml.models.head_init import set_linear
+from pfml.runs.config import EFFORTS
 from pfml.training.progress import Monitor
 
-__all__ = ["EFFORTS", "Candidate", "Climb", "Rung", "climb"]
+__all__ = ["Candidate", "Climb", "Rung", "climb"]
 
-#: How far up the ladder a command goes.
-EFFORTS = ("seconds", "minutes")
 #: Poolings that are tried for a backbone with feature maps.
 POOLINGS = ("avg", "gem")
 #: From features, labels and the head at the start to a trained head.

@@ -321,13 +321,29 @@ class StorageConfig:
             raise ValueError(f"storage.short_side must be at least 1, got {self.short_side}")
 
 
+#: How far up the ladder of `pfml.ladder` a run goes.
+EFFORTS = ("seconds", "minutes")
+
+
 @dataclass(frozen=True)
 class RunConfig(TrainConfig):
-    """A whole run: data, model and training."""
+    """A whole run: data, model and training.
+
+    Args:
+        effort: Work up the ladder in place of one training: "seconds" tries heads in closed form on the features of the
+            pretrained backbone, "minutes" also trains one; what validation proves to be better is kept, else the
+            backbone itself. None trains as the other options say.
+    """
 
     data: DataConfig = field(default_factory=DataConfig)
     model: EmbedderConfig = field(default_factory=EmbedderConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
+    effort: Literal["seconds", "minutes"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.effort not in (None, *EFFORTS):
+            raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, or null, got {self.effort!r}")
 
     def resolved(self) -> Self:
         """The configuration as a run stores it.
@@ -344,5 +360,6 @@ class RunConfig(TrainConfig):
         )
         data = replace(data, name=name, root=root, corrections=corrections, noise=replace(data.noise, file=noise_file))
         teachers = tuple(str(Path(each).expanduser().absolute()) for each in self.teachers)
-        model = self.model if self.loss.trains else replace(self.model, embedding_dim=None)
+        has_head = self.loss.trains or self.effort is not None
+        model = self.model if has_head else replace(self.model, embedding_dim=None)
         return replace(self, data=data, model=model, teachers=teachers)

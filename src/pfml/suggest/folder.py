@@ -64,7 +64,7 @@ def suggest_for_folder(
     """
     if not is_own(config.data.name):
         return None
-    if not config.loss.trains:
+    if not config.loss.trains or config.effort is not None:
         model, reasons = suggest_model(None)
         return Suggestion(RunConfig(model=model), {"model.backbone": reasons["model.backbone"]})
     fixed = _decided_first(config, given)

@@ -25,7 +25,7 @@ from pfml.training.loop import Training
 from pfml.training.progress import Monitor
 from pfml.training.setup import open_sources
 
-__all__ = ["create_run_embedder", "is_begun", "run", "train"]
+__all__ = ["create_run_embedder", "is_begun", "run", "train", "write_untrained"]
 
 
 def run(
@@ -93,13 +93,22 @@ def _evaluate_untrained(
                 embedder, images, recall_at=data.recall_at, autocast=autocast, track=monitor.track, world=world
             )
             entry[role] = metrics.as_dict()
-    results: dict[str, Any] = world.by_first(lambda: _write_untrained(config, data, folder, embedder, entry))
+    results: dict[str, Any] = world.by_first(lambda: write_untrained(config, data, folder, embedder, entry))
     return results
 
 
-def _write_untrained(
+def write_untrained(
     config: RunConfig, data: RetrievalData, folder: RunFolder, embedder: Embedder, entry: dict[str, Any]
 ) -> dict[str, Any]:
+    """Write the run of a model that was not trained by gradient descent; the results.
+
+    Args:
+        config: The whole run.
+        data: What it was evaluated on.
+        folder: Where; it has been started.
+        embedder: The model.
+        entry: Its evaluation, as a line of the history.
+    """
     write_config(folder.config, config, sealed=True)
     folder.forget_after(0, 0)  # the same lines, if an evaluation was interrupted here
     folder.append("evaluation", 0, **entry)
