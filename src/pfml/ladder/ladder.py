@@ -35,9 +35,11 @@ __all__ = ["Candidate", "Climb", "Rung", "climb"]
 
 #: Poolings that are tried for a backbone with feature maps.
 POOLINGS = ("avg", "gem")
+#: Whitening of a trained head's start where no head in closed form is better than none, and its dimensions at most.
+GENTLE, MOST_TRAINED = 0.25, 256
 #: From features, labels and the head at the start to a trained head.
 TrainHead = Callable[[Tensor, Tensor, LinearHead], LinearHead]
-#: Validation repeats its division of so many images at most; more images need it less.
+#: Validation divides up to so many images twice; more images need it less.
 FEW_IMAGES = 1500
 
 
@@ -212,7 +214,7 @@ def _rungs(
         monitor.remark("fewer than 4 training classes cannot be divided for validation: the backbone stays as it is")
         yield Rung("pretrained", base, {}, {}, 0.0)
         return
-    parts = divisions(labels, "classes", seed=seed, repeats=3 if len(labels) <= FEW_IMAGES else 1)
+    parts = divisions(labels, "classes", seed=seed, repeats=2 if len(labels) <= FEW_IMAGES else 1)
     widths = [each.shape[1] for each in features.values()]
     grid = closed_form_grid(widths[0], min(len(part.fitted) for part in parts))
 
@@ -232,18 +234,17 @@ def _rungs(
     yield best
     if train is None:
         return
-    start = best.candidate.head or grid[0]
+    start = best.candidate.head or ClosedForm(GENTLE, None)
+    if start.dimension is None and widths[0] > MOST_TRAINED:
+        start = replace(start, dimension=MOST_TRAINED)
     trained = Candidate(best.candidate.pooling, start, is_trained=True)
 
     def training(some: Tensor, their_labels: Tensor) -> dict[Candidate, Callable[[Tensor], Tensor]]:
         first = closed_form_heads(some, their_labels, [start])[start]
         return {trained: train(some, their_labels, first)}
 
-    few = divisions(labels, "classes", seed=seed, repeats=1)
-    own = features[trained.pooling]
-    after = cross_fit(own, labels, training, few, track=monitor.track)[trained]
-    before = cross_fit(features[base.pooling], labels, lambda *_: {base: lambda points: points}, few)[base]
-    yield _rung("trained head", trained, before, after)
+    after = cross_fit(features[trained.pooling], labels, training, parts, track=monitor.track)[trained]
+    yield _rung("trained head", trained, scores[base], after)
 
 
 def _on(position: int, widths: Sequence[int], head: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
