@@ -57,7 +57,7 @@ def test_heads_weaken_what_varies_within_classes_and_the_model_does_what_was_mea
 
 
 def test_minutes_train_a_head_and_keep_it_only_if_it_is_better(backbone, distracted):
-    found = climb(backbone, distracted, field, effort="minutes", head_steps=40)
+    found = climb(backbone, distracted, field, effort="minutes", head_steps=8)
     assert [rung.name for rung in found.rungs] == ["pretrained", "closed form", "trained head"]
     assert found.chosen.proof == max(rung.proof for rung in found.rungs)
     assert evaluate(found.embedder, distracted).map_at_r == pytest.approx(found.after.map_at_r, abs=1e-6)
@@ -66,7 +66,7 @@ def test_minutes_train_a_head_and_keep_it_only_if_it_is_better(backbone, distrac
 def test_labels_that_mean_nothing_leave_the_backbone_as_it_is(backbone, distracted):
     mixed = distracted.train.labels[torch.randperm(96, generator=torch.Generator().manual_seed(0))]
     found = climb(
-        backbone, replace(distracted, train=distracted.train.with_labels(mixed)), field, effort="minutes", head_steps=40
+        backbone, replace(distracted, train=distracted.train.with_labels(mixed)), field, effort="minutes", head_steps=8
     )
     assert found.chosen.candidate == Candidate("avg")
     assert found.after.as_dict() == found.before.as_dict()
@@ -82,7 +82,7 @@ def test_too_few_classes_to_validate_leave_the_backbone_as_it_is(backbone):
 
 
 def test_the_same_images_and_seed_give_the_same_ladder(backbone, distracted):
-    first, again = (climb(backbone, distracted, field, effort="minutes", seed=3, head_steps=20) for _ in range(2))
+    first, again = (climb(backbone, distracted, field, effort="minutes", seed=3, head_steps=4) for _ in range(2))
     assert [rung.as_dict() | {"seconds": 0} for rung in first.rungs] == [
         rung.as_dict() | {"seconds": 0} for rung in again.rungs
     ]
