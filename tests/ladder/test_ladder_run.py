@@ -9,7 +9,9 @@ from PIL import Image
 
 from pfml.cli import main
 from pfml.models import load_embedder
+from pfml.runs.config import RunConfig
 from pfml.runs.folder import RunFolder
+from pfml.training import run as train_by_options
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -55,6 +57,14 @@ def test_the_other_commands_read_it(run, photos, capsys):
     embedder = load_embedder(run)
     assert (embedder.trained_on is None) == (embedder.head.linear is None)
     assert (run / "report.html").is_file()
+
+
+def test_what_trains_or_tunes_by_other_options_refuses_an_effort(photos, tmp_path):
+    with pytest.raises(ValueError, match="effort must be None"):
+        train_by_options(RunConfig(effort="seconds"), tmp_path / "run")
+    with pytest.raises(SystemExit, match="leave out --effort"):
+        main(["tune", "--data", str(photos), "--effort", "seconds", "--out", str(tmp_path / "study")])
+    assert not list(tmp_path.iterdir())
 
 
 def test_options_that_the_ladder_decides_are_refused(photos, tmp_path):

@@ -87,7 +87,8 @@ def train(
     try:
         with open_world(resolve_device(config.device)) as world:
             console.quiet = quiet or not world.is_first
-            name = f"{Path(config.data.name).stem}-{config.loss.name if shape is None else 'student'}"
+            method = "student" if shape is not None else "ladder" if config.effort else config.loss.name
+            name = f"{Path(config.data.name).stem}-{method}"
             out = Path(world.by_first(lambda: str(out or free_folder(Path("runs"), name))))
             if resume is None:
                 world.by_first(RunFolder(out).refuse_run)  # before anything is printed or computed
@@ -124,6 +125,8 @@ def tune(
 
     console = create_console(stderr=print_config or as_json, quiet=quiet)
     prepared = Prepared()
+    if config.effort is not None:
+        raise ValueError("pfml tune chooses settings of a training: leave out --effort, which is for pfml train")
     if given is not None:
         config = _with_suggestions(config, given, console, prepared, split=split)
     if print_config:
@@ -302,7 +305,8 @@ def _run(
     from pfml.training.runner import create_run_embedder, run
 
     ranks = f" on {world.size} ranks" if world.size > 1 else ""
-    print_line(console, f"{config.loss.name} on {config.data.name}, {config.model.backbone}, in {out}{ranks}")
+    what = config.loss.name if config.effort is None else "the ladder"
+    print_line(console, f"{what} on {config.data.name}, {config.model.backbone}, in {out}{ranks}")
     monitor = ProgressMonitor(console, said=() if prepared.data is None else prepared.data.remarks)
     data, embedder, untrained = None, None, None
     if is_own(config.data.name):
@@ -310,6 +314,8 @@ def _run(
         untrained = None if config.effort else _untrained(config, data, out, monitor, world, prepared)
         prepared.untrained = None  # its memory
     if config.effort is not None:
+        if world.size > 1:
+            raise ValueError(f"--effort runs in one process, got {world.size} ranks: leave out torchrun")
         return _run_ladder(config, out, data, console, monitor)
     if shape is None:
         embedder = None if data is None else create_run_embedder(config)

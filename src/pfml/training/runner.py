@@ -51,6 +51,8 @@ def run(
         monitor: What to show.
         world: The ranks that train together.
     """
+    if config.effort is not None:
+        raise ValueError(f"run trains as the options say: effort must be None, got {config.effort!r}: use run_ladder")
     world, out, config = world or World(), Path(out), config.resolved()
     monitor = (monitor or Monitor()) if world.is_first else Monitor()
     images, corruption = data or prepare_data(config.data, monitor.track)
