@@ -146,19 +146,14 @@ def write_table(path: Path, data: RetrievalData, corrections: Corrections) -> No
     It has the columns path, label and split; paths are relative to its folder. Every image keeps its split, so
     that training and unseen classes are those of `data`.
     """
-    parts = {
-        "train": corrections.apply(data.train),
-        "validation": data.validation,
-        "test" if data.gallery is None else "query": data.test,
-        "gallery": data.gallery,
-    }
+    parts = data.parts | {"train": corrections.apply(data.train)}
+    if "gallery" in parts:
+        parts["query"] = parts.pop("test")
     path = Path(path)
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("path", "label", "split"))
     for split, images in parts.items():
-        if images is None:
-            continue
         if not isinstance(images.images, tuple):
             raise ValueError(
                 f"a table needs images that are files, and {data.name} has none: train with the list of corrections "

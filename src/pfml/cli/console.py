@@ -49,6 +49,8 @@ def print_model(console: Console, run: Path) -> None:
 
 def print_results(console: Console, results: dict[str, Any]) -> None:
     """Print the scores of a run, and how far its proxies are from their data."""
+    from pfml.data.image_set import PROTOCOLS
+
     names = {
         "last": "last epoch",
         "best_on_test": "best on test (chosen on what it reports)",
@@ -57,9 +59,13 @@ def print_results(console: Console, results: dict[str, Any]) -> None:
     scores = {
         f"{name}, epoch {entry['epoch']}{', the model' if key == results['model'] else ''}": entry["test"]
         for key, name in names.items()
-        if (entry := results[key]) is not None
+        if (entry := results[key]) is not None and "test" in entry
     }
-    print_scores(console, "unseen classes", scores)
+    protocol = PROTOCOLS[results.get("protocol", "classes")]
+    if scores:
+        print_scores(console, protocol, scores)
+    else:
+        print_line(console, f"{protocol}: the model was evaluated on nothing")
     if "alignment" in results:
         alignment = results["alignment"]
         distances = f"{alignment['paper']:.3f} (the paper's form), {alignment['wasserstein2']:.3f} (true W2)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pfml.cli.console import create_console, print_json, print_model, print_scores, print_verification
 from pfml.cli.parser import add_device_option, add_expand_option, add_json_option, add_quiet_option
@@ -28,7 +28,7 @@ def evaluate(
     """Evaluate a trained embedder on classes that it has not seen: print the metrics."""
     from pfml.data import load_data
     from pfml.data.own_images import own_images
-    from pfml.data.splits import wholly_unseen
+    from pfml.data.splits import described_test, wholly_unseen
     from pfml.distributed import open_world
     from pfml.evaluation import (
         Expansion,
@@ -45,6 +45,7 @@ def evaluate(
 
     console = create_console(stderr=as_json, quiet=quiet)
     is_given, unreadable = data is not None, "auto"
+    division: dict[str, Any] = {}
     if not run.is_dir():
         raise FileNotFoundError(
             f"{run} must be the folder of a run or of a saved embedder, but there is no such folder"
@@ -56,10 +57,11 @@ def evaluate(
             raise ValueError(f"{run} does not say its data: name it with --data, and --root if it is not a path")
         config = read_config(files[0]).data
         data, root, unreadable = config.name, root or config.root, config.unreadable
+        division = {"split": config.split, "seed": config.split_seed}
     with open_world(resolve_device(device)) as world:
         console.quiet = quiet or not world.is_first
         track = ProgressMonitor(console).track
-        images = own_images(data, load_data(data, root), unreadable, track)
+        images = own_images(data, load_data(data, root, **division), unreadable, track)
         for remark in images.remarks:
             print_line(console, remark)
         embedder = load_embedder(run).to(world.device or resolve_device(device))
@@ -83,14 +85,20 @@ def evaluate(
         rows[name] = reranked_metrics(*parts, settings=each, recall_at=images.recall_at, track=track).as_dict()
     pairs = verification_metrics(*parts) if verification else None
     print_model(console, run)
-    title = f"{images.name}: {len(images.test):,} images of {images.test.num_classes:,} unseen classes"
+    title = f"{images.name}: {described_test(images)}"
     print_scores(console, title, rows)
     if pairs is not None:
         print_verification(console, pairs)
     if as_json:
         size = {"images": len(images.test), "classes": images.test.num_classes}
         more = {name: row for name, row in rows.items() if name != str(run)}
-        answer = {"run": str(run), "data": images.name, **size, "metrics": metrics.as_dict()}
+        answer = {
+            "run": str(run),
+            "data": images.name,
+            "protocol": images.protocol,
+            **size,
+            "metrics": metrics.as_dict(),
+        }
         answer |= {"reranked": more} if more else {}
         print_json(answer | ({} if pairs is None else {"verification": pairs.as_dict()}))
 

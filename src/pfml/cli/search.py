@@ -349,6 +349,7 @@ def _calibration_images(console: Console, run: Path, data: str | None, root: Pat
     from pfml.training.progress import ProgressMonitor
 
     validation, unreadable, track = "none", "auto", ProgressMonitor(console).track
+    division: dict[str, Any] = {}
     if data is not None and (table := _table_of(data, root)) is not None and splits_of(table) == {"train"}:
         return _all_classes(console, table, track)
     if data is None:
@@ -358,8 +359,8 @@ def _calibration_images(console: Console, run: Path, data: str | None, root: Pat
             raise ValueError(f"{run} does not say its data: name it with --data, and --root if it is not a path")
         config = read_config(files[0]).data
         data, root, validation = config.name, root or config.root, config.validation
-        unreadable = config.unreadable
-    images = with_validation(own_images(data, load_data(data, root), unreadable, track), validation)
+        unreadable, division = config.unreadable, {"split": config.split, "seed": config.split_seed}
+    images = with_validation(own_images(data, load_data(data, root, **division), unreadable, track), validation)
     for remark in images.remarks:
         print_line(console, remark)
     if images.validation is not None and images.validation.num_classes >= FEWEST_CLASSES:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pfml.data.glyphs import read_glyphs
-from pfml.data.image_set import RetrievalData
+from pfml.data.image_set import Protocol, RetrievalData
 from pfml.data.readers.benchmark import Benchmark
 from pfml.data.readers.cars import CARS, read_cars
 from pfml.data.readers.cub import CUB, read_cub
@@ -18,8 +18,8 @@ from pfml.typos import did_you_mean
 
 __all__ = ["BENCHMARKS", "DATASETS", "load_data"]
 
-#: name -> reader of a folder or file
-DATASETS: dict[str, Callable[[Path], RetrievalData]] = {
+#: name -> reader of a folder or file; those of one's own images, folder and csv, also take how to divide them
+DATASETS: dict[str, Callable[..., RetrievalData]] = {
     "glyphs": read_glyphs,
     "cub": read_cub,
     "cars": read_cars,
@@ -38,23 +38,34 @@ NEEDED = (
 )
 
 
-def load_data(name: str, root: str | Path | None = None) -> RetrievalData:
+def load_data(
+    name: str, root: str | Path | None = None, *, split: Protocol = "classes", seed: int | None = 0
+) -> RetrievalData:
     """The data set `name` of `DATASETS`, or one's own: a folder of class folders or a CSV table.
 
     Args:
         name: A key of `DATASETS`, or the path of a folder or of a .csv file.
         root: Where the files of a named data set lie; glyphs have none.
+        split: What of one's own images is held out of training: "classes", "images" of every class, or "none" (see
+            `pfml.data.splits.divided`). Published data sets have their published test classes.
+        seed: Of the division of one's own images.
 
     Example:
         >>> load_data("glyphs").test
         ImageSet(6,816 images of 142 classes)
     """
     if name in DATASETS:
+        is_own = name in ("folder", "csv")
+        if split != "classes" and not is_own:
+            raise ValueError(
+                f"{name} is published with test classes that are unseen in training: data.split must be classes, "
+                f"got {split!r}"
+            )
         if name == "glyphs" and root is None:
             return read_glyphs()
         if root is None:
             raise ValueError(f"{name} must have a root, the {'file' if name == 'csv' else 'folder'} to read, got none")
-        return DATASETS[name](Path(root).expanduser())
+        return DATASETS[name](Path(root).expanduser(), **({"split": split, "seed": seed} if is_own else {}))
     if not name:  # which pathlib takes for the working directory
         raise ValueError(f"{NEEDED}, got an empty name; for the current folder, give a dot")
     path = Path(name).expanduser()
@@ -62,7 +73,8 @@ def load_data(name: str, root: str | Path | None = None) -> RetrievalData:
     if path.is_dir() or is_table:
         if root is not None:
             raise ValueError(f"a data set given by its path must have no root, got {name} and the root {root}")
-        return read_table(path) if is_table else read_folder(path)
+        read = read_table if is_table else read_folder
+        return read(path, split=split, seed=seed)
     if path.is_file():
         raise ValueError(f"{NEEDED}, got the file {name}, which does not end in .csv")
     beside = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []

@@ -119,8 +119,7 @@ def check_data(data: RetrievalData, workers: int = 2, track: Track | None = None
     Raises:
         UnreadableImagesError: Once, for all files of all parts that cannot be read.
     """
-    parts = (data.train, data.validation, data.test, data.gallery)
-    of_files = [part.images for part in parts if part is not None and not isinstance(part.images, Tensor)]
+    of_files = [part.images for part in data.parts.values() if not isinstance(part.images, Tensor)]
     files = tuple(dict.fromkeys(path for paths in of_files for path in paths))
     for _ in collect(files, _checked_size, workers, track, "checking images"):
         pass

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-__all__ = ["ImageSet", "RetrievalData", "SeenClassError"]
+__all__ = ["PROTOCOLS", "ImageSet", "Protocol", "RetrievalData", "SeenClassError"]
+
+#: What is held out of training -> what the numbers are about, as tables and reports call it.
+PROTOCOLS = {
+    "classes": "unseen classes",
+    "images": "held-out images of known classes",
+    "none": "nothing held out",
+}
+Protocol = Literal["classes", "images", "none"]
 
 
 class SeenClassError(ValueError):
@@ -119,7 +128,7 @@ class ImageSet:
         return replace(kept, labels=position[kept.labels], class_names=names)
 
     def joined(self, others: ImageSet) -> ImageSet:
-        """These images and then `others`, of other classes; both files or both pixels of one size."""
+        """These images and then `others`; classes of one name are one. Both are files, or both pixels of one size."""
         images: tuple[Path, ...] | Tensor
         if isinstance(self.images, Tensor) and isinstance(others.images, Tensor):
             images = torch.cat([self.images, others.images])
@@ -128,9 +137,16 @@ class ImageSet:
         else:
             raise TypeError("images must both be files or both be pixels, got one of each")
         sources = None if self.sources is None or others.sources is None else self.sources + others.sources
-        labels = torch.cat([self.labels, others.labels + self.num_classes])
+        names = tuple(dict.fromkeys((*self.class_names, *others.class_names)))
+        labels = torch.cat([self.labels, others.in_classes(names).labels])
         pixels = {**(self.pixels or {}), **(others.pixels or {})} or None
-        return ImageSet(images, labels, self.class_names + others.class_names, sources, pixels)
+        return ImageSet(images, labels, names, sources, pixels)
+
+    def in_classes(self, class_names: Sequence[str]) -> ImageSet:
+        """The same images, their labels by these class names, among which their own must be."""
+        position = {name: k for k, name in enumerate(class_names)}
+        labels = torch.tensor([position[name] for name in self.class_names], dtype=torch.int64)
+        return replace(self, labels=labels[self.labels], class_names=tuple(class_names))
 
     def with_labels(self, labels: Tensor) -> ImageSet:
         """The same images with other labels, of the same classes."""
@@ -139,17 +155,20 @@ class ImageSet:
 
 @dataclass(frozen=True, eq=False)
 class RetrievalData:
-    """What one trains on, and the unseen classes that one searches among.
+    """What one trains on, and what one searches for: unseen classes, or other images of the classes that train.
 
     Args:
         name: As in `pfml.data.DATASETS`.
         train: Images to learn from.
-        test: Queries of classes that `train` does not have.
+        test: Queries: of classes that `train` does not have, or by `protocol` other images of its classes, or none.
         gallery: Where queries are searched; None to search the test images among each other (self excluded).
         validation: Classes taken out of the training classes for choices; see `pfml.data.with_validation`.
         recall_at: The K of Recall@K that the literature reports on this set.
         remarks: Sentences about the data that a user should read, such as image counts that are not the published ones.
         is_halved: Whether the classes were divided into halves because nothing said how to divide them.
+        protocol: What is held out of training, a key of `PROTOCOLS`. "images" tests on the training classes, in their
+            order; "none" has no test images.
+        seed: By which validation classes are taken at random; None, as for published sets, takes them in their order.
     """
 
     name: str
@@ -160,14 +179,43 @@ class RetrievalData:
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
     remarks: tuple[str, ...] = ()
     is_halved: bool = False
+    protocol: Protocol = "classes"
+    seed: int | None = None
 
     def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise ValueError(f"protocol must be one of {', '.join(PROTOCOLS)}, got {self.protocol!r}")
         if self.gallery is not None and self.gallery.class_names != self.test.class_names:
             raise ValueError("gallery and test must have the same class names in the same order")
-        refuse_seen_classes(self.train.class_names, self.test, "test")
+        if self.protocol == "images" and self.test.class_names != self.train.class_names:
+            raise ValueError(
+                "with the protocol images, test and train must have the same class names in the same order"
+            )
+        if self.protocol == "none" and len(self.test):
+            raise ValueError(f"with the protocol none there must be no test images, got {len(self.test):,}")
+        if self.protocol != "images":
+            refuse_seen_classes(self.train.class_names, self.test, "test")
         if self.validation is not None:
             refuse_seen_classes(self.train.class_names, self.validation, "validation")
             refuse_seen_classes(self.test.class_names, self.validation, "validation")
+
+    @property
+    def parts(self) -> dict[str, ImageSet]:
+        """Role -> its images, of train, validation, test and gallery; training images that are the gallery, once."""
+        every = {"train": self.train, "validation": self.validation, "test": self.test, "gallery": self.gallery}
+        is_twice = self.gallery is self.train
+        return {
+            role: images
+            for role, images in every.items()
+            if images is not None and not (is_twice and role == "gallery")
+        }
+
+    def with_parts(self, parts: Mapping[str, ImageSet]) -> RetrievalData:
+        """The same with other images in some roles; a gallery that is the training images stays so."""
+        train = parts.get("train", self.train)
+        gallery = train if self.gallery is self.train else parts.get("gallery", self.gallery)
+        test, validation = parts.get("test", self.test), parts.get("validation", self.validation)
+        return replace(self, train=train, validation=validation, test=test, gallery=gallery)
 
 
 def refuse_seen_classes(seen: Sequence[str], images: ImageSet, role: str) -> None:

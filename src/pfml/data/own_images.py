@@ -48,33 +48,23 @@ def without_unreadable(data: RetrievalData, workers: int = 2, track: Track | Non
     Raises:
         UnreadableImagesError: If most files cannot be read: then the folder or the table is the mistake.
     """
-    parts = {"train": data.train, "validation": data.validation, "test": data.test, "gallery": data.gallery}
-    files = list(dict.fromkeys(path for part in parts.values() if part is not None for path in _files(part)))
+    files = list(dict.fromkeys(path for part in data.parts.values() for path in _files(part)))
     pixels, failures = decode_files(files, workers, track)
     if pixels:
-        data = _with_pixels(data, pixels)
-        parts = {"train": data.train, "validation": data.validation, "test": data.test, "gallery": data.gallery}
+        data = data.with_parts({role: replace(part, pixels=pixels) for role, part in data.parts.items()})
     if not failures:
         return data
     if len(failures) > MOST_UNREADABLE * len(files):
         raise UnreadableImagesError(failures, len(files))
     bad = {str(failure.path) for failure in failures}
-    kept = {role: None if part is None else _without(part, bad) for role, part in parts.items()}
-    searched = [part for part in (kept["test"], kept["gallery"]) if part is not None]
-    classes = {role: _classes_of(part) for role, part in kept.items() if part is not None}
-    classes["test"] = sorted({label for part in searched for label in _classes_of(part)})  # a gallery shares its labels
-    classes["gallery"] = classes["test"]
-    left = {role: None if part is None else part.of_classes(classes[role]) for role, part in kept.items()}
-    assert left["train"] is not None
-    assert left["test"] is not None
-    return replace(
-        data,
-        train=left["train"],
-        validation=left["validation"],
-        test=left["test"],
-        gallery=left["gallery"],
-        remarks=(*data.remarks, *_about_left_out(failures, len(files)), *_about_lost_classes(parts, left)),
-    )
+    kept = {role: _without(part, bad) for role, part in data.parts.items()}
+    classes = {role: _classes_of(part) for role, part in kept.items()}
+    searched = ["test", "gallery"] if data.protocol != "images" else ["train", "test", "gallery"]  # share their labels
+    together = sorted({label for role in searched for label in classes.get(role, ())})
+    classes |= {role: together for role in searched if role in classes}
+    left = data.with_parts({role: part.of_classes(classes[role]) for role, part in kept.items()})
+    remarks = (*_about_left_out(failures, len(files)), *_about_lost_classes(data, left))
+    return replace(left, remarks=(*data.remarks, *remarks))
 
 
 def about_lone_images(data: RetrievalData) -> tuple[str, ...]:
@@ -85,8 +75,9 @@ def about_lone_images(data: RetrievalData) -> tuple[str, ...]:
         "unseen": "there is no other to find, so that it is not counted",
     }
     searched = data.test if data.gallery is None else None  # else there may be others in the gallery
+    trained = None if data.protocol == "images" else data.train  # else the division has said so
     remarks = []
-    for role, images in {"training": data.train, "validation": data.validation, "unseen": searched}.items():
+    for role, images in {"training": trained, "validation": data.validation, "unseen": searched}.items():
         if images is None:
             continue
         counts = torch.bincount(images.labels, minlength=images.num_classes)
@@ -95,16 +86,6 @@ def about_lone_images(data: RetrievalData) -> tuple[str, ...]:
             classes = f"{len(lone):,} of {images.num_classes:,} {role} classes {'has' if len(lone) == 1 else 'have'}"
             remarks.append(f"{classes} a single image ({_listed(lone)}): {meaning[role]}")
     return tuple(remarks)
-
-
-def _with_pixels(data: RetrievalData, pixels: dict[Path, Tensor]) -> RetrievalData:
-    return replace(
-        data,
-        train=replace(data.train, pixels=pixels),
-        validation=None if data.validation is None else replace(data.validation, pixels=pixels),
-        test=replace(data.test, pixels=pixels),
-        gallery=None if data.gallery is None else replace(data.gallery, pixels=pixels),
-    )
 
 
 def _files(images: ImageSet) -> tuple[Path, ...]:
@@ -128,9 +109,10 @@ def _about_left_out(failures: Sequence[ImageError], total: int) -> tuple[str, ..
     return (f"{len(failures):,} of {total:,} images cannot be read and {are} left out: {named}{more}",)
 
 
-def _about_lost_classes(before: dict[str, ImageSet | None], after: dict[str, ImageSet | None]) -> tuple[str, ...]:
-    kept = {name for part in after.values() if part is not None for name in part.class_names}
-    every = dict.fromkeys(name for part in before.values() if part is not None for name in part.class_names)
+def _about_lost_classes(before: RetrievalData, after: RetrievalData) -> tuple[str, ...]:
+    kept, every = (
+        dict.fromkeys(name for part in data.parts.values() for name in part.class_names) for data in (after, before)
+    )
     lost = [name for name in every if name not in kept]
     if not lost:
         return ()

@@ -43,11 +43,12 @@ def evaluate(
     track: Track | None = None,
     world: World | None = None,
 ) -> RetrievalMetrics:
-    """The metrics of an embedder on classes that it has not seen.
+    """The metrics of an embedder on classes that it has not seen, or on held-out images of classes that it knows.
 
     Args:
         embedder: In any mode; it is evaluated in evaluation mode and left as it was.
         data: A data set, whose `test` is searched among itself or in `gallery`; or images to search among each other.
+            Only with the protocol "images" may the embedder know the classes.
         recall_at: The K of Recall@K; None for those that the literature reports on the data set, or 1, 2, 4, 8.
         nmi: Whether to cluster, too.
         seed: Of the clustering.
@@ -125,7 +126,9 @@ def embed_test(
     whole = isinstance(data, RetrievalData)
     test = data.test if isinstance(data, RetrievalData) else data
     gallery = data.gallery if isinstance(data, RetrievalData) else None
-    if embedder.trained_on is not None:
+    if isinstance(data, RetrievalData) and data.protocol == "none":
+        raise ValueError("nothing was held out of training, so that there is nothing to evaluate on: give other data")
+    if embedder.trained_on is not None and not (isinstance(data, RetrievalData) and data.protocol == "images"):
         for images, role in ((test, "test" if whole else "evaluated"), (gallery, "gallery")):
             if images is not None:
                 refuse_seen_classes(embedder.trained_on.class_names, images, role)

@@ -23,6 +23,8 @@ LATER: dict[str, Any] = {
     "warm_up_after": 0,
     "teachers": [],
     "data.unreadable": "auto",
+    "data.split": "classes",
+    "data.split_seed": 0,
     "batch.per_epoch": None,
     "schedule.milestones": [],
     "model.resize": None,

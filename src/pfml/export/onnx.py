@@ -15,12 +15,13 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from pfml.data import ImageSet, load_data, open_images
+from pfml.data import ImageSet, open_images
 from pfml.data.decoding import ImageError, UnreadableImagesError, read_rgb
 from pfml.data.readers.folder import image_files
 from pfml.models import Embedder
 from pfml.packages import require_packages
 from pfml.runs.config_files import read_config
+from pfml.runs.data import load_listed
 from pfml.storage.files import write_atomically
 from pfml.version import __version__
 
@@ -188,7 +189,8 @@ def check_images(run: Path, paths: Sequence[Path] | None = None, *, count: int =
         if folder is None:
             raise ValueError(f"{run} does not name its data: give images to check the export on with --images")
         data = read_config(folder / "config.yaml").data
-        images = load_data(data.name, data.root).test
+        found = load_listed(data)
+        images = found.test if len(found.test) else found.train
     return _readable(images.subset(torch.linspace(0, len(images) - 1, min(count, len(images))).round().long()))
 
 

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pfml.data import RetrievalData
+from pfml.data.image_set import PROTOCOLS
 from pfml.evaluation.metrics import metric_label, metric_text, shown_metrics
 from pfml.models.embedder import EMBEDDER
 from pfml.runs.config import TrainConfig
@@ -43,6 +44,12 @@ CHOICES = {
     "last": Choice("last epoch", "nothing: training ended there"),
     "best_on_test": Choice("best on test", "the test classes that it reports, which is optimistic"),
     "validation_selected": Choice("validation-selected", "validation classes, which are neither trained nor tested on"),
+}
+#: Protocol -> what the numbers are about.
+SEARCHED = {
+    "classes": "Retrieval among images of classes that it was not trained on",
+    "images": "Held-out images of the classes that it was trained on, searched among its training images",
+    "none": "",
 }
 PACKAGES = ("pfml", "torch", "torchvision", "timm", "numpy")
 CLASSES_SHOWN = 20
@@ -83,7 +90,8 @@ def run_card(
         dataset=_last_part(data.name),
         config=config,
         results=results,
-        metrics=shown_metrics(results["last"]["test"]),
+        metrics=shown_metrics(results["last"].get("test", {})),
+        searched=SEARCHED[data.protocol],
         choice=choice,
         choices=CHOICES,
         noisy_labels=noisy_labels,
@@ -103,13 +111,14 @@ def _template() -> Template:
 
 def _front_matter(data: RetrievalData, config: TrainConfig, entry: dict[str, Any], name: str) -> str:
     """The head that model hubs read, as YAML."""
+    scores = entry.get("test", {})
     metrics = [
-        {"type": key, "name": f"{metric_label(key)}, {name}", "value": round(float(entry["test"][key]), 6)}
-        for key in shown_metrics(entry["test"])
+        {"type": key, "name": f"{metric_label(key)}, {name}", "value": round(float(scores[key]), 6)}
+        for key in shown_metrics(scores)
     ]
     dataset = _last_part(data.name)
     result = {
-        "task": {"type": "image-feature-extraction", "name": "image retrieval, unseen classes"},
+        "task": {"type": "image-feature-extraction", "name": f"image retrieval, {PROTOCOLS[data.protocol]}"},
         "dataset": {"name": dataset, "type": dataset, "split": "test"},
         "metrics": metrics,
     }
@@ -117,7 +126,7 @@ def _front_matter(data: RetrievalData, config: TrainConfig, entry: dict[str, Any
         "library_name": "pfml",
         "pipeline_tag": "image-feature-extraction",
         "tags": ["metric-learning", "image-retrieval", "image-embeddings", config.loss.name],
-        "model-index": [{"name": f"{dataset}-{config.loss.name}", "results": [result]}],
+        "model-index": [{"name": f"{dataset}-{config.loss.name}", "results": [result] if metrics else []}],
     }
     return yaml_text(head)
 

@@ -8,6 +8,7 @@ from typing import Literal, Self
 
 from pfml.data import LabelNoise
 from pfml.data.datasets import DATASETS
+from pfml.data.image_set import PROTOCOLS, Protocol
 from pfml.data.own_images import UNREADABLE
 from pfml.data.preprocessing import Augmentation
 from pfml.data.splits import VALIDATION_SPLITS
@@ -275,6 +276,10 @@ class DataConfig:
         validation: Classes taken out of the training classes: none, half (as ProxyNCA++), fold-0 to fold-3 (MLRC).
         noise: Training labels to change on purpose.
         corrections: A list of training labels to put right, after any noise, as `pfml audit --apply` writes it.
+        split: What of one's own images is held out of training: classes, half of them, as unseen classes; images, a
+            fifth of every class, for classes that stay; none. Folders train and test, or the column split of a CSV,
+            keep their own division. Published data sets have classes.
+        split_seed: Of that division; null for the first half of the sorted classes, as runs had that are older.
         unreadable: Files that cannot be read: skip (left out, counted and named), refuse (the run stops and lists
             them), or auto: skip those of a folder or CSV of one's own, refuse those of a published data set.
     """
@@ -284,12 +289,24 @@ class DataConfig:
     validation: str = "none"
     noise: LabelNoise = field(default_factory=LabelNoise)
     corrections: Path | None = None
+    split: Protocol = "classes"
+    split_seed: int | None = 0
     unreadable: Literal["auto", "skip", "refuse"] = "auto"
 
     def __post_init__(self) -> None:
         if self.validation not in VALIDATION_SPLITS:
             known = ", ".join(VALIDATION_SPLITS)
             raise ValueError(f"data.validation must be one of {known}, got {self.validation!r}")
+        if self.split not in PROTOCOLS:
+            hint = did_you_mean(self.split, PROTOCOLS)
+            raise ValueError(f"data.split must be one of {', '.join(PROTOCOLS)}, got {self.split!r}{hint}")
+        if self.split_seed is not None and not 0 <= self.split_seed < 2**63:
+            raise ValueError(f"data.split_seed must lie in [0, 2^63), got {self.split_seed}")
+        if self.split != "classes" and self.validation != "none":
+            raise ValueError(
+                f"data.validation sets classes apart, and data.split {self.split} trains on all of them: "
+                f"leave data.validation none, got {self.validation!r}"
+            )
         if self.unreadable not in UNREADABLE:
             raise ValueError(f"data.unreadable must be one of {', '.join(UNREADABLE)}, got {self.unreadable!r}")
 

@@ -109,12 +109,24 @@ def read_config(path: Path) -> RunConfig:
         if not {"data", "model"} <= content.keys():
             raise TypeError("it does not say its data and model; runs that were started from Python do not")
         refuse_code(content, path.name)
-        config = create_config(content)
+        config = create_config(_as_it_ran(content) if is_sealed(path) else content)
     except DamagedFileError:
         raise
     except (yaml.YAMLError, ArgumentError, TypeError, ValueError, KeyError) as error:
         raise ValueError(f"{path} must be a configuration: {error}") from None
     return config
+
+
+def is_sealed(path: Path) -> bool:
+    """Whether a configuration is that of a run, not one that was written by hand."""
+    with path.open("rb") as file:
+        return file.read(len(SEAL)) == SEAL
+
+
+def _as_it_ran(content: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a run, whose classes were divided in their order before there was a seed for it."""
+    data = content["data"]
+    return {**content, "data": {"split_seed": None, **data}} if isinstance(data, dict) else content
 
 
 def parse_config(content: dict[str, Any]) -> Callable[[], RunConfig]:

@@ -11,7 +11,7 @@ from pfml.data.decoding import Track
 from pfml.data.own_images import own_images
 from pfml.runs.config import DataConfig
 
-__all__ = ["PreparedData", "load_checked", "prepare_data"]
+__all__ = ["PreparedData", "load_checked", "load_listed", "prepare_data"]
 
 
 class PreparedData(NamedTuple):
@@ -26,14 +26,19 @@ class PreparedData(NamedTuple):
     corruption: Corruption | None = None
 
 
+def load_listed(config: DataConfig) -> RetrievalData:
+    """The data set as listed and divided into training and test images; no file has been opened."""
+    return load_data(config.name, config.root, split=config.split, seed=config.split_seed)
+
+
 def load_checked(config: DataConfig, track: Track | None = None) -> RetrievalData:
-    """The data set as listed, without unreadable files if these are skipped; not divided, labels unchanged.
+    """The same without unreadable files, if these are skipped; no validation classes set apart, labels unchanged.
 
     Args:
         config: Which images.
         track: Shows the progress, as track(iterable, description, total).
     """
-    return own_images(config.name, load_data(config.name, config.root), config.unreadable, track)
+    return own_images(config.name, load_listed(config), config.unreadable, track)
 
 
 def prepare_data(
@@ -56,8 +61,8 @@ def prepare_data(
     corrections = Corrections.read(config.corrections, data.train)
     relabeled = len(corrections) - corrections.dropped
     remark = f"{config.corrections} gives {relabeled:,} images another label and leaves {corrections.dropped:,} out"
-    data = replace(data, train=corrections.apply(data.train), remarks=(*data.remarks, remark))
-    return PreparedData(data, corruption)
+    data = data.with_parts({"train": corrections.apply(data.train)})
+    return PreparedData(replace(data, remarks=(*data.remarks, remark)), corruption)
 
 
 def _corrupted(data: RetrievalData, config: DataConfig) -> tuple[RetrievalData, Corruption | None]:
@@ -70,4 +75,5 @@ def _corrupted(data: RetrievalData, config: DataConfig) -> tuple[RetrievalData, 
             f"got {config.validation!r}"
         )
     train_images, corruption = corrupt(data.train, noise)
-    return replace(data, train=train_images, remarks=(*data.remarks, *corruption.remarks)), corruption
+    data = data.with_parts({"train": train_images})
+    return replace(data, remarks=(*data.remarks, *corruption.remarks)), corruption

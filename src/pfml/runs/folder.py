@@ -184,24 +184,29 @@ class ReadOnlyRunFolder(RunFolder):
     def write_results(self, results: dict[str, Any]) -> None: ...
 
 
-def summarize(history: list[dict[str, Any]], *, select_by: str = "recall_at_1") -> dict[str, Any]:
-    """The evaluations to report, by name.
+def summarize(
+    history: list[dict[str, Any]], *, select_by: str = "recall_at_1", protocol: str = "classes"
+) -> dict[str, Any]:
+    """The evaluations to report, by name, and by which protocol they are (`pfml.data.PROTOCOLS`).
 
     "best_on_test" is the habit of the literature, and an optimistic one: it chooses on the classes that it reports.
-    "validation_selected" chose on other classes; it is None without validation. "model" is the name of that one whose
-    weights the run's model has: "validation_selected" where there is validation, else "last".
+    "validation_selected" chose on other classes; it is None without validation. Where nothing was held out, "last" has
+    no "test", and "best_on_test" is None. "model" is the name of that one whose weights the run's model has:
+    "validation_selected" where there is validation, else "last".
     """
     if not history:
         raise ValueError("there must be at least one evaluation to report")
     with_validation = [entry for entry in history if "validation" in entry]
+    with_test = [entry for entry in history if "test" in entry]
     return {
         "last": history[-1],
-        "best_on_test": max(history, key=lambda entry: entry["test"][select_by]),
+        "best_on_test": max(with_test, key=lambda entry: entry["test"][select_by]) if with_test else None,
         "validation_selected": (
             max(with_validation, key=lambda entry: entry["validation"][select_by]) if with_validation else None
         ),
         "selected_by": select_by,
         "model": "validation_selected" if with_validation else "last",
+        "protocol": protocol,
     }
 
 

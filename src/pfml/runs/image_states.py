@@ -26,7 +26,7 @@ def write_image_states(folder: RunFolder, data: RetrievalData, workers: int) -> 
     """Write the size, time and checksum of every image of `data`, as the run starts."""
     tensors: dict[str, Tensor] = {}
     pixels: dict[str, str] = {}
-    for role, images in _roles(data).items():
+    for role, images in data.parts.items():
         if isinstance(images.images, Tensor):
             pixels[role] = _digest(images.images)
         else:
@@ -45,7 +45,7 @@ def require_same_images(folder: RunFolder, data: RetrievalData) -> None:
     content, tensors = read_sealed_tensors(folder.checkpoints, NAME, IMAGE_STATES)
     changed: list[str] = []
     total = 0
-    for role, images in _roles(data).items():
+    for role, images in data.parts.items():
         total += len(images)
         changed += _changed(images, role, content["pixels"], tensors)
     if changed:
@@ -65,11 +65,6 @@ def _changed(images: ImageSet, role: str, pixels: dict[str, Any], tensors: dict[
         return [f"the {role} images"]
     names = images.short_names()
     return [names[k] for k, path in enumerate(images.images) if not unpacked(states[0], states[1], k).is_of(path)]
-
-
-def _roles(data: RetrievalData) -> dict[str, ImageSet]:
-    roles = {"train": data.train, "validation": data.validation, "test": data.test, "gallery": data.gallery}
-    return {role: images for role, images in roles.items() if images is not None}
 
 
 def _digest(pixels: Tensor) -> str:

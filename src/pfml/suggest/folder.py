@@ -6,10 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pfml.data import RetrievalData, check_data, load_data, with_validation
+from pfml.data import RetrievalData, check_data, with_validation
 from pfml.data.own_images import is_own, own_images
 from pfml.models import Embedder
 from pfml.runs.config import RunConfig
+from pfml.runs.data import load_listed
 from pfml.suggest.comparison import untrained_embedder
 from pfml.suggest.preview import preview, typical_short_side
 from pfml.suggest.suggestion import Suggestion, suggest, suggest_model, with_values
@@ -115,7 +116,7 @@ def _decided_first(config: RunConfig, given: Collection[str]) -> dict[str, Any]:
 def _load(config: RunConfig, fixed: dict[str, Any], prepared: Prepared, monitor: Monitor) -> RetrievalData:
     """List the images, refuse what cannot be trained on before they are checked, then check them."""
     where, device = config.resolved().data, resolve_device(config.device)  # paths as the run has them
-    listed = load_data(where.name, where.root)
+    listed = load_listed(where)
     suggest(listed, None, device, **fixed)
     if config.data.unreadable == "refuse":
         check_data(listed, track=monitor.track)  # all parts, which a run reads one by one

@@ -348,16 +348,14 @@ class Training:
         self.loss.initialize_proxies(embeddings.to(self.device), self.labels, generator=generator)
 
     def evaluate(self, epoch: int, mean_loss: float) -> None:
-        """Add an evaluation on the unseen classes, after so many epochs, to the history."""
+        """Add an evaluation of what is held out, after so many epochs, to the history."""
         entry: dict[str, Any] = {
             "epoch": epoch,
             "loss": mean_loss,
             **({"terms": self.mean_terms} if self.mean_terms else {}),
             "images_per_second": self.images_per_second(),
-            "test": self.scores("test"),
         }
-        if "validation" in self.sources:
-            entry["validation"] = self.scores("validation")
+        entry |= {role: self.scores(role) for role in ("test", "validation") if role in self.sources}
         before = self.chosen_epoch()
         self.state.history.append(entry)
         if self.world.all_reduce_max(self.chosen_epoch() == epoch):
@@ -416,7 +414,7 @@ class Training:
         self.weight_average.adopt()
         self.embedder.eval()
         loss = whole_loss(self.loss, self.config.loss, self.data.train.num_classes, self.embedder.embedding_dim)
-        results = summarize(self.state.history, select_by=self.config.select_by)
+        results = summarize(self.state.history, select_by=self.config.select_by, protocol=self.data.protocol)
         self.become_model(loss, results)
         points = self.embeddings("train") if has_proxies(self.loss) else None
         self.stop_if_requested()

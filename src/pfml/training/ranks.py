@@ -44,8 +44,8 @@ def require_same_task(config: TrainConfig, data: RetrievalData, world: World) ->
     """Refuse ranks that would train on other images or in another way than the first."""
     if not isinstance(world, Ranks):
         return
-    parts = {"training": data.train, "test": data.test, "gallery": data.gallery, "validation": data.validation}
-    digests = {f"the {name} images or labels": each.fingerprint() for name, each in parts.items() if each is not None}
+    names = {"train": "training"}
+    digests = {f"the {names.get(role, role)} images or labels": each.fingerprint() for role, each in data.parts.items()}
     task = {**plain(config), **digests}
     task = {name: value for name, value in task.items() if name not in ("device", "storage")}
     by_rank = [json.loads(text) for text in world.control.all_gather_texts(json.dumps(task))]

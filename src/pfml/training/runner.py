@@ -89,7 +89,7 @@ def _evaluate_untrained(
         monitor.remark(remark)
     entry: dict[str, Any] = {"epoch": 0}
     for role, images in (("test", data), ("validation", data.validation)):
-        if images is not None:
+        if images is not None and not (role == "test" and data.protocol == "none"):
             autocast = precision(config.autocast)
             metrics = evaluate(
                 embedder, images, recall_at=data.recall_at, autocast=autocast, track=monitor.track, world=world
@@ -115,7 +115,7 @@ def write_untrained(
     folder.forget_after(0, 0)  # the same lines, if an evaluation was interrupted here
     folder.append("evaluation", 0, **entry)
     embedder.save(folder.model)
-    results = summarize([entry], select_by=config.select_by)
+    results = summarize([entry], select_by=config.select_by, protocol=data.protocol)
     folder.write_results(results)
     write_run_cards(folder, data, config, results)
     folder.close()

@@ -52,7 +52,8 @@ def learned(embedder: Embedder, data: RetrievalData) -> TrainedOn:
     if embedder.trained_on is None:
         return TrainedOn(data.name, data.train.class_names)
     before = embedder.trained_on
-    refuse_seen_classes(before.class_names, data.test, "test")
+    if data.protocol == "classes":
+        refuse_seen_classes(before.class_names, data.test, "test")
     if data.validation is not None:
         refuse_seen_classes(before.class_names, data.validation, "validation")
     names = dict.fromkeys((*before.class_names, *data.train.class_names))
@@ -63,7 +64,7 @@ def learned(embedder: Embedder, data: RetrievalData) -> TrainedOn:
 def require_matches(data: RetrievalData) -> None:
     """Refuse data on which no query has anything to find, before any time is spent on it."""
     for role, queries, gallery in (("test", data.test, data.gallery), ("validation", data.validation, None)):
-        if queries is None:
+        if queries is None or (role == "test" and data.protocol == "none"):
             continue
         counts = torch.bincount((queries if gallery is None else gallery).labels, minlength=queries.num_classes)
         if not bool((counts[queries.labels] > (gallery is None)).any()):
@@ -88,11 +89,10 @@ def open_sources(
 def _opened(
     data: RetrievalData, device: torch.device, storage: StorageConfig, monitor: Monitor
 ) -> dict[str, ImageSource]:
-    parts = {"train": data.train, "validation": data.validation, "test": data.test, "gallery": data.gallery}
     sources: dict[str, ImageSource] = {}
     budget = storage.budget_gib
-    for role, images in parts.items():
-        if images is None:
+    for role, images in data.parts.items():
+        if role == "test" and data.protocol == "none":
             continue
         files = not isinstance(images.images, Tensor)
         sources[role] = open_images(
@@ -109,6 +109,8 @@ def _opened(
             budget -= 3 * int(sources[role].sizes.prod(1).sum()) / 2**30
         if files:
             monitor.remark(f"{role}: {sources[role].description}")
+    if data.gallery is data.train:
+        sources["gallery"] = sources["train"]
     return sources
 
 

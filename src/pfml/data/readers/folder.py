@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from pfml.data.image_set import ImageSet, RetrievalData
-from pfml.data.splits import class_order, zero_shot
+from pfml.data.image_set import ImageSet, Protocol, RetrievalData
+from pfml.data.splits import as_divided, class_order, divided
 from pfml.terminal import readable
 
 __all__ = ["IMAGE_SUFFIXES", "image_files", "image_paths", "read_folder"]
@@ -20,11 +20,16 @@ IMAGE_SUFFIXES = (
 )
 
 
-def read_folder(root: Path) -> RetrievalData:
+def read_folder(root: Path, *, split: Protocol = "classes", seed: int | None = 0) -> RetrievalData:
     """The images below `root`: each of its folders is a class, with all images in it and in its folders.
 
-    If `root` has folders `train` and `test` that hold class folders, these are the split; else the first half of the
-    classes, sorted by name, trains and the second half is unseen. Hidden files and folders are left out.
+    If `root` has folders `train` and `test` that hold class folders, these are the division; else they are divided at
+    random. Hidden files and folders are left out.
+
+    Args:
+        root: The folder around the class folders.
+        split: What is held out, see `pfml.data.splits.divided`.
+        seed: Of the division.
     """
     root = Path(root)
     if not root.is_dir():
@@ -33,14 +38,15 @@ def read_folder(root: Path) -> RetrievalData:
         others = [path.name for path in _visible(root) if path.name not in ("train", "test")]
         remarks = _left_out(others, root, "neither train nor test")
         (train, about_train), (test, about_test) = (_image_set(root / part) for part in ("train", "test"))
-        return RetrievalData("folder", train, test, remarks=(*remarks, *about_train, *about_test))
+        every = (*remarks, *about_train, *about_test)
+        return as_divided("folder", {"train": train, "test": test}, split, where=str(root), seed=seed, remarks=every)
     images, remarks = _image_set(root)
     if images.num_classes < 2:
         raise ValueError(
             f"{root} must have at least 2 folders with images ({', '.join(IMAGE_SUFFIXES)}), one per class, "
             f"got {images.num_classes}{_about_loose_images(root)}"
         )
-    return zero_shot(images, "folder", remarks=remarks)
+    return divided(images, "folder", split, seed=seed, remarks=remarks)
 
 
 def image_files(roots: Sequence[Path]) -> list[Path]:

@@ -9,36 +9,38 @@ from pathlib import Path
 
 import torch
 
-from pfml.data.image_set import ImageSet, RetrievalData
-from pfml.data.splits import class_order, zero_shot
+from pfml.data.image_set import ImageSet, Protocol, RetrievalData
+from pfml.data.splits import as_divided, class_order, divided
 
 __all__ = ["listed_images", "read_table", "splits_of"]
 
 SPLITS = ("train", "test", "query", "gallery", "validation")
 
 
-def read_table(root: Path) -> RetrievalData:
+def read_table(root: Path, *, split: Protocol = "classes", seed: int | None = 0) -> RetrievalData:
     """The images of a CSV table with the columns `path` and `label`, and optionally `split`; others are ignored.
 
-    Paths are relative to the folder of the table. `split` is train, test, query, gallery or validation, where query is
-    another word for test that needs a gallery. Without it the first half of the classes trains and the second half is
-    unseen; classes are sorted, by number if all labels are whole numbers.
+    Paths are relative to the folder of the table. The column `split` is train, test, query, gallery or validation,
+    where query is another word for test that needs a gallery. Without it the images are divided at random. Classes are
+    sorted, by number if all labels are whole numbers.
 
     Args:
         root: The CSV file, in UTF-8.
+        split: What is held out, see `pfml.data.splits.divided`; a column of that name decides by itself what it is.
+        seed: Of the division.
     """
     file = _table(root)
     parts: dict[str, list[tuple[Path, str]]] = {}
-    for path, label, split in _rows(file):
-        parts.setdefault(split, []).append((path, label))
+    for path, label, part in _rows(file):
+        parts.setdefault(part, []).append((path, label))
     remarks = _repetitions(parts)
     if set(parts) <= {""}:
         everything = parts.get("", [])
         classes = _classes(everything)
         if len(classes) < 2:
-            raise ValueError(f"{file} must list at least 2 classes, one to train on and one unseen, got {len(classes)}")
-        return zero_shot(_image_set(everything, classes), "csv", remarks=remarks)
-    return _divided(file, parts, remarks)
+            raise ValueError(f"{file} must list at least 2 classes, got {len(classes)}")
+        return divided(_image_set(everything, classes), "csv", split, seed=seed, remarks=remarks)
+    return _divided(file, parts, split, seed, remarks)
 
 
 def listed_images(root: Path) -> tuple[ImageSet, tuple[str, ...]]:
@@ -68,24 +70,26 @@ def _table(root: Path) -> Path:
     return file
 
 
-def _divided(file: Path, parts: dict[str, list[tuple[Path, str]]], remarks: tuple[str, ...]) -> RetrievalData:
+def _divided(
+    file: Path,
+    parts: dict[str, list[tuple[Path, str]]],
+    split: Protocol,
+    seed: int | None,
+    remarks: tuple[str, ...],
+) -> RetrievalData:
     train, gallery, validation = (parts.get(part, []) for part in ("train", "gallery", "validation"))
     test = parts.get("test", []) + parts.get("query", [])
-    if not test:
+    if not test and split != "none":
         raise ValueError(f"{file} must have rows whose split is test (or query, with a gallery), got none")
     if "query" in parts and not gallery:
         raise ValueError(f"{file} must have rows whose split is gallery, in which its queries are searched, got none")
-    if not train:
+    if not train and split != "none":
         remarks = (*remarks, f"no row of {file} has the split train, so that one can evaluate on it but not train")
-    unseen = _classes(test + gallery)
-    return RetrievalData(
-        "csv",
-        train=_image_set(train, _classes(train)),
-        test=_image_set(test, unseen),
-        gallery=_image_set(gallery, unseen) if gallery else None,
-        validation=_image_set(validation, _classes(validation)) if validation else None,
-        remarks=remarks,
-    )
+    searched = _classes(test + gallery)
+    divided_parts = {"train": _image_set(train, _classes(train)), "test": _image_set(test, searched)}
+    divided_parts |= {"gallery": _image_set(gallery, searched)} if gallery else {}
+    divided_parts |= {"validation": _image_set(validation, _classes(validation))} if validation else {}
+    return as_divided("csv", divided_parts, split, where=str(file), seed=seed, remarks=remarks)
 
 
 def _rows(file: Path) -> Iterator[tuple[Path, str, str]]:
