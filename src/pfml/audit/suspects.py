@@ -182,7 +182,7 @@ def audit(
         embeddings: (n, D), normalized here.
         images: With the given labels; at least two of at least two classes.
         proxies: (C, M, D) further charges; None for none.
-        law: "fitted" (see `pfml.evaluation.class_attraction.fitted_law`), or a law that decays, such as that of the run.
+        law: "fitted" (`pfml.evaluation.class_attraction.fitted_law`), or a law that decays, such as that of the run.
         true_labels: (n,) if they are known: the result then says how well mislabeled images were found.
         compare: Other scores, keys of `pfml.audit.scores.SCORES`.
         k: Neighbors of the k-NN scores.

@@ -294,6 +294,7 @@ def _run(
     prepared: Prepared,
 ) -> dict[str, Any]:
     """The results of the run; prints them, the comparison with the untrained model, and what to do next."""
+    from pfml.data.image_set import PROTOCOLS
     from pfml.data.own_images import is_own
     from pfml.models.embedder import learned_by
     from pfml.pages.run import write_run_page
@@ -322,8 +323,8 @@ def _run(
         results = run(config, out, data=data, embedder=embedder, resume=resume, monitor=monitor, world=world)
     else:
         scores = run_ensemble(config, out, shape, data=data, resume=resume, monitor=monitor, world=world)
-        print_scores(console, "unseen classes: teachers and their student", scores)
         results = RunFolder(out).read_results()
+        print_scores(console, f"{PROTOCOLS[results['protocol']]}: teachers and their student", scores)
     if not world.is_first:
         return results
     print_results(console, results)
@@ -367,7 +368,7 @@ def _untrained(
     from pfml.runs.folder import RunFolder
     from pfml.suggest.comparison import Untrained, untrained_embedder, untrained_scores
 
-    if not config.loss.trains:
+    if not config.loss.trains or data.data.protocol == "none":
         return None
     # a run that was interrupted before its end has not noted them
     noted = RunFolder(out).entries("untrained")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pfml.data import RetrievalData
 from pfml.data.image_set import PROTOCOLS
+from pfml.evaluation.classification import predictor_label
 from pfml.evaluation.metrics import metric_label, metric_text, shown_metrics
 from pfml.models.embedder import EMBEDDER
 from pfml.runs.config import TrainConfig
@@ -42,7 +43,7 @@ class Choice(NamedTuple):
 #: Entry of results.json -> how its epoch was chosen.
 CHOICES = {
     "last": Choice("last epoch", "nothing: training ended there"),
-    "best_on_test": Choice("best on test", "the test classes that it reports, which is optimistic"),
+    "best_on_test": Choice("best on test", "the test images that it reports, which is optimistic"),
     "validation_selected": Choice("validation-selected", "validation classes, which are neither trained nor tested on"),
 }
 #: Protocol -> what the numbers are about.
@@ -105,7 +106,11 @@ def run_card(
 @cache
 def _template() -> Template:
     environment = create_environment("pfml.runs", "pfml.models")
-    environment.filters |= {"metric_label": metric_label, "metric_text": metric_text}
+    environment.filters |= {
+        "metric_label": metric_label,
+        "metric_text": metric_text,
+        "predictor_label": predictor_label,
+    }
     return environment.get_template("run.md")
 
 

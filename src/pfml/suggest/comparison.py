@@ -1,4 +1,4 @@
-"""Whether training has helped: the pretrained model before training, on the same unseen classes."""
+"""Whether training has helped: the pretrained model before training, on the same test images."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pfml.data import RetrievalData
+from pfml.data.image_set import PROTOCOLS
 from pfml.distributed import World
 from pfml.evaluation import evaluate
 from pfml.evaluation.metrics import HEADLINE, metric_label
@@ -27,7 +28,7 @@ class Untrained:
     """Retrieval by the pretrained backbone before training, without an embedding layer.
 
     Args:
-        scores: Metrics on the test classes.
+        scores: Metrics on the test images.
         image_size: Side of the crops that it saw; None if that is not known.
     """
 
@@ -55,7 +56,7 @@ def untrained_scores(
     monitor: Monitor | None = None,
     world: World | None = None,
 ) -> Untrained:
-    """The metrics of `untrained_embedder` on the test classes of a run."""
+    """The metrics of `untrained_embedder` on the test images of a run."""
     monitor, world = monitor or Monitor(), world or World()
     embedder.to(world.device or resolve_device(config.device))
     autocast = precision(config.autocast)
@@ -67,6 +68,7 @@ def untrained_command(config: RunConfig) -> str:
     """The command that evaluates the backbone of a run before training (zero-shot), on the run's data."""
     data, model = config.data, config.model
     parts = ["pfml", "train", "--data", data.name, *(() if data.root is None else ("--data.root", str(data.root)))]
+    parts += [] if data.split == "classes" else ["--data.split", data.split]
     if (model.backbone, model.weights) != (BACKBONE, "default"):
         parts += ["--model.backbone", model.backbone, "--model.weights", model.weights]
     return shell_words(*parts, "--loss.name", "zero-shot")
@@ -84,8 +86,9 @@ def comparison(untrained: Untrained, results: dict[str, Any], config: RunConfig)
     apart = size is not None and own is not None and size != own
     at, at_trained = (f" (at {own} pixels)", f", at {size} pixels") if apart else ("", "")
     labels = [metric_label(key) for key in HEADLINE]
+    protocol = PROTOCOLS[results.get("protocol", "classes")]
     numbers = (
-        f"unseen classes, {labels[0]} {before[0]:.1%} before training{at} and {after[0]:.1%} after "
+        f"{protocol}, {labels[0]} {before[0]:.1%} before training{at} and {after[0]:.1%} after "
         f"(epoch {entry['epoch']}{at_trained}), {labels[1]} {before[1]:.1%} and {after[1]:.1%}"
     )
     queries = entry["test"]["num_queries"]
