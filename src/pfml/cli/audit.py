@@ -42,6 +42,8 @@ def audit(
 ) -> None:
     """Find images of a run that are probably mislabeled; write suspects, a page, corrected labels."""
     from pfml.audit import audit_run, write_suspects
+    from pfml.data.image_set import PROTOCOLS
+    from pfml.data.splits import described_test
     from pfml.pages.audit import about_unjudged, write_audit_page
     from pfml.runs.config_files import read_config
     from pfml.runs.data import load_checked
@@ -73,19 +75,16 @@ def audit(
     folder = run / ("audit-unseen" if unseen else "audit")
     everyone = found.suspects(found.ranked(max(top, len(listed))), neighbors=neighbors)
     write_suspects(folder / "suspects.csv", everyone, listed)
-    title = f"Audit of {run.name}{', unseen classes' if unseen else ''}"
+    title = f"Audit of {run.name}{f', {PROTOCOLS[data.protocol]}' if unseen else ''}"
     write_audit_page(folder / "audit.html", found, shown, title=title, threshold=threshold)
     if len(found.unjudged):
         print_line(console, about_unjudged(found))
     suspects = min(len(found.suspicious(threshold)), len(everyone))
     more = f" and {len(everyone) - suspects:,} more images, in order" if len(everyone) > suspects else ""
     print_line(console, f"{folder / 'suspects.csv'}: {suspects:,} suspects{more}; {folder / 'audit.html'}: with images")
-    if not unseen and not apply:
-        print_line(
-            console,
-            f"{len(data.test):,} test images of {data.test.num_classes:,} unseen classes were not judged: "
-            f"pfml audit {shell_words(str(run))} --unseen",
-        )
+    if not unseen and not apply and len(data.test):
+        command = f"pfml audit {shell_words(str(run))} --unseen"
+        print_line(console, f"{described_test(data)} were not judged: {command}")
     if apply:
         _apply(console, run, found, data, loaded, threshold, policy, decisions, out)
     if as_json:
@@ -118,7 +117,7 @@ def add_audit_arguments(parser: ArgumentParser) -> None:
         help="For listed labels: relabel; keep if --decisions are given.",
     )
     add("--decisions", type=Path, help="A CSV of path, decision (accept, reject, relabel, drop) and label.")
-    add("--unseen", action="store_true", help="Judge the test images instead, whose classes the run has not seen.")
+    add("--unseen", action="store_true", help="Judge the test images instead, of unseen classes or held out.")
     add("--out", type=Path, help="Also write all images with corrected labels as a CSV that pfml train takes.")
     add_device_option(parser)
     add_json_option(parser)
