@@ -1,7 +1,7 @@
 """The ladder on folders that are parts of CUB: what `pfml train --data FOLDER` gains, for unseen and for known classes.
 
     python research/folders.py pilot --root CUB_200_2011 --out pilot.jsonl      # classes 1 to 100: every candidate
-    python research/folders.py measure --root CUB_200_2011 --out results/folders.jsonl   # 101 to 200: the command itself
+    python research/folders.py measure --root CUB_200_2011 --out results/folders.jsonl  # 101 to 200: the command
     python research/folders.py table results/folders.jsonl
 
 The pilot computes features once and looks at many folders; it is for choosing the rules of the ladder. The measurement
@@ -31,7 +31,7 @@ from pfml.data.splits import divided
 from pfml.evaluation.metrics import HEADLINE
 from pfml.ladder.crossfit import divisions
 from pfml.ladder.heads import LinearHead, closed_form_grid, train_head
-from pfml.ladder.ladder import FEW_IMAGES, Candidate, Features, _Ladder, _metrics, fit
+from pfml.ladder.ladder import FEW_IMAGES, Features, _Ladder, _metrics, fit
 from pfml.ladder.run import _fitting_field
 from pfml.models import create_embedder
 from pfml.training.environment import resolve_device
@@ -39,7 +39,7 @@ from pfml.training.environment import resolve_device
 
 @dataclass(frozen=True)
 class Folder:
-    """A part of CUB: so many classes with so many images of each at most, some labels changed, divided by a protocol."""
+    """A part of CUB: so many classes with at most so many images of each, some labels changed, divided by a protocol."""
 
     classes: int
     images: int
