@@ -39,7 +39,7 @@ from pfml.training.environment import resolve_device
 
 @dataclass(frozen=True)
 class Folder:
-    """A part of CUB: so many classes with at most so many images of each, some labels changed, divided by a protocol."""
+    """A part of CUB: some classes with at most so many images of each, some labels changed, divided by a protocol."""
 
     classes: int
     images: int

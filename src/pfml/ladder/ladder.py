@@ -292,6 +292,7 @@ def climb(
     fine_tune: FineTune | None = None,
     autocast: torch.dtype | None = None,
     monitor: Monitor | None = None,
+    keep: Callable[[Embedder], None] = lambda embedder: None,
 ) -> Climb:
     """Work up the ladder on the training images of `data`; the test images are evaluated once, at the end.
 
@@ -305,6 +306,7 @@ def climb(
         fine_tune: How to fine-tune, for "hours".
         autocast: torch.bfloat16 or torch.float16 for mixed precision in the backbone; None for float32.
         monitor: Shows rungs and progress.
+        keep: Called with the model after each rung that is better than those before it, and with the first.
     """
     if effort not in EFFORTS:
         raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
@@ -323,8 +325,10 @@ def climb(
         rungs.append(replace(rung, seconds=time.perf_counter() - started))
         monitor.remark(str(rungs[-1]))
         started = time.perf_counter()
+        if best_of(rungs) is rungs[-1]:
+            embedder = fit(features, rung.candidate, train, fine_tune)
+            keep(embedder)
     chosen = best_of(rungs)
-    embedder = fit(features, chosen.candidate, train, fine_tune)
     if data.protocol == "none":
         return Climb(tuple(rungs), chosen, embedder, None, None)
     before = _metrics(data, lambda role: features.of(features.base.view, role)[features.base.pooling])
@@ -397,10 +401,10 @@ class _Ladder:
         fewest = min(len(part.fitted) for part in self.parts)
         grid = closed_form_grid(self.features.backbone.head.num_features, fewest)
         plain = [replace(base, pooling=pooling) for pooling in self.features.poolings]
-        scores = self.cross_fitted([*plain, *(replace(each, head=head) for each in plain for head in grid)])
-        self.before = scores.pop(base)
+        self.before = self.cross_fitted([base])[base]
         yield self.rung("pretrained", base, self.before)
-        yield self.best("closed form", scores)
+        headed = [replace(each, head=head) for each in plain for head in grid]
+        yield self.best("closed form", self.cross_fitted([*(each for each in plain if each != base), *headed]))
         if effort == "seconds":
             return
         shapes = dict.fromkeys((replace(best_of(self.kept).candidate, head=None), best_of(self.kept).candidate))

@@ -110,6 +110,7 @@ def run_ladder(
             fine_tune=fine_tune,
             autocast=precision(config.autocast),
             monitor=monitor,
+            keep=lambda embedder: embedder.save(folder.model),
         )
     if corruption is not None:
         corruption.write(folder.noise)
