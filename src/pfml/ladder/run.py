@@ -55,15 +55,19 @@ class LadderRun:
 
 def leaves_to_ladder(given: Collection[str]) -> bool:
     """Whether these options leave to the ladder what it decides."""
-    return all(option.startswith(FREE) for option in given)
+    return not any(map(_is_decided_here, given))
 
 
 def refuse_other_options(given: Collection[str]) -> None:
     """Refuse options that decide what the ladder decides."""
-    others = [option for option in given if not option.startswith(FREE)]
+    others = [option for option in given if _is_decided_here(option)]
     if others:
         shown = ", ".join(f"--{option}" for option in sorted(others))
         raise ValueError(f"--effort works up the ladder by itself: leave out {shown}, or leave out --effort")
+
+
+def _is_decided_here(option: str) -> bool:
+    return not option.startswith(FREE) or option == "data.validation"  # the ladder cross-fits
 
 
 def run_ladder(
@@ -202,5 +206,5 @@ def _about(results: dict[str, Any]) -> str:
 def _fitting_field(points: Tensor, labels: Tensor) -> LossConfig:
     """The logarithmic field with radii that fit these embeddings."""
     step = -(-len(points) // MOST_COMPARED)
-    distances = distances_of(points[::step], labels[::step], images_per_second=1.0, image_size=1)
+    distances = distances_of(points[::step], labels[::step])
     return suggest_loss(labels, distances)[0]
