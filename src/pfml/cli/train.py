@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,11 @@ def train(
     as_json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Train an embedder and evaluate it on unseen classes: log, checkpoints, model and results in a run folder."""
+    """Train an embedder and evaluate it on what was held out: log, model and results in a run folder.
+
+    On images of one's own, without options of the training, candidates of rising cost are tried, and what validation
+    proves to be better than the pretrained backbone is kept (--effort).
+    """
     from pfml.distributed.launch import FailedElsewhereError, open_world
     from pfml.ladder.run import refuse_other_options
     from pfml.runs.config import RunConfig
@@ -57,6 +62,8 @@ def train(
     from pfml.training.shutdown import Interrupted
 
     shape = None if ensemble is None else Ensemble(ensemble, student_epochs)
+    if config.effort is None and shape is None and resume is None:
+        config = _with_usual_effort(config, given)
     if config.effort is not None:
         refuse_other_options(given or ())
         if shape is not None or config.teachers:
@@ -74,21 +81,20 @@ def train(
         else:
             config = read_config(resume / "config.yaml")
         out = resume
-    else:
-        if given is not None:
-            config = _with_suggestions(config, given, console, prepared, out=out)
-        if print_config:
-            _print_config(config)
-            return
-        if _is_restarted(config, out, shape):
-            resume = out
+    elif given is not None:
+        config = _with_suggestions(config, given, console, prepared, out=out)
+    if print_config:
+        _print_config(config)
+        return
+    if resume is None and _is_restarted(config, out, shape):
+        resume = out
     for line in described_recipe(recipe, config):
         print_line(console, line)
     try:
         with open_world(resolve_device(config.device)) as world:
             console.quiet = quiet or not world.is_first
-            method = "student" if shape is not None else "ladder" if config.effort else config.loss.name
-            name = f"{Path(config.data.name).stem}-{method}"
+            method = "-student" if shape is not None else "" if config.effort else f"-{config.loss.name}"
+            name = f"{Path(config.data.name).stem}{method}"
             out = Path(world.by_first(lambda: str(out or free_folder(Path("runs"), name))))
             if resume is None:
                 world.by_first(RunFolder(out).refuse_run)  # before anything is printed or computed
@@ -117,7 +123,7 @@ def tune(
     as_json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Choose hyper-parameters on classes that are neither trained nor tested on: best.yaml for pfml train --config."""
+    """Choose hyper-parameters on what is neither trained nor tested on: best.yaml for pfml train --config."""
     from pfml.experiments.tune import Range, space_of
     from pfml.experiments.tune import tune as search
     from pfml.suggest.folder import Prepared
@@ -129,13 +135,7 @@ def tune(
         raise ValueError("pfml tune chooses settings of a training: leave out --effort, which is for pfml train")
     if given is not None:
         config = _with_suggestions(config, given, console, prepared, split=split)
-    if print_config:
-        _print_config(config)
-        return
-    out = out or free_folder(Path("out/tune"), f"{Path(config.data.name).stem}-{config.loss.name}")
     ranges = space_of(config)
-    for line in described_recipe(recipe, config):
-        print_line(console, line)
     if space:
         ranges = {}
         for each in space:
@@ -143,6 +143,18 @@ def tune(
             if not equals:
                 raise ValueError(f"--space must be OPTION=LOW:HIGH, as in optimizer.lr=log:1e-5:1e-3, got {each!r}")
             ranges[name] = Range.parse(text)
+    judges = "held-out training images" if config.data.split == "images" else "validation classes"
+    if print_config:
+        by = "" if config.data.split == "images" else f" (--split {split})"
+        print(f"# {trials} trials choose these values, by {config.select_by} on {judges}{by}:")
+        for name, values in ranges.items():
+            print(f"#   {name}={values}")
+        print("# with all others as here:")
+        _print_config(config)
+        return
+    out = out or free_folder(Path("out/tune"), f"{Path(config.data.name).stem}-{config.loss.name}")
+    for line in described_recipe(recipe, config):
+        print_line(console, line)
     print_line(console, f"{config.loss.name} on {config.data.name}: {', '.join(ranges)}; {trials} trials in {out}")
 
     def show(trial: dict[str, Any]) -> None:
@@ -159,8 +171,8 @@ def tune(
         with suppress(OSError):
             print_line(console, f"{interrupt}; the same command resumes the study, with --out {out}")
         sys.exit(128 + interrupt.signal)
-    values = ", ".join(f"{name} {value:.4g}" for name, value in tuned.values.items())
-    print_line(console, f"best on validation classes: {config.select_by} {100 * tuned.score:.2f} with {values}")
+    chosen = ", ".join(f"{name} {value:.4g}" for name, value in tuned.values.items())
+    print_line(console, f"best on {judges}: {config.select_by} {100 * tuned.score:.2f} with {chosen}")
     print_line(console, f"train with it: pfml train --config {shell_words(str(out / 'best.yaml'))}")
     if as_json:
         best = {"select_by": config.select_by, "score": tuned.score, "values": tuned.values}
@@ -196,7 +208,12 @@ def add_tune_arguments(parser: ArgumentParser) -> None:
         metavar="RANGE",
         help="What to tune, as in optimizer.lr=log:1e-5:1e-3 loss.options.delta=0.2:1.0.",
     )
-    add("--split", default="half", help="How the training classes are divided: half, fold-0 to fold-3.")
+    add(
+        "--split",
+        default="half",
+        help="How the training classes are divided: half, fold-0 to fold-3. With --data.split images, a fifth of the "
+        "training images of every class is held out instead.",
+    )
     add_json_option(parser)
     add_quiet_option(parser)
     add_run_options(parser)
@@ -236,6 +253,20 @@ def _is_restarted(config: RunConfig, out: Path | None, shape: Ensemble | None) -
     if shape is None:
         return is_restarted(config, out, Launch.of_process())
     return out is not None and Launch.of_process().restarts > 0 and is_ensemble(out)
+
+
+def _with_usual_effort(config: RunConfig, given: Collection[str] | None) -> RunConfig:
+    """`config` with the effort of a bare command: minutes on one's own images, where no option says how to train."""
+    from pfml.data.own_images import is_own
+    from pfml.distributed.torchrun import Launch
+    from pfml.ladder.run import leaves_to_ladder
+    from pfml.models.backbone_table import default_weights
+
+    model = config.model
+    weights = default_weights(model.backbone) if model.weights == "default" else model.weights
+    is_pretrained = "model.backbone" not in (given or ()) or weights != "none"
+    suits = given is not None and is_own(config.data.name) and leaves_to_ladder(given) and is_pretrained
+    return replace(config, effort="minutes") if suits and Launch.of_process().size == 1 else config
 
 
 def _with_suggestions(
@@ -306,7 +337,7 @@ def _run(
     from pfml.training.runner import create_run_embedder, run
 
     ranks = f" on {world.size} ranks" if world.size > 1 else ""
-    what = config.loss.name if config.effort is None else "the ladder"
+    what = config.loss.name if config.effort is None else f"the ladder ({config.effort})"
     print_line(console, f"{what} on {config.data.name}, {config.model.backbone}, in {out}{ranks}")
     monitor = ProgressMonitor(console, said=() if prepared.data is None else prepared.data.remarks)
     data, embedder, untrained = None, None, None
@@ -317,14 +348,16 @@ def _run(
     if config.effort is not None:
         if world.size > 1:
             raise ValueError(f"--effort runs in one process, got {world.size} ranks: leave out torchrun")
-        return _run_ladder(config, out, data, console, monitor)
+        return _run_ladder(config, out, data, resume, console, monitor)
     if shape is None:
         embedder = None if data is None else create_run_embedder(config)
         results = run(config, out, data=data, embedder=embedder, resume=resume, monitor=monitor, world=world)
     else:
         scores = run_ensemble(config, out, shape, data=data, resume=resume, monitor=monitor, world=world)
+        if scores:
+            title = f"{PROTOCOLS[config.data.split]}: teachers and their student"
+            print_scores(console, title, scores)
         results = RunFolder(out).read_results()
-        print_scores(console, f"{PROTOCOLS[results['protocol']]}: teachers and their student", scores)
     if not world.is_first:
         return results
     print_results(console, results)
@@ -335,26 +368,26 @@ def _run(
     learned = learned_by(out)
     which = f" ({learned.moment})" if learned is not None and learned.moment else ""
     print_line(console, f"{out}: config, log, results; the model{which}: pfml.load_embedder({str(out)!r})")
-    if data is not None:
+    if data is not None and data.data.protocol != "none":  # a page shows searches for what was held out
         page = write_run_page(out, data=data.data, embedder=embedder)
         print_line(console, f"{page}: curves, search results, a map, the hardest classes")
-    else:
+    elif data is None:
         print_line(console, f"a page about it: pfml report {shell_words(str(out))}")
     return results
 
 
 def _run_ladder(
-    config: RunConfig, out: Path, data: PreparedData | None, console: Console, monitor: Monitor
+    config: RunConfig, out: Path, data: PreparedData | None, resume: bool, console: Console, monitor: Monitor
 ) -> dict[str, Any]:
     """The results of a run that works up the ladder; prints them, and what was kept."""
     from pfml.ladder.run import run_ladder
     from pfml.pages.run import write_run_page
 
-    done = run_ladder(config, out, data=data, monitor=monitor)
+    done = run_ladder(config, out, data=data, resume=resume, monitor=monitor)
     print_results(console, done.results)
     print_line(console, done.conclusion)
     print_line(console, f"{out}: config, log, results; the model: pfml.load_embedder({str(out)!r})")
-    if data is not None:
+    if data is not None and data.data.protocol != "none":
         page = write_run_page(out, data=data.data)
         print_line(console, f"{page}: search results, a map, the hardest classes")
     return done.results
@@ -363,7 +396,7 @@ def _run_ladder(
 def _untrained(
     config: RunConfig, data: PreparedData, out: Path, monitor: Monitor, world: World, prepared: Prepared
 ) -> Untrained | None:
-    """The metrics of the pretrained model before training; None where there is no such model, or nothing trains."""
+    """The metrics of the pretrained model before training; None without one, or where nothing trains or is held out."""
     from pfml.data.decoding import listing_all_unreadable
     from pfml.runs.folder import RunFolder
     from pfml.suggest.comparison import Untrained, untrained_embedder, untrained_scores

@@ -8,12 +8,13 @@ from typing import Any
 
 from pfml.data import RetrievalData
 from pfml.data.image_set import PROTOCOLS
+from pfml.data.own_images import is_own
 from pfml.distributed import World
 from pfml.evaluation import evaluate
 from pfml.evaluation.metrics import HEADLINE, metric_label
 from pfml.models import Embedder
 from pfml.models.backbone_table import default_weights
-from pfml.runs.config import RunConfig
+from pfml.runs.config import DataConfig, RunConfig
 from pfml.runs.folder import of_model
 from pfml.suggest.suggestion import BACKBONE
 from pfml.terminal import shell_words
@@ -68,7 +69,10 @@ def untrained_command(config: RunConfig) -> str:
     """The command that evaluates the backbone of a run before training (zero-shot), on the run's data."""
     data, model = config.data, config.model
     parts = ["pfml", "train", "--data", data.name, *(() if data.root is None else ("--data.root", str(data.root)))]
-    parts += [] if data.split == "classes" else ["--data.split", data.split]
+    if data.split != "classes":
+        parts += ["--data.split", data.split]
+    if data.split_seed != DataConfig.split_seed and is_own(data.name):
+        parts += ["--data.split_seed", "null" if data.split_seed is None else str(data.split_seed)]
     if (model.backbone, model.weights) != (BACKBONE, "default"):
         parts += ["--model.backbone", model.backbone, "--model.weights", model.weights]
     return shell_words(*parts, "--loss.name", "zero-shot")

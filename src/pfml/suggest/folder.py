@@ -6,13 +6,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pfml.data import RetrievalData, check_data, with_validation
+from pfml.data import RetrievalData, check_data
 from pfml.data.own_images import is_own, own_images
+from pfml.data.splits import for_choices
 from pfml.models import Embedder
 from pfml.runs.config import RunConfig
 from pfml.runs.data import load_listed
 from pfml.suggest.comparison import untrained_embedder
-from pfml.suggest.preview import preview, typical_short_side
+from pfml.suggest.preview import preview
 from pfml.suggest.suggestion import Suggestion, suggest, suggest_model, with_values
 from pfml.training.environment import resolve_device
 from pfml.training.progress import Monitor
@@ -66,23 +67,20 @@ def suggest_for_folder(
     if not is_own(config.data.name):
         return None
     if not config.loss.trains or config.effort is not None:
-        model, reasons = suggest_model(None)
+        model, reasons = suggest_model()
         return Suggestion(RunConfig(model=model), {"model.backbone": reasons["model.backbone"]})
     fixed = _decided_first(config, given)
     if split is not None:
         fixed.pop("validation", None)  # tuning divides the training classes itself
     device = resolve_device(config.device)
-    data = _load(config, fixed, prepared, monitor)
+    data = _load(config, fixed, prepared, monitor, split)
     if split is not None:
         data = _divided(data, split)
         suggest(data, None, device, **fixed)
-    short_side = typical_short_side(data.train)
-    model, _ = suggest_model(short_side)
+    model, _ = suggest_model()
     chosen = {
         option: getattr(config.model, name) for option in given if (name := option.removeprefix("model.")) != option
     }
-    if "model.backbone" in chosen and "model.image_size" not in chosen:
-        model = replace(model, image_size=None)
     user = with_values(replace(config, model=model), chosen)
     prepared.untrained = untrained_embedder(user)
     distances = None
@@ -95,9 +93,7 @@ def suggest_for_folder(
             seed=config.seed,
             track=monitor.track,
         )
-    suggestion = suggest(data, distances, device, short_side=short_side, **fixed)
-    if "model.backbone" in chosen:
-        suggestion.reasons.pop("model.image_size", None)
+    suggestion = suggest(data, distances, device, **fixed)
     if split is not None:
         suggestion.reasons.pop("data.validation", None)
     return suggestion
@@ -113,11 +109,15 @@ def _decided_first(config: RunConfig, given: Collection[str]) -> dict[str, Any]:
     return {name: values[option] for name, option in DECIDED_FIRST.items() if option in given}
 
 
-def _load(config: RunConfig, fixed: dict[str, Any], prepared: Prepared, monitor: Monitor) -> RetrievalData:
+def _load(
+    config: RunConfig, fixed: dict[str, Any], prepared: Prepared, monitor: Monitor, split: str | None
+) -> RetrievalData:
     """List the images, refuse what cannot be trained on before they are checked, then check them."""
     where, device = config.resolved().data, resolve_device(config.device)  # paths as the run has them
     listed = load_listed(where)
     suggest(listed, None, device, **fixed)
+    if split is not None:
+        _divided(listed, split)
     if config.data.unreadable == "refuse":
         check_data(listed, track=monitor.track)  # all parts, which a run reads one by one
     data = own_images(where.name, listed, config.data.unreadable, monitor.track)
@@ -129,13 +129,12 @@ def _load(config: RunConfig, fixed: dict[str, Any], prepared: Prepared, monitor:
 
 
 def _divided(data: RetrievalData, split: str) -> RetrievalData:
-    """The classes that trials of `pfml tune` train on, and those that they are evaluated on."""
-    divided = with_validation(data, split)
-    judges = divided.validation
-    if judges is None or divided.train.num_classes < 2 or int(judges.labels.bincount().max()) < 2:
+    """What trials of `pfml tune` train on, and what they are evaluated on."""
+    parts = for_choices(data, split)
+    if data.protocol == "classes" and (parts.train.num_classes < 2 or int(parts.test.labels.bincount().max()) < 2):
         raise ValueError(
             f"tuning divides the training classes once more, and must keep 2 to train on and one with two images to "
             f"evaluate on; of {data.train.num_classes} training classes, --split {split} leaves "
-            f"{divided.train.num_classes}: add class folders, or take another split (half, fold-0 to fold-3)"
+            f"{parts.train.num_classes}: add class folders, or take another split (half, fold-0 to fold-3)"
         )
-    return replace(divided, test=judges, validation=None, gallery=None)
+    return parts
