@@ -54,7 +54,7 @@ def known_classes(run: RunAnalysis, proxies: Tensor | None) -> dict[str, Any]:
         "matrix": in_themes(partial(plot_confusion, found.matrix(shown), labels), alt),
         "shown": len(shown),
         "classes": classes,
-        "mistakes": Table(("class", "taken for", "images"), rows),
+        "mistakes": Table(("class", "taken for", "images"), rows, prose=frozenset({1})),
         "left_out": len(mistakes) - len(rows),
     }
 
