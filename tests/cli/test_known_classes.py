@@ -13,14 +13,18 @@ from PIL import Image
 
 from pfml.cli import main
 from pfml.data import load_data
-from pfml.evaluation import classification_metrics, embed
+from pfml.evaluation import classification_metrics, embed, embed_test
 from pfml.models import load_embedder
 from pfml.pages.page import Plot
 from pfml.pages.run import run_page
 from pfml.pages.run_analysis import analyze_run
 from pfml.plots.theme import png_of_image
+from pfml.runs.folder import RunFolder
 from pfml.runs.saved_loss import load_field
 from pfml.search import Threshold
+from pfml.training import LossConfig, RunConfig
+from pfml.training.runner import write_untrained
+from small_data import small_embedder
 
 CLASSES, IMAGES = 6, 10
 FAST = ("--model.backbone=convnet", "--model.embedding_dim=8", "--epochs=1", "--device=cpu")
@@ -102,6 +106,21 @@ def test_a_run_with_held_out_images_ends_with_accuracies_on_known_classes(folder
     (line,) = [line for line in lines if line["kind"] == "known"]
     assert line["accuracy"] == known.as_dict()["accuracy"]
     assert not any("known" in line for line in lines if line["kind"] == "evaluation"), "it is computed once"
+
+
+def test_a_model_that_was_not_trained_by_steps_is_measured_too(folder, tmp_path):
+    """Also where only retrieval was measured before, as by a ladder."""
+    data = load_data(str(folder / "photos"), split="images")
+    embedder = small_embedder()
+    untrained = RunFolder(tmp_path / "run")
+    untrained.start()
+    config = RunConfig(loss=LossConfig("zero-shot"), device="cpu")
+    test = {"recall_at_1": 0.5, "map_at_r": 0.5}
+    results = write_untrained(config, data, untrained, embedder, {"epoch": 0, "test": test})
+    found = embed_test(embedder, data).classification()
+    assert results["last"]["known"] == found.as_dict()
+    given = {"epoch": 0, "test": test, "known": {**found.as_dict(), "k": 3}}
+    assert write_untrained(config, data, untrained, embedder, given)["last"]["known"]["k"] == 3
 
 
 def test_a_finished_run_that_is_resumed_measures_them_no_second_time(folder, tmp_path, monkeypatch):

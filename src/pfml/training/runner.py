@@ -121,9 +121,12 @@ def write_untrained(
         folder: Where; it has been started.
         embedder: The model.
         entry: Its evaluation, as a line of the history: "epoch", "test", and with the protocol "images" "known", which
-            is `pfml.evaluation.classification_metrics(...).as_dict()`.
+            is `pfml.evaluation.classification_metrics(...).as_dict()`. Without "known" the images are embedded for it.
         more: What else the results say.
     """
+    if data.protocol == "images" and "known" not in entry:
+        embedded = embed_test(embedder, data, autocast=precision(config.autocast))
+        entry = {**entry, "known": embedded.classification().as_dict()}
     write_config(folder.config, config, sealed=True)
     folder.forget_after(0, 0)  # the same lines, if an evaluation was interrupted here
     folder.append("evaluation", 0, **entry)
