@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pfml.methods import METHODS, create_loss
+from pfml.runs.recipes import published_recipe
 from small_data import few_glyphs
 
 ROOT = Path(__file__).parents[1]
@@ -62,6 +63,24 @@ def test_every_line_is_a_run_of_a_candidate(research, lines):
                 assert line["history"][-1]["epoch"] == line["epochs"], "the last epoch is evaluated"
             else:
                 assert line["error"]
+
+
+def test_other_methods_are_run_by_the_recipes_that_the_package_ships(research):
+    candidates = research["candidates"]
+    for method in candidates.AS_PUBLISHED:
+        config = candidates.candidate_config(f"q {method}")
+        recipe = published_recipe(method, "cub", "resnet50_he").recipe
+        assert config.loss.name == method
+        assert config.optimizer.lr == recipe.lr
+        assert config.epochs == recipe.epochs
+        assert config.batch.size == recipe.batch_size
+        assert config.head_start == recipe.head_start
+        assert config.average == 0.0
+
+
+def test_runs_that_are_done_are_left_out(research, lines):
+    done = research["cub"].already_done("test", [STORED["test"], STORED["validation"], ROOT / "no such file"])
+    assert done == {(line["candidate"], line["seed"], line["noise"]) for line in lines["test"]}
 
 
 def test_no_test_run_was_made_twice(lines):
