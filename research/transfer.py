@@ -30,6 +30,7 @@ from unittest.mock import patch
 import torch
 from candidates import FINAL, PROXY_ANCHOR, base_config, candidate_config
 from cub import Workbench, _anywhere, data_of, decode, divide, with_weights
+from fused_resnet import teachers_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -487,6 +488,10 @@ class Bench:
             said[name] = answer[indices.to(answer.device)] if spec.still else answer
         return combined([said[name] for name in names])
 
+    def teachers_of(self, embedders: list[Embedder]) -> Teachers:
+        """Teachers as they are asked here."""
+        return teachers_of(embedders, self.device, compiling=self.options.compile, fused=self.options.fused)
+
     def stream(self, student: str, seed: int) -> RunConfig:
         """The configuration that says which batches and crops a student sees."""
         config = student_config(STUDENTS[student], self.options.data)
@@ -518,7 +523,7 @@ class Bench:
             return [embed(each, self.sources["train"], autocast=mixed).clone() for each in embedders]
         key = names, self.noise, spec.side
         if key not in self._asked:
-            teachers = Teachers(embedders, self.device, compiling=self.options.compile)
+            teachers = self.teachers_of(embedders)
             if spec.side:
                 teachers.sides = [spec.side] * len(embedders)
             self._asked[key] = teachers
@@ -665,7 +670,7 @@ def write_answers(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
     for side in sorted(set(sides.values())):
         group = [name for name in todo if sides[name] == side]
         embedders = [bench.teacher(name) for name in group]
-        teachers = Teachers(embedders, bench.device, compiling=bench.options.compile)
+        teachers = bench.teachers_of(embedders)
         with torch.no_grad(), reproducible(False):
             batches = list(stream_of(run, bench.options.epochs or run.config.epochs, side, teachers))
         for name, answers in zip(group, apart(torch.cat(batches), embedders), strict=True):
@@ -905,6 +910,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--fused", action="store_true", help="teachers by cuDNN's fused convolutions: fused_resnet.py")
     parser.add_argument("--minutes", type=float, default=60.0, help="nothing goes on after these, but is saved")
     parser.add_argument("--save-every", type=float, default=60.0, help="seconds between checkpoints of a student")
     parser.add_argument(
