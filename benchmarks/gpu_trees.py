@@ -56,7 +56,8 @@ class Tree:
         if not (source / "pfml").is_dir():
             raise FileNotFoundError(f"a source tree must hold the folder pfml, got {source}")
         command = [sys.executable, __file__, str(source), "--worker", "--device", device, "--seconds", f"{seconds}"]
-        environment = os.environ | {"PYTHONPATH": str(source.absolute())}
+        paths = [str(source.absolute()), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

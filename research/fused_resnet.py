@@ -25,6 +25,12 @@ from pfml.training.teachers import Teachers
 
 __all__ = ["fuse", "teachers_of"]
 
+WAYS = {
+    "fused": {"compiling": False, "fused": True},
+    "eager": {"compiling": False, "fused": False},
+    "compiled": {"compiling": True, "fused": False},
+}
+
 
 def teachers_of(embedders: list[Embedder], device: torch.device, *, compiling: bool, fused: bool) -> Teachers:
     """Teachers, those of ResNet50He fused if asked for and nothing compiled then."""
@@ -90,6 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/forward.jsonl"))
     parser.add_argument("--weights", default="none")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--seconds", type=float, default=1.5)
     options = parser.parse_args()
     device = torch.device("cuda")
@@ -98,12 +105,7 @@ def main() -> None:
         embedders = [Embedder(config).to(device).eval() for _ in range(4)]
         crops = torch.rand(400, 3, 224, 224, device=device)
         wanted = Teachers(embedders, device)(crops[:100])
-        ways: dict[str, dict[str, Any]] = {
-            "fused": {"compiling": False, "fused": True},
-            "eager": {"compiling": False, "fused": False},
-            "compiled": {"compiling": True, "fused": False},
-        }
-        for way, how in ways.items():
+        for way, how in ((way, WAYS[way]) for way in options.ways):
             try:
                 teachers = teachers_of(embedders, device, **how)
                 difference = float((teachers(crops[:100]) - wanted).norm() / wanted.norm())

@@ -35,6 +35,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pfml.data.image_source import ImageSource
+from pfml.data.seeding import generator_for
 from pfml.evaluation import embed, retrieval_metrics
 from pfml.experiments.run import device_name, now, versions
 from pfml.experiments.tune import with_value
@@ -328,6 +329,16 @@ class TeacherRun(Training):
     def save(self) -> None:
         """Nothing: a run takes seconds."""
         self.catch_up()
+
+    def initialize_proxies(self) -> None:
+        """On the CPU: k-means waits for its device thousands of times, and other processes have the GPU meanwhile."""
+        if getattr(self.loss, "proxies_ready", True):
+            return
+        self.loss.cpu()
+        embeddings, labels = self.embeddings("train").cpu(), self.labels.cpu()
+        generator = generator_for(self.config.seed, "proxies", 0)
+        self.loss.initialize_proxies(embeddings, labels, generator=generator)
+        self.loss.to(self.device)
 
     def train_epoch(self) -> None:
         """Of a model in eager mode, then of a compiled one."""
