@@ -273,16 +273,30 @@ def for_choices(data: RetrievalData, split: str) -> RetrievalData:
     """
     if data.protocol == "none":
         raise ValueError(
-            "choices need images to judge by, and data.split none holds nothing out: set data.split classes or images"
+            "tuning needs images to judge by, and data.split none holds nothing out: set data.split classes or images"
         )
     if data.protocol == "images":
+        most = int(data.train.labels.bincount(minlength=1).max())
+        if most < 2:
+            raise ValueError(
+                f"tuning holds out another image of every class, and must have one with 2 training images or more, "
+                f"got {most}: add images"
+            )
         return divided(data.train, data.name, "images", seed=data.seed)
     if data.validation is None and split == "none":
-        raise ValueError("choices need classes to judge by: split must be half or fold-0 to fold-3, got 'none'")
-    if data.validation is None:
-        data = with_validation(data, split)
-    assert data.validation is not None
-    return replace(data, test=data.validation, validation=None, gallery=None)
+        raise ValueError("tuning needs classes to judge by: split must be half or fold-0 to fold-3, got 'none'")
+    whole, data = data.train.num_classes, data if data.validation is not None else with_validation(data, split)
+    train, judges = data.train, data.validation
+    assert judges is not None
+    # of one class, every neighbor is right
+    if min(train.num_classes, judges.num_classes) < 2 or int(judges.labels.bincount().max()) < 2:
+        raise ValueError(
+            f"tuning divides the training classes once more, and must keep 2 to train on and 2 to evaluate on, one of "
+            f"them with two images; of {whole} training classes, split {split} leaves {train.num_classes} and "
+            f"{judges.num_classes}: add class folders, take another split (half, fold-0 to fold-3), or hold out images "
+            f"in place of classes (--data.split images)"
+        )
+    return replace(data, test=judges, validation=None, gallery=None)
 
 
 def class_order(names: Iterable[str]) -> list[str]:

@@ -75,7 +75,7 @@ def suggest_for_folder(
     device = resolve_device(config.device)
     data = _load(config, fixed, prepared, monitor, split)
     if split is not None:
-        data = _divided(data, split)
+        data = for_choices(data, split)
         suggest(data, None, device, **fixed)
     model, _ = suggest_model()
     chosen = {
@@ -117,7 +117,7 @@ def _load(
     listed = load_listed(where)
     suggest(listed, None, device, **fixed)
     if split is not None:
-        _divided(listed, split)
+        for_choices(listed, split)  # which says what is too little
     if config.data.unreadable == "refuse":
         check_data(listed, track=monitor.track)  # all parts, which a run reads one by one
     data = own_images(where.name, listed, config.data.unreadable, monitor.track)
@@ -126,15 +126,3 @@ def _load(
     suggest(data, None, device, **fixed)
     prepared.data = data
     return data
-
-
-def _divided(data: RetrievalData, split: str) -> RetrievalData:
-    """What trials of `pfml tune` train on, and what they are evaluated on."""
-    parts = for_choices(data, split)
-    if data.protocol == "classes" and (parts.train.num_classes < 2 or int(parts.test.labels.bincount().max()) < 2):
-        raise ValueError(
-            f"tuning divides the training classes once more, and must keep 2 to train on and one with two images to "
-            f"evaluate on; of {data.train.num_classes} training classes, --split {split} leaves "
-            f"{parts.train.num_classes}: add class folders, or take another split (half, fold-0 to fold-3)"
-        )
-    return parts

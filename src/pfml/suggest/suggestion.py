@@ -124,7 +124,8 @@ def suggest(
     if classes < 2:
         others, advice = "", "add class folders"
         if data.protocol == "classes":
-            others = f" with {data.test.num_classes} others kept unseen for the test"
+            unseen = data.test.num_classes
+            others = f" with {unseen} {'other' if unseen == 1 else 'others'} kept unseen for the test"
             advice = (
                 "add class folders until there are 4, divide them into train/ and test/, or hold out images of every "
                 "class in place of classes (--data.split images)"
