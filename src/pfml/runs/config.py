@@ -339,7 +339,7 @@ class StorageConfig:
 
 
 #: How far up the ladder of `pfml.ladder` a run goes.
-EFFORTS = ("seconds", "minutes")
+EFFORTS = ("seconds", "minutes", "hours")
 
 
 @dataclass(frozen=True)
@@ -348,14 +348,15 @@ class RunConfig(TrainConfig):
 
     Args:
         effort: Work up the ladder in place of one training: "seconds" tries heads in closed form on the features of the
-            pretrained backbone, "minutes" also trains one; what validation proves to be better is kept, else the
-            backbone itself. None trains as the other options say.
+            pretrained backbone, "minutes" also tries larger images and trains a head, "hours" also fine-tunes the
+            backbone; what validation proves to be better is kept, else the backbone itself. None trains as the other
+            options say.
     """
 
     data: DataConfig = field(default_factory=DataConfig)
     model: EmbedderConfig = field(default_factory=EmbedderConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
-    effort: Literal["seconds", "minutes"] | None = None
+    effort: Literal["seconds", "minutes", "hours"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
