@@ -78,7 +78,8 @@ def parsed_run_values(parser: Parser, arguments: list[str]) -> dict[str, Any]:
     try:
         typed, others = _typed(values, parser)
         content = _layers(typed, others.pop("config", []), others["recipe"], parser)
-        decided = others["recipe"] is not None or "config" in values or others.get("resume") is not None
+        begun = [others.get(name) is not None for name in ("resume", "final")]
+        decided = others["recipe"] is not None or "config" in values or any(begun)
         given = None if decided else frozenset(_leaves(typed))
         config = create_config(_with_fitting_batch(content, given))
     except ArgumentError as error:

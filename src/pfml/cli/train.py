@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pfml.cli.console import create_console, print_json, print_results, print_scores
+from pfml.cli.console import create_console, print_json, print_results, print_scores, print_validated
 from pfml.cli.error_reporting import exit_with_error
 from pfml.cli.parser import add_json_option, add_quiet_option
 from pfml.cli.run_options import add_run_options, described_recipe
@@ -38,6 +38,7 @@ def train(
     given: Collection[str] | None = None,
     out: Path | None = None,
     resume: Path | None = None,
+    final: Path | None = None,
     recipe: str | None = None,
     ensemble: int | None = None,
     student_epochs: int | None = None,
@@ -54,6 +55,8 @@ def train(
     from pfml.suggest.folder import Prepared
     from pfml.training.ensemble import Ensemble, is_ensemble, read_ensemble
     from pfml.training.environment import resolve_device
+    from pfml.training.final import begin_final
+    from pfml.training.progress import ProgressMonitor
     from pfml.training.shutdown import Interrupted
 
     shape = None if ensemble is None else Ensemble(ensemble, student_epochs)
@@ -66,7 +69,22 @@ def train(
     # what is printed with --print_config or --json goes to a file or a program, without the reasons
     console = create_console(stderr=print_config or as_json, quiet=quiet)
     prepared = Prepared()
-    if resume is not None:
+    if final is not None:
+        if config != RunConfig() or out is not None or shape is not None or resume is not None or print_config:
+            raise ValueError("a final model has the settings of its run: give --final alone, without other options")
+        begun = begin_final(final, ProgressMonitor(console).track)
+        config, out, prepared.data = begun.config, begun.folder, begun.loaded
+        resume = out if begun.is_begun else None
+        for line in () if begun.loaded is None else begun.loaded.remarks:
+            print_line(console, line)
+        state = "trained already" if begun.is_done else "resumed" if begun.is_begun else "begun"
+        print_line(console, begun.description or f"the final model {out} is {state}")
+        if begun.is_done:
+            print_validated(console, out)
+            if as_json:
+                print_json({"run": str(out), "results": RunFolder(out).read_results()})
+            return
+    elif resume is not None:
         if config != RunConfig() or out is not None or shape is not None:
             raise ValueError("a run resumes with its own configuration: give --resume alone, without other options")
         if is_ensemble(resume):
@@ -172,6 +190,13 @@ def add_train_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", type=Path, help="Folder of the run; by default a new one in runs.")
     add("--resume", type=Path, help="Resume the run in this folder.")
+    add(
+        "--final",
+        type=Path,
+        metavar="RUN",
+        help="Train the final model of a run, RUN/final: its settings once more on all of its images, as many steps "
+        "per class, evaluated by nothing. index, search, serve and export then use it. Again: resumes.",
+    )
     add(
         "--ensemble",
         type=int,
@@ -298,6 +323,7 @@ def _run(
     from pfml.models.embedder import learned_by
     from pfml.pages.run import write_run_page
     from pfml.runs.data import prepare_data
+    from pfml.runs.final import read_validated
     from pfml.runs.folder import RunFolder
     from pfml.suggest.comparison import comparison
     from pfml.training.ensemble import run_ensemble
@@ -308,10 +334,13 @@ def _run(
     what = config.loss.name if config.effort is None else "the ladder"
     print_line(console, f"{what} on {config.data.name}, {config.model.backbone}, in {out}{ranks}")
     monitor = ProgressMonitor(console, said=() if prepared.data is None else prepared.data.remarks)
-    data, embedder, untrained = None, None, None
+    if config.effort is not None and read_validated(out) is not None:
+        return _finish_ladder(out, console, monitor)
+    data, embedder, untrained, is_tested = None, None, None, True
     if is_own(config.data.name):
         data = prepare_data(config.resolved().data, monitor.track, loaded=prepared.data)
-        untrained = None if config.effort else _untrained(config, data, out, monitor, world, prepared)
+        is_tested = data.data.protocol != "none"
+        untrained = _untrained(config, data, out, monitor, world, prepared) if is_tested and not config.effort else None
         prepared.untrained = None  # its memory
     if config.effort is not None:
         if world.size > 1:
@@ -327,6 +356,7 @@ def _run(
     if not world.is_first:
         return results
     print_results(console, results)
+    print_validated(console, out)
     if untrained is not None:
         if not RunFolder(out).entries("untrained"):  # for the report, and for a run that is resumed
             RunFolder(out).append("untrained", 0, test=untrained.scores, image_size=untrained.image_size)
@@ -334,6 +364,8 @@ def _run(
     learned = learned_by(out)
     which = f" ({learned.moment})" if learned is not None and learned.moment else ""
     print_line(console, f"{out}: config, log, results; the model{which}: pfml.load_embedder({str(out)!r})")
+    if data is not None and not is_tested:
+        return results  # a page would show what was held out
     if data is not None:
         page = write_run_page(out, data=data.data, embedder=embedder)
         print_line(console, f"{page}: curves, search results, a map, the hardest classes")
@@ -357,6 +389,19 @@ def _run_ladder(
         page = write_run_page(out, data=data.data)
         print_line(console, f"{page}: search results, a map, the hardest classes")
     return done.results
+
+
+def _finish_ladder(out: Path, console: Console, monitor: Monitor) -> dict[str, Any]:
+    """The results of the final model of a run that worked up the ladder, whose folder is around `out`."""
+    from pfml.ladder.run import finish_ladder  # type: ignore[attr-defined, unused-ignore]
+    from pfml.runs.folder import RunFolder
+
+    finish_ladder(out.parent, out, monitor)
+    results = RunFolder(out).read_results()
+    print_results(console, results)
+    print_validated(console, out)
+    print_line(console, f"{out}: config, log, results; the model: pfml.load_embedder({str(out)!r})")
+    return results
 
 
 def _untrained(

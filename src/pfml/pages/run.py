@@ -25,6 +25,7 @@ from pfml.plots.field_slice import measure_field, neighboring_classes, plot_fiel
 from pfml.plots.grids import choose_queries, image_grid, plot_retrievals, retrieve, thumbnails
 from pfml.plots.maps import choose_images, plot_photo_map, plot_proxy_map, project
 from pfml.runs.config_files import plain
+from pfml.runs.final import final_classes
 from pfml.suggest.comparison import comparison
 from pfml.version import __version__
 
@@ -94,6 +95,7 @@ def run_page(run: RunAnalysis) -> str:
         test={"images": len(data.test), "classes": data.test.num_classes},
         train_classes=data.train.num_classes,
         validation_classes=None if data.validation is None else data.validation.num_classes,
+        final=final_classes(run.folder.path),
         results=None if run.results is None else _results(run, run.results),
         curves=_curves(run),
         retrievals=_retrievals(run),
