@@ -285,7 +285,7 @@ def test_images_of_unseen_classes_are_judged_if_asked(labeled_images, tmp_path, 
     config = replace(noisy_config(""), data=DataConfig(str(tmp_path / "table.csv")), batch=BatchConfig(8, 4))
     run(config, tmp_path / "run")
     main(["audit", str(tmp_path / "run"), "--top", "1"])
-    assert "24 test images of 2 unseen classes were not judged" in capsys.readouterr().out
+    assert "24 images of 2 unseen classes were not judged" in capsys.readouterr().out
     main(["audit", str(tmp_path / "run"), "--top", "2", "--unseen"])
     assert (tmp_path / "run" / "audit-unseen" / "audit.html").is_file()
     with open(tmp_path / "run" / "audit-unseen" / "suspects.csv", newline="") as file:

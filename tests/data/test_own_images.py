@@ -15,6 +15,7 @@ CLASSES = ("a", "b", "c", "d")
 
 @pytest.fixture
 def photos(tmp_path):
+    """Four classes of three images; without a seed, a and b train."""
     return write_images(tmp_path / "photos", [f"{name}/{k}.png" for name in CLASSES for k in range(3)], size=12)
 
 
@@ -25,7 +26,7 @@ def spoil(photos, *names):
 
 def test_files_that_cannot_be_read_are_left_out_counted_and_named(photos):
     spoil(photos, "a/0.png", "d/2.png")
-    data = without_unreadable(load_data(str(photos)))
+    data = without_unreadable(load_data(str(photos), seed=None))
     assert (len(data.train), len(data.test)) == (5, 5)
     assert all(path.name != "0.png" for path in data.train.images if path.parent.name == "a")
     [remark] = [remark for remark in data.remarks if "cannot be read" in remark]
@@ -36,13 +37,13 @@ def test_files_that_cannot_be_read_are_left_out_counted_and_named(photos):
 
 
 def test_readable_images_are_left_as_they_are(photos):
-    data = load_data(str(photos))
+    data = load_data(str(photos), seed=None)
     found = without_unreadable(data)
     assert (found.train.images, found.test.images, found.remarks) == (data.train.images, data.test.images, ())
 
 
 def test_the_pixels_of_a_small_set_are_kept_so_that_no_file_is_opened_again(photos, monkeypatch):
-    data = load_data(str(photos))
+    data = load_data(str(photos), seed=None)
     expected = open_images(data.train).pixels
     checked = without_unreadable(data)
     kept = checked.train
@@ -66,7 +67,7 @@ def test_the_pixels_of_a_large_set_are_not_kept_and_its_files_are_checked(photos
 
 def test_a_class_without_a_readable_image_is_no_class(photos):
     spoil(photos, *(f"a/{k}.png" for k in range(3)), "c/0.png")
-    data = without_unreadable(load_data(str(photos)))
+    data = without_unreadable(load_data(str(photos), seed=None))
     assert data.train.class_names == ("b",)
     assert data.test.class_names == ("c", "d"), "the halves stay those of all classes"
     assert data.train.labels.tolist() == [0, 0, 0]
@@ -90,11 +91,11 @@ def test_queries_and_their_gallery_keep_the_same_classes(photos, tmp_path):
 def test_where_most_files_cannot_be_read_the_folder_is_the_mistake(photos):
     spoil(photos, *(f"{name}/{k}.png" for name in "abc" for k in (0, 1)), "d/0.png")
     with pytest.raises(UnreadableImagesError, match="7 of 12 images cannot be read"):
-        without_unreadable(load_data(str(photos)))
+        without_unreadable(load_data(str(photos), seed=None))
 
 
 def test_pixels_are_in_memory_once_however_often_the_images_are_opened(photos):
-    data = without_unreadable(load_data(str(photos)))
+    data = without_unreadable(load_data(str(photos), seed=None))
     expected = {path: pixels.clone() for path, pixels in data.train.pixels.items()}
     some, train, test = (open_images(images) for images in (data.train.subset([0, 4]), data.train, data.test))
     del some
@@ -107,11 +108,11 @@ def test_pixels_are_in_memory_once_however_often_the_images_are_opened(photos):
 
 def test_a_run_leaves_them_out_unless_it_is_to_refuse_them(photos):
     spoil(photos, "a/0.png")
-    data, _ = prepare_data(DataConfig(str(photos)))
+    data, _ = prepare_data(DataConfig(str(photos), split_seed=None))
     assert len(data.train) == 5
-    data, _ = prepare_data(DataConfig(str(photos), unreadable="refuse"))
+    data, _ = prepare_data(DataConfig(str(photos), split_seed=None, unreadable="refuse"))
     assert len(data.train) == 6, "the run that opens them lists them, and stops"
-    data, _ = prepare_data(DataConfig("folder", root=photos))
+    data, _ = prepare_data(DataConfig("folder", root=photos, split_seed=None))
     assert len(data.train) == 5
     with pytest.raises(ValueError, match="unreadable must be one of auto, skip, refuse, got 'drop'"):
         DataConfig("photos", unreadable="drop")
@@ -127,15 +128,15 @@ def test_published_data_sets_are_never_ones_own():
 def test_a_class_with_a_single_image_is_named(photos):
     for name in ("a/0.png", "a/1.png", "c/0.png", "c/1.png"):
         (photos / name).unlink()
-    trained, unseen = about_lone_images(load_data(str(photos)))
+    trained, unseen = about_lone_images(load_data(str(photos), seed=None))
     assert trained.startswith("1 of 2 training classes has a single image (a): ")
     assert unseen.startswith("1 of 2 unseen classes has a single image (c): ")
     assert "not counted" in unseen
-    assert trained in prepare_data(DataConfig(str(photos)))[0].remarks
+    assert trained in prepare_data(DataConfig(str(photos), split_seed=None))[0].remarks
     spoil(photos, "b/0.png", "b/1.png")
-    remarks = prepare_data(DataConfig(str(photos)))[0].remarks
+    remarks = prepare_data(DataConfig(str(photos), split_seed=None))[0].remarks
     assert any(remark.startswith("2 of 2 training classes have a single image (a, b): ") for remark in remarks)
 
 
 def test_classes_with_two_images_are_not_mentioned(photos):
-    assert about_lone_images(load_data(str(photos))) == ()
+    assert about_lone_images(load_data(str(photos), seed=None)) == ()

@@ -45,7 +45,7 @@ def _thin(monkeypatch, few_glyphs):
     monkeypatch.setattr(catalog, "NOISE_RATES", (0.0, 0.2))
     monkeypatch.setattr(catalog, "TIMED_PROXIES", (5,))
     monkeypatch.setitem(catalog.SWEEPS, "pfml", sweeps)
-    monkeypatch.setattr(sys.modules["pfml.runs.data"], "load_data", lambda name, root: few_glyphs)
+    monkeypatch.setattr(sys.modules["pfml.runs.data"], "load_data", lambda name, root, **division: few_glyphs)
     monkeypatch.setattr(tasks, "project", lambda points, seed: project(points, "pca", seed=seed))
     monkeypatch.setattr("pfml.theory.figures.DPI", 20)
     monkeypatch.setattr("pfml.theory.figures.Window.grid", lambda self, across: GRID(self, 40))

@@ -24,7 +24,7 @@ def few_glyphs():
 
 @pytest.fixture(autouse=True)
 def _few_glyphs(monkeypatch, few_glyphs):
-    monkeypatch.setattr(sys.modules["pfml.runs.data"], "load_data", lambda name, root: few_glyphs)
+    monkeypatch.setattr(sys.modules["pfml.runs.data"], "load_data", lambda name, root, **division: few_glyphs)
     tasks.prepared.cache_clear()
     yield
     tasks.prepared.cache_clear()

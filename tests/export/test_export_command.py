@@ -70,7 +70,7 @@ def test_to_onnx_checks_on_images_of_the_data_and_prints_the_largest_difference(
     import onnxruntime
 
     data = RetrievalData("letters", few_glyphs("KL"), few_glyphs())
-    monkeypatch.setattr(onnx, "load_data", lambda name, root: data)
+    monkeypatch.setattr(onnx, "load_listed", lambda config: data)
     main(["export", str(run), "--to", "onnx"])
     printed = capsys.readouterr().out
     assert "the largest difference between onnxruntime and torch is" in printed

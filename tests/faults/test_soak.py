@@ -36,7 +36,7 @@ def test_2000_steps_on_glyphs_do_not_grow(tmp_path):
 @pytest.mark.slow
 def test_20_steps_hold_as_many_tensors_at_the_end_as_in_the_middle(tmp_path, monkeypatch):
     """The quick version: counts only, since memory settles over hundreds of steps."""
-    monkeypatch.setattr(sys.modules["pfml.runs.data"], "load_data", lambda name, root: few_glyphs())
+    monkeypatch.setattr(sys.modules["pfml.runs.data"], "load_data", lambda name, root, **division: few_glyphs())
     config = replace(shipped_config("glyphs"), batch=BatchConfig(32, 4))
     samples = soak(20, 4, tmp_path / "run", config)
     late = samples[len(samples) // 2 :]

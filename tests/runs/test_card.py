@@ -130,7 +130,7 @@ def test_a_configuration_cannot_close_its_fence_and_hides_the_folders_of_the_mac
 
 def noisy_run(out, monkeypatch, **changes):
     """The card of a run on letters of which a quarter have noisy labels."""
-    monkeypatch.setattr("pfml.runs.data.load_data", lambda name, root: few_glyphs())
+    monkeypatch.setattr("pfml.runs.data.load_data", lambda name, root, **division: few_glyphs())
     data, model = DataConfig("glyphs", noise=LabelNoise(rate=0.25)), small_embedder().config
     run(RunConfig(**vars(small_config(**changes)), data=data, model=model), out)
     return (out / "model" / "README.md").read_text()

@@ -285,7 +285,7 @@ def test_the_report_mentions_the_final_model(trained, finished, tmp_path, capsys
     main(["report", str(trained), "--out", str(tmp_path / "page.html")])
     assert f"{finished}: the final model" in capsys.readouterr().out
     assert "on all 8 classes" in " ".join((tmp_path / "page.html").read_text().split())
-    assert "held nothing out (data.split)" in failure("report", str(finished))
+    assert "held nothing out of training" in failure("report", str(finished))
 
 
 def test_damaged_figures_are_refused_by_name(finished, tmp_path):

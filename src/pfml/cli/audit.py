@@ -42,6 +42,7 @@ def audit(
 ) -> None:
     """Find images of a run that are probably mislabeled; write suspects, a page, corrected labels."""
     from pfml.audit import audit_run, write_suspects
+    from pfml.data.splits import described_test
     from pfml.pages.audit import about_unjudged, write_audit_page
     from pfml.runs.config_files import read_config
     from pfml.runs.data import load_checked
@@ -59,6 +60,8 @@ def audit(
     console = create_console(stderr=as_json, quiet=quiet)
     compared = [] if unseen else _compared(console, run, compare)
     part: Literal["train", "test"] = "test" if unseen else "train"
+    if unseen and read_config(RunFolder(run).config).data.split == "none":
+        raise ValueError(f"--unseen judges test images, and {run} held nothing out of training: leave it out")
     track = ProgressMonitor(console).track
     print_model(console, model or run)
     loaded = load_checked(read_config(RunFolder(run).config).data, track)
@@ -80,12 +83,8 @@ def audit(
     suspects = min(len(found.suspicious(threshold)), len(everyone))
     more = f" and {len(everyone) - suspects:,} more images, in order" if len(everyone) > suspects else ""
     print_line(console, f"{folder / 'suspects.csv'}: {suspects:,} suspects{more}; {folder / 'audit.html'}: with images")
-    if not unseen and not apply:
-        print_line(
-            console,
-            f"{len(data.test):,} test images of {data.test.num_classes:,} unseen classes were not judged: "
-            f"pfml audit {shell_words(str(run))} --unseen",
-        )
+    if not unseen and not apply and len(data.test):
+        print_line(console, f"{described_test(data)} were not judged: pfml audit {shell_words(str(run))} --unseen")
     if apply:
         _apply(console, run, found, data, loaded, threshold, policy, decisions, out)
     if as_json:
@@ -118,7 +117,7 @@ def add_audit_arguments(parser: ArgumentParser) -> None:
         help="For listed labels: relabel; keep if --decisions are given.",
     )
     add("--decisions", type=Path, help="A CSV of path, decision (accept, reject, relabel, drop) and label.")
-    add("--unseen", action="store_true", help="Judge the test images instead, whose classes the run has not seen.")
+    add("--unseen", action="store_true", help="Judge the test images instead, which the run has not seen.")
     add("--out", type=Path, help="Also write all images with corrected labels as a CSV that pfml train takes.")
     add_device_option(parser)
     add_json_option(parser)
@@ -167,7 +166,8 @@ def _apply(
         config = shell_words(str(run / "config.yaml"))
         print_line(console, f"train again: pfml train --config {config} --data.corrections {shell_words(str(path))}")
     if out is not None:
-        table = shell_words(str(out))
+        split = () if data.protocol == "classes" else ("--data.split", data.protocol)
+        table = shell_words(str(out), *split)
         print_line(console, f"{out}: all images with their corrected labels, for pfml train --data.name {table}")
 
 

@@ -266,6 +266,8 @@ def _layers(typed: dict[str, Any], files: list[str], recipe: str | None, parser:
     content: dict[str, Any] = {}
     for name in files:
         content = _merged(content, _file_content(name, parser))
+    if "name" in typed.get("data", {}) and content.get("data", {}).get("split_seed", 0) is None:
+        del content["data"]["split_seed"]  # by which an older run divided its own images
     loss = typed.get("loss", {}).get("name")
     if recipe is not None:
         if loss not in (None, recipe):
@@ -287,7 +289,7 @@ def _file_content(name: str, parser: Parser) -> dict[str, Any]:
     import yaml
     from jsonargparse import get_loader
 
-    from pfml.runs.config_files import parse_config, read_sealed_text, refuse_code_in_text, shipped_configs
+    from pfml.runs.config_files import as_it_ran, parse_config, read_sealed_text, refuse_code_in_text, shipped_configs
 
     shipped = shipped_configs()
     file = Path(name) if Path(name).exists() else shipped.get(name)
@@ -301,6 +303,7 @@ def _file_content(name: str, parser: Parser) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError(f"{file} must be a configuration, names and values, got {type(content).__name__}")
         parse_config(content)
+        content = as_it_ran(content, file)
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         parser.error(f"{file} must be a configuration: {error}")
     except ValueError as error:

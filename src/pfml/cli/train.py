@@ -70,7 +70,7 @@ def train(
     console = create_console(stderr=print_config or as_json, quiet=quiet)
     prepared = Prepared()
     if final is not None:
-        if config != RunConfig() or out is not None or shape is not None or resume is not None or print_config:
+        if config != RunConfig() or out is not None or shape is not None or resume is not None:
             raise ValueError("a final model has the settings of its run: give --final alone, without other options")
         begun = begin_final(final, ProgressMonitor(console).track)
         config, out, prepared.data = begun.config, begun.folder, begun.loaded
@@ -92,14 +92,13 @@ def train(
         else:
             config = read_config(resume / "config.yaml")
         out = resume
-    else:
-        if given is not None:
-            config = _with_suggestions(config, given, console, prepared, out=out)
-        if print_config:
-            _print_config(config)
-            return
-        if _is_restarted(config, out, shape):
-            resume = out
+    elif given is not None:
+        config = _with_suggestions(config, given, console, prepared, out=out)
+    if print_config:
+        _print_config(config)
+        return
+    if resume is None and _is_restarted(config, out, shape):
+        resume = out
     for line in described_recipe(recipe, config):
         print_line(console, line)
     try:
@@ -135,7 +134,7 @@ def tune(
     as_json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Choose hyper-parameters on classes that are neither trained nor tested on: best.yaml for pfml train --config."""
+    """Choose hyper-parameters on what is neither trained nor tested on: best.yaml for pfml train --config."""
     from pfml.experiments.tune import Range, space_of
     from pfml.experiments.tune import tune as search
     from pfml.suggest.folder import Prepared
@@ -147,13 +146,7 @@ def tune(
         raise ValueError("pfml tune chooses settings of a training: leave out --effort, which is for pfml train")
     if given is not None:
         config = _with_suggestions(config, given, console, prepared, split=split)
-    if print_config:
-        _print_config(config)
-        return
-    out = out or free_folder(Path("out/tune"), f"{Path(config.data.name).stem}-{config.loss.name}")
     ranges = space_of(config)
-    for line in described_recipe(recipe, config):
-        print_line(console, line)
     if space:
         ranges = {}
         for each in space:
@@ -161,6 +154,18 @@ def tune(
             if not equals:
                 raise ValueError(f"--space must be OPTION=LOW:HIGH, as in optimizer.lr=log:1e-5:1e-3, got {each!r}")
             ranges[name] = Range.parse(text)
+    judges = "held-out training images" if config.data.split == "images" else "validation classes"
+    if print_config:
+        by = "" if config.data.split == "images" else f" (--split {split})"
+        print(f"# {trials} trials choose these values, by {config.select_by} on {judges}{by}:")
+        for name, values in ranges.items():
+            print(f"#   {name}={values}")
+        print("# with all others as here:")
+        _print_config(config)
+        return
+    out = out or free_folder(Path("out/tune"), f"{Path(config.data.name).stem}-{config.loss.name}")
+    for line in described_recipe(recipe, config):
+        print_line(console, line)
     print_line(console, f"{config.loss.name} on {config.data.name}: {', '.join(ranges)}; {trials} trials in {out}")
 
     def show(trial: dict[str, Any]) -> None:
@@ -177,8 +182,8 @@ def tune(
         with suppress(OSError):
             print_line(console, f"{interrupt}; the same command resumes the study, with --out {out}")
         sys.exit(128 + interrupt.signal)
-    values = ", ".join(f"{name} {value:.4g}" for name, value in tuned.values.items())
-    print_line(console, f"best on validation classes: {config.select_by} {100 * tuned.score:.2f} with {values}")
+    chosen = ", ".join(f"{name} {value:.4g}" for name, value in tuned.values.items())
+    print_line(console, f"best on {judges}: {config.select_by} {100 * tuned.score:.2f} with {chosen}")
     print_line(console, f"train with it: pfml train --config {shell_words(str(out / 'best.yaml'))}")
     if as_json:
         best = {"select_by": config.select_by, "score": tuned.score, "values": tuned.values}
@@ -221,7 +226,12 @@ def add_tune_arguments(parser: ArgumentParser) -> None:
         metavar="RANGE",
         help="What to tune, as in optimizer.lr=log:1e-5:1e-3 loss.options.delta=0.2:1.0.",
     )
-    add("--split", default="half", help="How the training classes are divided: half, fold-0 to fold-3.")
+    add(
+        "--split",
+        default="half",
+        help="How the training classes are divided: half, fold-0 to fold-3. With --data.split images, a fifth of the "
+        "training images of every class is held out instead.",
+    )
     add_json_option(parser)
     add_quiet_option(parser)
     add_run_options(parser)
@@ -319,6 +329,7 @@ def _run(
     prepared: Prepared,
 ) -> dict[str, Any]:
     """The results of the run; prints them, the comparison with the untrained model, and what to do next."""
+    from pfml.data.image_set import PROTOCOLS
     from pfml.data.own_images import is_own
     from pfml.models.embedder import learned_by
     from pfml.pages.run import write_run_page
@@ -336,11 +347,10 @@ def _run(
     monitor = ProgressMonitor(console, said=() if prepared.data is None else prepared.data.remarks)
     if config.effort is not None and read_validated(out) is not None:
         return _finish_ladder(out, console, monitor)
-    data, embedder, untrained, is_tested = None, None, None, True
+    data, embedder, untrained = None, None, None
     if is_own(config.data.name):
         data = prepare_data(config.resolved().data, monitor.track, loaded=prepared.data)
-        is_tested = data.data.protocol != "none"
-        untrained = _untrained(config, data, out, monitor, world, prepared) if is_tested and not config.effort else None
+        untrained = None if config.effort else _untrained(config, data, out, monitor, world, prepared)
         prepared.untrained = None  # its memory
     if config.effort is not None:
         if world.size > 1:
@@ -351,7 +361,9 @@ def _run(
         results = run(config, out, data=data, embedder=embedder, resume=resume, monitor=monitor, world=world)
     else:
         scores = run_ensemble(config, out, shape, data=data, resume=resume, monitor=monitor, world=world)
-        print_scores(console, "unseen classes: teachers and their student", scores)
+        if scores:
+            title = f"{PROTOCOLS[config.data.split]}: teachers and their student"
+            print_scores(console, title, scores)
         results = RunFolder(out).read_results()
     if not world.is_first:
         return results
@@ -364,12 +376,10 @@ def _run(
     learned = learned_by(out)
     which = f" ({learned.moment})" if learned is not None and learned.moment else ""
     print_line(console, f"{out}: config, log, results; the model{which}: pfml.load_embedder({str(out)!r})")
-    if data is not None and not is_tested:
-        return results  # a page would show what was held out
-    if data is not None:
+    if data is not None and data.data.protocol != "none":  # a page shows searches for what was held out
         page = write_run_page(out, data=data.data, embedder=embedder)
         print_line(console, f"{page}: curves, search results, a map, the hardest classes")
-    else:
+    elif data is None:
         print_line(console, f"a page about it: pfml report {shell_words(str(out))}")
     return results
 
@@ -407,12 +417,12 @@ def _finish_ladder(out: Path, console: Console, monitor: Monitor) -> dict[str, A
 def _untrained(
     config: RunConfig, data: PreparedData, out: Path, monitor: Monitor, world: World, prepared: Prepared
 ) -> Untrained | None:
-    """The metrics of the pretrained model before training; None where there is no such model, or nothing trains."""
+    """The metrics of the pretrained model before training; None without one, or where nothing trains or is held out."""
     from pfml.data.decoding import listing_all_unreadable
     from pfml.runs.folder import RunFolder
     from pfml.suggest.comparison import Untrained, untrained_embedder, untrained_scores
 
-    if not config.loss.trains:
+    if not config.loss.trains or data.data.protocol == "none":
         return None
     # a run that was interrupted before its end has not noted them
     noted = RunFolder(out).entries("untrained")

@@ -168,7 +168,7 @@ class RetrievalData:
         is_halved: Whether the classes were divided into halves because nothing said how to divide them.
         protocol: What is held out of training, a key of `PROTOCOLS`. "images" tests on the training classes, in their
             order; "none" has no test images.
-        seed: By which validation classes are taken at random; None, as for published sets, takes them in their order.
+        seed: By which classes or images are held out for choices; None, as for published sets, takes classes in order.
     """
 
     name: str

@@ -59,9 +59,11 @@ def without_unreadable(data: RetrievalData, workers: int = 2, track: Track | Non
     bad = {str(failure.path) for failure in failures}
     kept = {role: _without(part, bad) for role, part in data.parts.items()}
     classes = {role: _classes_of(part) for role, part in kept.items()}
-    searched = ["test", "gallery"] if data.protocol != "images" else ["train", "test", "gallery"]  # share their labels
-    together = sorted({label for role in searched for label in classes.get(role, ())})
-    classes |= {role: together for role in searched if role in classes}
+    searched = [role for role in ("test", "gallery") if role in classes]  # share their labels
+    together = sorted({label for role in searched for label in classes[role]})
+    if data.protocol == "images":  # which known classes share with both, and what nothing trains on is not known
+        together = classes["train"]
+    classes |= dict.fromkeys(searched, together)
     left = data.with_parts({role: part.of_classes(classes[role]) for role, part in kept.items()})
     remarks = (*_about_left_out(failures, len(files)), *_about_lost_classes(data, left))
     return replace(left, remarks=(*data.remarks, *remarks))
@@ -116,7 +118,8 @@ def _about_lost_classes(before: RetrievalData, after: RetrievalData) -> tuple[st
     lost = [name for name in every if name not in kept]
     if not lost:
         return ()
-    return (f"no image of the {'class' if len(lost) == 1 else 'classes'} {_listed(lost)} can be read",)
+    image = "training image" if before.protocol == "images" else "image"
+    return (f"no {image} of the {'class' if len(lost) == 1 else 'classes'} {_listed(lost)} can be read",)
 
 
 def _listed(names: Sequence[str]) -> str:

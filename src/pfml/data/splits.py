@@ -18,6 +18,7 @@ __all__ = [
     "class_order",
     "described_test",
     "divided",
+    "for_choices",
     "wholly_unseen",
     "with_validation",
     "zero_shot",
@@ -97,7 +98,7 @@ def divided(
         return _held_out(images, name, seed or 0, remarks)
     if seed is None:
         return zero_shot(images, name, remarks=remarks)
-    counts = torch.bincount(images.labels, minlength=images.num_classes)
+    counts = torch.bincount(images.labels, minlength=images.num_classes).tolist()
     order = sorted(range(images.num_classes), key=lambda c: _position(seed, images.class_names[c]))
     several, lone = ([c for c in order if (counts[c] > 1) == is_several] for is_several in (True, False))
     first = len(several) // 2
@@ -137,7 +138,8 @@ def as_divided(
         if validation is not None:
             raise ValueError(f"data.split images has no use for validation images, got some in {where}: let them train")
         test, *searched = (_among_trained(each, train, where) for each in (test, gallery) if each is not None)
-        return RetrievalData(name, train, test, gallery=[*searched, train][0], remarks=remarks, protocol="images")
+        gallery = [*searched, train][0]
+        return RetrievalData(name, train, test, gallery=gallery, remarks=remarks, protocol="images", seed=seed)
     try:
         return RetrievalData(name, train, test, gallery=gallery, validation=validation, remarks=remarks, seed=seed)
     except SeenClassError as error:
@@ -158,15 +160,15 @@ def _among_trained(images: ImageSet, train: ImageSet, where: str) -> ImageSet:
 
 def _held_out(images: ImageSet, name: str, seed: int, remarks: tuple[str, ...]) -> RetrievalData:
     """Some images of every class as queries, searched among the others, which train."""
-    names = images.short_names()
+    positions = [_position(seed, name) for name in images.short_names()]
+    of_class: list[list[int]] = [[] for _ in images.class_names]
+    for k, label in enumerate(images.labels.tolist()):
+        of_class[label].append(k)
+    lone = [images.class_names[label] for label, own in enumerate(of_class) if len(own) == 1]
     held: list[int] = []
-    lone: list[str] = []
-    for label, class_name in enumerate(images.class_names):
-        own = (images.labels == label).nonzero()[:, 0].tolist()
-        if len(own) == 1:
-            lone.append(class_name)
+    for own in of_class:
         if len(own) > 1:
-            own.sort(key=lambda k: _position(seed, names[k]))
+            own.sort(key=positions.__getitem__)
             held += own[: max(1, round(HELD_OUT * len(own)))]
     if not held:
         raise ValueError(
@@ -183,7 +185,7 @@ def _held_out(images: ImageSet, name: str, seed: int, remarks: tuple[str, ...]) 
     is_held = torch.zeros(len(images), dtype=torch.bool)
     is_held[held] = True
     train, test = (images.subset(some.nonzero()[:, 0]) for some in (~is_held, is_held))
-    return RetrievalData(name, train, test, gallery=train, remarks=remarks, protocol="images")
+    return RetrievalData(name, train, test, gallery=train, remarks=remarks, protocol="images", seed=seed)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -254,9 +256,47 @@ def with_validation(data: RetrievalData, split: str) -> RetrievalData:
     order = list(range(classes))
     if data.seed is not None:
         order.sort(key=lambda c: _position(data.seed, f"validation/{data.train.class_names[c]}"))
-    held_out = sorted(order[block * classes // parts : (block + 1) * classes // parts])
-    kept = [c for c in range(classes) if c not in held_out]
+    validating = set(order[block * classes // parts : (block + 1) * classes // parts])
+    kept, held_out = ([c for c in range(classes) if (c in validating) == is_held] for is_held in (False, True))
     return replace(data, train=data.train.of_classes(kept), validation=data.train.of_classes(held_out))
+
+
+def for_choices(data: RetrievalData, split: str) -> RetrievalData:
+    """`data` to choose settings by: the test images are left out, and others that would train are tested on.
+
+    Those are the validation classes of the data, or classes taken out by `split` as `with_validation` does. With the
+    protocol "images" they are a fifth of the training images of every class, whatever the split.
+
+    Args:
+        data: As it would train; labels and all.
+        split: One of `VALIDATION_SPLITS`.
+    """
+    if data.protocol == "none":
+        raise ValueError(
+            "tuning needs images to judge by, and data.split none holds nothing out: set data.split classes or images"
+        )
+    if data.protocol == "images":
+        most = int(data.train.labels.bincount(minlength=1).max())
+        if most < 2:
+            raise ValueError(
+                f"tuning holds out another image of every class, and must have one with 2 training images or more, "
+                f"got {most}: add images"
+            )
+        return divided(data.train, data.name, "images", seed=data.seed)
+    if data.validation is None and split == "none":
+        raise ValueError("tuning needs classes to judge by: split must be half or fold-0 to fold-3, got 'none'")
+    whole, data = data.train.num_classes, data if data.validation is not None else with_validation(data, split)
+    train, judges = data.train, data.validation
+    assert judges is not None
+    # of one class, every neighbor is right
+    if min(train.num_classes, judges.num_classes) < 2 or int(judges.labels.bincount().max()) < 2:
+        raise ValueError(
+            f"tuning divides the training classes once more, and must keep 2 to train on and 2 to evaluate on, one of "
+            f"them with two images; of {whole} training classes, split {split} leaves {train.num_classes} and "
+            f"{judges.num_classes}: add class folders, take another split (half, fold-0 to fold-3), or hold out images "
+            f"in place of classes (--data.split images)"
+        )
+    return replace(data, test=judges, validation=None, gallery=None)
 
 
 def class_order(names: Iterable[str]) -> list[str]:

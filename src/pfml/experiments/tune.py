@@ -1,7 +1,8 @@
-"""Choosing hyper-parameters on classes that are neither trained on nor tested on (`pfml tune`, by Optuna).
+"""Choosing hyper-parameters on what is neither trained on nor tested on (`pfml tune`, by Optuna).
 
-The training classes are split once more: a trial trains on one part and is scored on the other. The test images are
-not in the data that a trial sees, so that no choice can depend on them. `pfml experiment --tuned` reads a study back.
+The training classes, or with data.split images the training images, are split once more: a trial trains on one part and
+is scored on the other. The test images are not in the data that a trial sees, so that no choice can depend on them.
+`pfml experiment --tuned` reads a study back.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pfml.data import RetrievalData
+from pfml.data.splits import for_choices
 from pfml.experiments.run_key import stable_config
 from pfml.models import Embedder
 from pfml.runs.config import RunConfig
 from pfml.runs.config_files import plain, write_config
-from pfml.runs.data import prepare_data
+from pfml.runs.data import load_checked, prepare_data
 from pfml.storage.files import write_atomically
 from pfml.training.environment import seeded
 from pfml.training.progress import Monitor
@@ -83,6 +85,10 @@ class Range:
         except ValueError as error:
             raise ValueError(f"a range must be LOW:HIGH, log:LOW:HIGH or int:LOW:HIGH, got {text!r}: {error}") from None
 
+    def __str__(self) -> str:
+        prefixes = "log:" * self.log + "int:" * self.whole
+        return f"{prefixes}{self.low:.6g}:{self.high:.6g}"
+
     def suggest(self, trial: optuna.Trial, name: str) -> float:
         """A value for this trial."""
         if self.whole:
@@ -141,13 +147,14 @@ def _with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
 
 
 def tuning_data(config: RunConfig, split: str, loaded: RetrievalData | None = None) -> RetrievalData:
-    """Data whose "test" classes are taken out of the training classes; the true test images are left out altogether."""
-    if split == "none":
-        raise ValueError("tuning needs classes to judge by: split must be half or fold-0 to fold-3, got 'none'")
-    data, _ = prepare_data(replace(config.data, validation=split), loaded=loaded)
-    if data.validation is None:
-        raise ValueError(f"{data.name} has no validation classes after the split {split!r}")
-    return replace(data, test=data.validation, validation=None, gallery=None)
+    """Data whose "test" images are taken from those that train; the true test images are left out altogether.
+
+    They are of classes of their own. With data.split images they are of the training classes.
+    """
+    loaded = load_checked(config.data) if loaded is None else loaded
+    has_own = loaded.validation is not None or loaded.protocol != "classes"
+    data, _ = prepare_data(replace(config.data, validation="none" if has_own else split), loaded=loaded)
+    return for_choices(data, split)
 
 
 @dataclass(frozen=True)
@@ -181,7 +188,7 @@ def tune(
         out: Folder of the study.
         trials: How many trials there are to be in all, those of earlier calls included.
         space: Option -> where to look; `space_of(config)` if None.
-        split: How the training classes are divided, see `pfml.data.with_validation`.
+        split: How the training classes are divided, see `pfml.data.splits.for_choices`.
         monitor: What to show of each trial.
         on_trial: Called with the record of each finished trial.
         loaded: What `pfml.runs.data.load_checked` returned for these images, from a caller that has it already.
@@ -201,6 +208,7 @@ def tune(
     for name, each in space.items():
         with_value(config, name, round(each.low) if each.whole else each.low)
     data = tuning_data(config, split, loaded)
+    split = "images" if data.protocol == "images" else split
     create_batches(data.train, config)  # what fails for every trial fails before the first
     require_matches(data)
     out.mkdir(parents=True, exist_ok=True)

@@ -214,9 +214,7 @@ def analyze_run(
     config = read_config(folder.config)
     data = prepare_data(config.data, track).data if data is None else data
     if data.protocol == "none":
-        raise ValueError(
-            f"a page shows what a run finds among held-out images, and {run} held nothing out (data.split)"
-        )
+        raise ValueError(f"{run} held nothing out of training, so that there is nothing to search for on a page")
     where = resolve_device(device)
     model, last = folder.chosen_and_last()
     chosen = load_embedder(model, into=embedder).to(where)

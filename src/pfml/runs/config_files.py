@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CODE_KEYS",
+    "as_it_ran",
     "config_groups",
     "create_config",
     "parse_config",
@@ -109,7 +110,7 @@ def read_config(path: Path) -> RunConfig:
         if not {"data", "model"} <= content.keys():
             raise TypeError("it does not say its data and model; runs that were started from Python do not")
         refuse_code(content, path.name)
-        config = create_config(_as_it_ran(content) if is_sealed(path) else content)
+        config = create_config(as_it_ran(content, path))
     except DamagedFileError:
         raise
     except (yaml.YAMLError, ArgumentError, TypeError, ValueError, KeyError) as error:
@@ -123,10 +124,12 @@ def is_sealed(path: Path) -> bool:
         return file.read(len(SEAL)) == SEAL
 
 
-def _as_it_ran(content: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a run, whose classes were divided in their order before there was a seed for it."""
-    data = content["data"]
-    return {**content, "data": {"split_seed": None, **data}} if isinstance(data, dict) else content
+def as_it_ran(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The content of a configuration; of that of a run, whose classes were divided in order before there was a seed."""
+    data = content.get("data")
+    if not isinstance(data, dict) or not is_sealed(path):
+        return content
+    return {**content, "data": {"split_seed": None, **data}}
 
 
 def parse_config(content: dict[str, Any]) -> Callable[[], RunConfig]:

@@ -1,4 +1,4 @@
-"""Whether training has helped: the pretrained model before training, on the same unseen classes."""
+"""Whether training has helped: the pretrained model before training, on the same test images."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pfml.data import RetrievalData
+from pfml.data.image_set import PROTOCOLS
+from pfml.data.own_images import is_own
 from pfml.distributed import World
 from pfml.evaluation import evaluate
 from pfml.evaluation.metrics import HEADLINE, metric_label
 from pfml.models import Embedder
 from pfml.models.backbone_table import default_weights
-from pfml.runs.config import RunConfig
+from pfml.runs.config import DataConfig, RunConfig
 from pfml.runs.folder import of_model
 from pfml.suggest.suggestion import BACKBONE
 from pfml.terminal import shell_words
@@ -67,6 +69,10 @@ def untrained_command(config: RunConfig) -> str:
     """The command that evaluates the backbone of a run before training (zero-shot), on the run's data."""
     data, model = config.data, config.model
     parts = ["pfml", "train", "--data", data.name, *(() if data.root is None else ("--data.root", str(data.root)))]
+    if data.split != "classes":
+        parts += ["--data.split", data.split]
+    if data.split_seed != DataConfig.split_seed and is_own(data.name):
+        parts += ["--data.split_seed", "null" if data.split_seed is None else str(data.split_seed)]
     if (model.backbone, model.weights) != (BACKBONE, "default"):
         parts += ["--model.backbone", model.backbone, "--model.weights", model.weights]
     return shell_words(*parts, "--loss.name", "zero-shot")
@@ -84,8 +90,9 @@ def comparison(untrained: Untrained, results: dict[str, Any], config: RunConfig)
     apart = size is not None and own is not None and size != own
     at, at_trained = (f" (at {own} pixels)", f", at {size} pixels") if apart else ("", "")
     labels = [metric_label(key) for key in HEADLINE]
+    protocol = PROTOCOLS[results.get("protocol", "classes")]
     numbers = (
-        f"unseen classes, {labels[0]} {before[0]:.1%} before training{at} and {after[0]:.1%} after "
+        f"{protocol}, {labels[0]} {before[0]:.1%} before training{at} and {after[0]:.1%} after "
         f"(epoch {entry['epoch']}{at_trained}), {labels[1]} {before[1]:.1%} and {after[1]:.1%}"
     )
     queries = entry["test"]["num_queries"]

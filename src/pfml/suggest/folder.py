@@ -6,8 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pfml.data import RetrievalData, check_data, with_validation
+from pfml.data import RetrievalData, check_data
 from pfml.data.own_images import is_own, own_images
+from pfml.data.splits import for_choices
 from pfml.models import Embedder
 from pfml.runs.config import RunConfig
 from pfml.runs.data import load_listed
@@ -72,9 +73,9 @@ def suggest_for_folder(
     if split is not None:
         fixed.pop("validation", None)  # tuning divides the training classes itself
     device = resolve_device(config.device)
-    data = _load(config, fixed, prepared, monitor)
+    data = _load(config, fixed, prepared, monitor, split)
     if split is not None:
-        data = _divided(data, split)
+        data = for_choices(data, split)
         suggest(data, None, device, **fixed)
     short_side = typical_short_side(data.train)
     model, _ = suggest_model(short_side)
@@ -113,11 +114,15 @@ def _decided_first(config: RunConfig, given: Collection[str]) -> dict[str, Any]:
     return {name: values[option] for name, option in DECIDED_FIRST.items() if option in given}
 
 
-def _load(config: RunConfig, fixed: dict[str, Any], prepared: Prepared, monitor: Monitor) -> RetrievalData:
+def _load(
+    config: RunConfig, fixed: dict[str, Any], prepared: Prepared, monitor: Monitor, split: str | None
+) -> RetrievalData:
     """List the images, refuse what cannot be trained on before they are checked, then check them."""
     where, device = config.resolved().data, resolve_device(config.device)  # paths as the run has them
     listed = load_listed(where)
     suggest(listed, None, device, **fixed)
+    if split is not None:
+        for_choices(listed, split)  # which says what is too little
     if config.data.unreadable == "refuse":
         check_data(listed, track=monitor.track)  # all parts, which a run reads one by one
     data = own_images(where.name, listed, config.data.unreadable, monitor.track)
@@ -126,16 +131,3 @@ def _load(config: RunConfig, fixed: dict[str, Any], prepared: Prepared, monitor:
     suggest(data, None, device, **fixed)
     prepared.data = data
     return data
-
-
-def _divided(data: RetrievalData, split: str) -> RetrievalData:
-    """The classes that trials of `pfml tune` train on, and those that they are evaluated on."""
-    divided = with_validation(data, split)
-    judges = divided.validation
-    if judges is None or divided.train.num_classes < 2 or int(judges.labels.bincount().max()) < 2:
-        raise ValueError(
-            f"tuning divides the training classes once more, and must keep 2 to train on and one with two images to "
-            f"evaluate on; of {data.train.num_classes} training classes, --split {split} leaves "
-            f"{divided.train.num_classes}: add class folders, or take another split (half, fold-0 to fold-3)"
-        )
-    return replace(divided, test=judges, validation=None, gallery=None)

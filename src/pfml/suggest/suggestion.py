@@ -131,10 +131,15 @@ def suggest(
     """
     classes = len(data.train.labels.unique())
     if classes < 2:
-        raise ValueError(
-            f"training must have at least 2 classes to tell apart, got {classes} with {data.test.num_classes} others "
-            f"kept unseen for the test: add class folders until there are 4, or divide them into train/ and test/"
-        )
+        others, advice = "", "add class folders"
+        if data.protocol == "classes":
+            unseen = data.test.num_classes
+            others = f" with {unseen} {'other' if unseen == 1 else 'others'} kept unseen for the test"
+            advice = (
+                "add class folders until there are 4, divide them into train/ and test/, or hold out images of every "
+                "class in place of classes (--data.split images)"
+            )
+        raise ValueError(f"training must have at least 2 classes to tell apart, got {classes}{others}: {advice}")
     require_matches(data)
     model, reasons = suggest_model(short_side)
     why_validation: dict[str, str] = {}
@@ -186,6 +191,8 @@ def _unmeasured(config: RunConfig) -> dict[str, str]:
 def _validation(data: RetrievalData) -> tuple[str, dict[str, str]]:
     """The split of the training classes, and why."""
     key, classes = "data.validation", data.train.num_classes
+    if data.protocol != "classes":
+        return "none", {key: f"with data.split {data.protocol} all classes train, so the last epoch is reported"}
     if data.validation is not None:
         return "none", {key: f"the data brings {data.validation.num_classes} validation classes of its own"}
     if classes < FEWEST_CLASSES_TO_DIVIDE:

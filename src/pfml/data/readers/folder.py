@@ -44,7 +44,7 @@ def read_folder(root: Path, *, split: Protocol = "classes", seed: int | None = 0
     if images.num_classes < 2:
         raise ValueError(
             f"{root} must have at least 2 folders with images ({', '.join(IMAGE_SUFFIXES)}), one per class, "
-            f"got {images.num_classes}{_about_loose_images(root)}"
+            f"got {images.num_classes}{_about_loose_images(root) or _about_deeper_classes(root)}"
         )
     return divided(images, "folder", split, seed=seed, remarks=remarks)
 
@@ -72,7 +72,13 @@ def _image_set(folder: Path) -> tuple[ImageSet, tuple[str, ...]]:
     below = {name: _images_below(folder / name) for name in class_order(p.name for p in _class_folders(folder))}
     empty = [name for name, (found, _) in below.items() if not found]
     others = [str(path.relative_to(folder)) for _, left_out in below.values() for path in left_out]
-    files = {readable(name): found for name, (found, _) in below.items() if found}
+    files: dict[str, list[Path]] = {}
+    for name, (found, _) in below.items():
+        shown = readable(name)
+        if shown in files:  # bytes that are no UTF-8, and the same bytes written out
+            raise ValueError(f"class folders must have names that differ in print, got {shown} twice in {folder}")
+        if found:
+            files[shown] = found
     labels = torch.arange(len(files)).repeat_interleave(torch.tensor([len(found) for found in files.values()]).long())
     images = ImageSet(tuple(path for found in files.values() for path in found), labels, tuple(files))
     loose = [path.name for path in _visible(folder) if not path.is_dir()]
@@ -89,6 +95,13 @@ def _about_loose_images(root: Path) -> str:
     is_class = len(_class_folders(around)) > 1
     advice = f"if it is one class, give the folder around it, {around}" if is_class else "sort them into such folders"
     return f"; images lie loose in it ({loose:,}), in no class folder: {advice}"
+
+
+def _about_deeper_classes(root: Path) -> str:
+    """What to do where the class folders lie in the only folder of `root`, to end a message with; else empty."""
+    folders = _class_folders(root)
+    deeper = len(_class_folders(folders[0])) if len(folders) == 1 else 0
+    return f"; if the {deeper:,} folders in {folders[0]} are the classes, give that one" if deeper > 1 else ""
 
 
 def _class_folders(folder: Path) -> list[Path]:
