@@ -9,54 +9,23 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-import torch
-from PIL import Image
 
 from pfml.cli import main
 from pfml.data.image_set import PROTOCOLS
 from pfml.ladder import run as ladder_run
 from pfml.models import load_embedder
-from pfml.models.embedder import EmbedderConfig, learned_by
+from pfml.models.embedder import learned_by
 from pfml.runs.config_files import read_config, write_config
 from pfml.runs.data import prepare_data
 from pfml.runs.final import final_folder, preferred_folder, read_validated
 from pfml.runs.folder import RunFolder
 from pfml.search import ModelIdentity
 from pfml.storage.files import DamagedFileError
-from pfml.training import BatchConfig, DataConfig, LossConfig, OptimizerConfig, RunConfig, run
+from pfml.training import BatchConfig, DataConfig, LossConfig, run
 from pfml.training.final import begin_final, steps_alike
 from pfml.training.setup import create_batches
 from small_data import InterruptAt
-
-MODEL = EmbedderConfig("convnet", embedding_dim=8, image_size=16)
-
-
-def draw(folder, counts, side=18):
-    """Class folders of noise around a color, with so many images each."""
-    generator = torch.Generator().manual_seed(0)
-    for name, images in counts.items():
-        color = torch.randint(0, 200, (3, 1, 1), generator=generator)
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        for number in range(images):
-            pixels = color + torch.randint(0, 56, (3, side, side), generator=generator)
-            Image.fromarray(pixels.byte().permute(1, 2, 0).numpy()).save(folder / name / f"{number}.png")
-    return folder
-
-
-def config_for(photos, **changes):
-    values = {
-        "epochs": 2,
-        "warm_up_epochs": 0,
-        "batch_norm": "train",
-        "batch": BatchConfig(size=8, samples_per_class=4),
-        "loss": LossConfig("pfml", {"proxies_per_class": 2}),
-        "optimizer": OptimizerConfig("adamw", lr=1e-3),
-        "device": "cpu",
-        "log_every": 1,
-        "model": MODEL,
-        "data": DataConfig(str(photos)),
-    }
-    return RunConfig(**{**values, **changes})
+from small_photos import config_for, draw, failure
 
 
 def drawn(config, train):
@@ -67,13 +36,6 @@ def drawn(config, train):
         for batch in batches.batches(epoch):
             counts.update(train.class_names[label] for label in train.labels[batch].tolist())
     return counts
-
-
-def failure(*arguments):
-    """The message of a command that must fail."""
-    with pytest.raises(SystemExit) as error:
-        main(list(map(str, arguments)))
-    return str(error.value.code)
 
 
 @pytest.fixture(scope="module")

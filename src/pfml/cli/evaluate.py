@@ -57,7 +57,7 @@ def evaluate(
             raise ValueError(f"{run} does not say its data: name it with --data, and --root if it is not a path")
         config = read_config(files[0]).data
         data, root, unreadable = config.name, root or config.root, config.unreadable
-        division = {"split": config.split, "seed": config.split_seed}
+        division = {"split": config.split, "seed": config.split_seed, "added": config.added}
     with open_world(resolve_device(device)) as world:
         console.quiet = quiet or not world.is_first
         track = ProgressMonitor(console).track

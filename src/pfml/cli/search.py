@@ -362,7 +362,8 @@ def _calibration_images(console: Console, run: Path, data: str | None, root: Pat
             raise ValueError(f"{run} does not say its data: name it with --data, and --root if it is not a path")
         config = read_config(files[0]).data
         data, root, validation = config.name, root or config.root, config.validation
-        unreadable, division = config.unreadable, {"split": config.split, "seed": config.split_seed}
+        unreadable = config.unreadable
+        division = {"split": config.split, "seed": config.split_seed, "added": config.added}
     images = with_validation(own_images(data, load_data(data, root, **division), unreadable, track), validation)
     for remark in images.remarks:
         print_line(console, remark)

@@ -39,6 +39,7 @@ def train(
     out: Path | None = None,
     resume: Path | None = None,
     final: Path | None = None,
+    from_run: Path | None = None,
     recipe: str | None = None,
     ensemble: int | None = None,
     student_epochs: int | None = None,
@@ -69,6 +70,8 @@ def train(
     # what is printed with --print_config or --json goes to a file or a program, without the reasons
     console = create_console(stderr=print_config or as_json, quiet=quiet)
     prepared = Prepared()
+    if from_run is not None and (shape is not None or resume is not None or final is not None):
+        raise ValueError("--from continues one run with further images: leave out --ensemble, --resume and --final")
     if final is not None:
         if config != RunConfig() or out is not None or shape is not None or resume is not None:
             raise ValueError("a final model has the settings of its run: give --final alone, without other options")
@@ -203,6 +206,14 @@ def add_train_arguments(parser: ArgumentParser) -> None:
         "per class, evaluated by nothing. index, search, serve and export then use it. Again: resumes.",
     )
     add(
+        "--from",
+        dest="from_run",
+        type=Path,
+        metavar="RUN",
+        help="Continue RUN with further images, --data FOLDER: its settings, its images and these; the division of the "
+        "images before stays, embedder and proxies start as those of RUN.",
+    )
+    add(
         "--ensemble",
         type=int,
         help="N: train N teachers with seeds of their own, then one student that follows them in place of labels; "
@@ -333,13 +344,14 @@ def _run(
     from pfml.data.own_images import is_own
     from pfml.models.embedder import learned_by
     from pfml.pages.run import write_run_page
-    from pfml.runs.data import prepare_data
+    from pfml.runs.data import load_checked, prepare_data
     from pfml.runs.final import read_validated
     from pfml.runs.folder import RunFolder
     from pfml.suggest.comparison import comparison
     from pfml.training.ensemble import run_ensemble
     from pfml.training.progress import ProgressMonitor
     from pfml.training.runner import create_run_embedder, run
+    from pfml.training.start import with_moved_corrections
 
     ranks = f" on {world.size} ranks" if world.size > 1 else ""
     what = config.loss.name if config.effort is None else "the ladder"
@@ -349,6 +361,9 @@ def _run(
         return _finish_ladder(out, console, monitor)
     data, embedder, untrained = None, None, None
     if is_own(config.data.name):
+        prepared.data = prepared.data or load_checked(config.resolved().data, monitor.track)
+        if not resume:
+            config = with_moved_corrections(config, out, prepared.data)
         data = prepare_data(config.resolved().data, monitor.track, loaded=prepared.data)
         untrained = None if config.effort else _untrained(config, data, out, monitor, world, prepared)
         prepared.untrained = None  # its memory
@@ -357,7 +372,7 @@ def _run(
             raise ValueError(f"--effort runs in one process, got {world.size} ranks: leave out torchrun")
         return _run_ladder(config, out, data, console, monitor)
     if shape is None:
-        embedder = None if data is None else create_run_embedder(config)
+        embedder = None if data is None or config.start is not None else create_run_embedder(config)
         results = run(config, out, data=data, embedder=embedder, resume=resume, monitor=monitor, world=world)
     else:
         scores = run_ensemble(config, out, shape, data=data, resume=resume, monitor=monitor, world=world)

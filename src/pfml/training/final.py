@@ -22,7 +22,7 @@ from pfml.runs.folder import RunFolder, of_model
 from pfml.terminal import shell_words
 from pfml.training.ensemble import is_ensemble
 
-__all__ = ["Final", "begin_final", "moved_corrections", "steps_alike"]
+__all__ = ["Final", "begin_final", "steps_alike"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ def begin_final(run: str | Path, track: Track | None = None) -> Final:
     if config.data.corrections is not None:
         before = prepare_data(replace(config.data, corrections=None), track).data
         corrections = Corrections.read(config.data.corrections, before.train)
-        moved_corrections(corrections, before, loaded).write(out.corrections, loaded.train)
+        corrections.moved(before.train, loaded.train).write(out.corrections, loaded.train)
         data = replace(data, corrections=out.corrections.absolute())
     train = prepare_data(data, loaded=loaded).data.train
     now = len(train.labels.unique())
@@ -110,22 +110,6 @@ def steps_alike(steps: int, classes: int, more_classes: int) -> int:
         14
     """
     return max(round(steps * more_classes / max(classes, 1)), 1)
-
-
-def moved_corrections(corrections: Corrections, before: RetrievalData, after: RetrievalData) -> Corrections:
-    """Corrections of the training images of `before` as those of the same images among `after`, which has more.
-
-    Lists name an image without the folders that all training images share, and more images may share fewer folders.
-    """
-    position = {after.train.name_of(k): k for k in range(len(after.train))}
-    label_of = {name: k for k, name in enumerate(after.train.class_names)}
-    moved: dict[int, int | None] = {}
-    for index, label in corrections.labels.items():
-        name = before.train.name_of(index)
-        if name not in position:
-            raise ValueError(f"{name} was corrected in the run and is no longer among its images: restore it")
-        moved[position[name]] = None if label is None else label_of[before.train.class_names[label]]
-    return Corrections(moved)
 
 
 def _write(out: RunFolder, validated: Validated) -> None:

@@ -12,7 +12,7 @@ from pfml.data.image_set import ImageSet, Protocol, RetrievalData
 from pfml.data.splits import as_divided, class_order, divided
 from pfml.terminal import readable
 
-__all__ = ["IMAGE_SUFFIXES", "image_files", "image_paths", "read_folder"]
+__all__ = ["IMAGE_SUFFIXES", "image_files", "image_paths", "listed_folder", "read_folder"]
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff", ".jp2", ".ppm", ".pgm"),
@@ -47,6 +47,23 @@ def read_folder(root: Path, *, split: Protocol = "classes", seed: int | None = 0
             f"got {images.num_classes}{_about_loose_images(root) or _about_deeper_classes(root)}"
         )
     return divided(images, "folder", split, seed=seed, remarks=remarks)
+
+
+def listed_folder(root: Path) -> tuple[ImageSet, tuple[str, ...]]:
+    """All images of the class folders in `root`, however many, and remarks; none are divided.
+
+    Args:
+        root: The folder around the class folders.
+    """
+    if all(_class_folders(root / part) for part in ("train", "test")):
+        raise ValueError(f"images that are added are divided like those before: give the class folders of {root} alone")
+    images, remarks = _image_set(root)
+    if not len(images):
+        raise ValueError(
+            f"{root} must have folders with images ({', '.join(IMAGE_SUFFIXES)}), one per class, "
+            f"got none{_about_loose_images(root)}"
+        )
+    return images, remarks
 
 
 def image_files(roots: Sequence[Path]) -> list[Path]:
