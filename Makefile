@@ -12,7 +12,7 @@ help:
 	@echo "make lint       check style and types"
 	@echo "make bench      time the field and the evaluation on this CPU (out/bench/)"
 	@echo "make format     fix style"
-	@echo "make bench-gpu  time the field, the loss, the evaluation and training on this GPU (out/bench/gpu.csv, gpu.png)"
+	@echo "make bench-gpu  time the field, the loss, the evaluation, teachers and training on this GPU (out/bench/gpu.csv, gpu.png)"
 	@echo "make reproduce-glyphs  run all experiments of the paper on the embedded glyphs, at most 40 minutes on 2 cores"
 
 $(READY): pyproject.toml

@@ -35,6 +35,7 @@ from gpu_loss import million_section, small_section
 from gpu_measure import GIB, Recorder, Row, Setting, extra_mib, gpu_environment, times_ms, timing
 from gpu_plot import draw_curves
 from gpu_rates import Bound, Rates, measure_rates
+from gpu_teachers import teachers_section
 from pfml.evaluation.retrieval import retrieval_metrics
 
 __all__ = ["SECTIONS", "main", "results_table", "run"]
@@ -136,6 +137,7 @@ SECTIONS: dict[str, Section] = {
     "million": million_section,
     "evaluation": evaluation_section,
     "plot": plot_section,
+    "teachers": teachers_section,
     "training": training_section,  # last, as the longest
 }
 

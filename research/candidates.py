@@ -11,6 +11,7 @@ from pfml.experiments.tune import with_value
 from pfml.methods import LossConfig
 from pfml.runs.config import RunConfig
 from pfml.runs.config_files import read_config
+from pfml.runs.recipes import recipe_config
 
 __all__ = ["CANDIDATES", "NOISY", "base_config", "candidate_config", "extras_of"]
 
@@ -18,6 +19,10 @@ __all__ = ["CANDIDATES", "NOISY", "base_config", "candidate_config", "extras_of"
 BASES = Path(__file__).parent / "bases"
 #: Beginning of changes that are none of the package's options, but of `cub.Quick.extend`.
 EXTRA = "extra."
+#: ... and a change that is a whole recipe of the package: the name of the method.
+PUBLISHED = "published"
+#: Methods that are compared by their own recipes; the longest come first, so that no process ends alone.
+AS_PUBLISHED = ("proxy-nca++", "hist", "proxy-gml", "soft-triple", "proxy-anchor", "multi-similarity-miner")
 PROXY_ANCHOR, FIELD = "cub-resnet50_he-proxy_anchor", "cub-resnet50_he-pfml"
 FOLDER = "cub-efficientnet_lite0-folder"
 COSINE = {"schedule.name": "cosine"}
@@ -409,6 +414,8 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "p literal": (FIELD, PAPER | SUM),
     "p literal, 5e-4": (FIELD, PAPER | SUM | {"optimizer.lr": 5e-4, "optimizer.proxy_lr": 5e-2}),
     "p no proxy pairs": (FIELD, PAPER | {"loss.options": NO_PROXY_PAIRS | {"reduction": "sum"}}),
+    # other methods as their authors train them, with our network and in bfloat16
+    **{f"q {method}": (PROXY_ANCHOR, {PUBLISHED: method}) for method in AS_PUBLISHED},
     # the recipe with one of its values changed
     "a recipe": (FIELD, _recommended()),
     **{f"a M {proxies}": (FIELD, _recommended(proxies_per_class=proxies)) for proxies in (1, 2, 15)},
@@ -447,6 +454,8 @@ def candidate_config(name: str) -> RunConfig:
         raise ValueError(f"there is no candidate {name!r}: see research/candidates.py")
     base, changes = CANDIDATES[name]
     config = base_config(base)
+    if PUBLISHED in changes:
+        return recipe_config(changes[PUBLISHED], config, published=True)
     if "loss.name" in changes:
         config = replace(config, loss=LossConfig(changes["loss.name"], changes["loss.options"]))
     for path, value in changes.items():

@@ -375,6 +375,16 @@ def named(words: Iterable[str]) -> list[str]:
     return list(CANDIDATES) if "all" in found else [name for names in found.values() for name in names]
 
 
+def already_done(stage: str, paths: Iterable[Path]) -> set[Task]:
+    """What files of results have, other than failures."""
+    lines = [json.loads(text) for path in paths if path.is_file() for text in path.read_text().splitlines()]
+    return {
+        (line["candidate"], line["seed"], line["noise"])
+        for line in lines
+        if line["stage"] == stage and line["status"] == "done"
+    }
+
+
 def summary(line: dict[str, Any]) -> str:
     """One line for people."""
     if line["status"] != "done":
@@ -424,14 +434,16 @@ def main() -> None:
     parser.add_argument("--variants", action="store_true", help="also score averaged weights and new heads")
     parser.add_argument("--compile", action="store_true", help="compile one model for all runs of a process")
     parser.add_argument("--out", default="results/cub.jsonl")
+    parser.add_argument("--done", type=Path, nargs="+", default=[], help="files of results that are not made again")
     parser.add_argument("--commit", default="unknown")
     options = parser.parse_args()
+    done = already_done(options.stage, options.done)
     tasks = [
         (name, seed, noise)
-        for name in named(options.names)
         for seed in options.seeds
+        for name in named(options.names)
         for noise in options.noise
-        if not (options.few_noisy and noise) or name in NOISY
+        if (name, seed, noise) not in done and (not (options.few_noisy and noise) or name in NOISY)
     ]
     Path(options.out).parent.mkdir(parents=True, exist_ok=True)
     if options.jobs == 1:

@@ -1,10 +1,14 @@
 """Students of teachers on CUB: one line of JSON for each teacher, ensemble and student.
 
-python research/transfer.py --stage validation --root CUB_200_2011 --weights resnet50_he.safetensors --round 1
+python research/transfer.py --stage validation --root CUB_200_2011 --weights resnet50_he.safetensors --rounds 1
+python research/transfer.py --stage test --rounds "3 clean" --done results/transfer-test.jsonl --list    what is left
 
 Stages are those of research/cub.py. Several processes divide the work: first the teachers, whose weights are kept in
---models, then what is made of them. Students that see the same batches and crops are one task, so that what a teacher
-says of a batch is computed once.
+--models, then what is made of them. Students that see the same batches and crops are one task, or their teachers'
+embeddings are written to files by a task, so that what a teacher says of a batch is computed once.
+
+Whatever --out or --done has a line of is not done again, and nothing is begun that would end after --minutes. A teacher
+whose line is there but whose weights are lost is trained again if a student needs it, without a second line.
 """
 
 from __future__ import annotations
@@ -12,22 +16,26 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
+import shutil
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import torch
 from candidates import FINAL, PROXY_ANCHOR, base_config, candidate_config
 from cub import Workbench, _anywhere, data_of, decode, divide, with_weights
+from fused_resnet import teachers_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pfml.data.image_source import ImageSource
+from pfml.data.seeding import generator_for
 from pfml.evaluation import embed, retrieval_metrics
 from pfml.experiments.run import device_name, now, versions
 from pfml.experiments.tune import with_value
@@ -35,11 +43,12 @@ from pfml.losses.distillation import RelationalKLLoss, combined
 from pfml.methods import LossConfig
 from pfml.models import Embedder, load_embedder
 from pfml.models.head_init import initialize_head
+from pfml.runs.checkpoint import has_checkpoint, load_checkpoint
 from pfml.runs.config import RunConfig
 from pfml.runs.config_files import plain, shipped_config, write_config
 from pfml.runs.folder import RunFolder
 from pfml.training import Monitor
-from pfml.training.environment import precision, resolve_device, seeded
+from pfml.training.environment import precision, reproducible, resolve_device, seeded
 from pfml.training.loop import Training
 from pfml.training.readback import Batch
 from pfml.training.setup import open_sources
@@ -56,6 +65,7 @@ KINDS: dict[str, tuple[str, LossConfig]] = {
 #: Ends of a kind's name -> changes of its backbone: what a student follows need not be what it is.
 NETWORKS: dict[str, dict[str, Any]] = {
     "288": {"model.image_size": 288},
+    "64": {"model.embedding_dim": 64},
     "eff": {"model.backbone": "efficientnet_lite0", "model.weights": "package"},
 }
 
@@ -139,27 +149,41 @@ STUDENTS: dict[str, Student] = {
 }
 
 LONG = {"epochs": 60}
+FOUR_PA = _named("pa", "0123")
 
 
-def _second(name: str, seeds: str = "0123") -> tuple[str, ...]:
-    """Students of these seeds as teachers."""
-    return tuple(f"s:{name}-{seed}" for seed in seeds)
+def _second(names: tuple[str, ...], seed: int = 0) -> tuple[str, ...]:
+    """Students as teachers."""
+    return tuple(f"s:{name}-{seed}" for name in names)
 
 
 STUDENTS |= {
-    "2 rc, 4 pa": rc(_named("pa", "0123"), **LONG),
+    "2 rc, 4 pa": rc(FOUR_PA, **LONG),
     "2 rc, 4 pa.288": rc(_named("pa.288", "0123"), **LONG),
-    "2 rc, 2 pa.288, 2 recipe.288": rc(_named("pa.288 recipe.288", "01"), **LONG),
-    "2 rc, 4 pa, 2 pa.eff": rc((*_named("pa", "0123"), *_named("pa.eff", "01")), **LONG),
-    "2 rc, 4 pa.288, 2 pa.eff": rc((*_named("pa.288", "0123"), *_named("pa.eff", "01")), **LONG),
-    "2 rc, second generation": rc(_second("2 rc, 4 pa"), **LONG),
-    "2 rc, second generation of .288": rc(_second("2 rc, 4 pa.288"), **LONG),
-    "2 rc, sigma .8": rc(_named("pa", "0123"), sigma=0.8, **LONG),
-    "2 rc, sigma 1.3": rc(_named("pa", "0123"), sigma=1.3, **LONG),
-    "2 rc, 4 par": rc(_named("par", "0123"), **LONG),
-    "2 rc, 2 par.288, 2 recipe.288": rc(_named("par.288 recipe.288", "01"), **LONG),
-    "2 rc, 64 dimensions": rc(_named("pa", "0123"), changes={"model.embedding_dim": 64}, **LONG),
+    "2 rc, 4 pa, 2 pa.eff": rc((*FOUR_PA, *_named("pa.eff", "01")), **LONG),
+    "2 rc, 4 pa, 4 pa.288": rc((*FOUR_PA, *_named("pa.288", "0123")), **LONG),
+    "2 rc, sigma .8": rc(FOUR_PA, sigma=0.8, **LONG),
+    "2 rc, sigma 1.3": rc(FOUR_PA, sigma=1.3, **LONG),
+    "2 rc, 64 dimensions": rc(FOUR_PA, changes=NETWORKS["64"], **LONG),
+    "2 rc, efficientnet": rc(FOUR_PA, changes=NETWORKS["eff"], **LONG),
+    # with label noise, as long as those of round 1
+    "2 rc, 4 par": rc(_named("par", "0123")),
+    "2 rc, 4 recipe": rc(_named("recipe", "0123")),
 }
+#: What is tested is named by its epochs: 60 on the test classes are twice as many steps as on validation classes.
+LENGTHS = {"30": 30, "60": 60}
+for _length, _epochs in LENGTHS.items():
+    STUDENTS |= {
+        f"3 rc, 4 pa, {_length}": rc(FOUR_PA, epochs=_epochs),
+        f"3 rc, 4 pa, 64 dimensions, {_length}": rc(FOUR_PA, epochs=_epochs, changes=NETWORKS["64"]),
+        f"3 rc, 4 pa, efficientnet, {_length}": rc(FOUR_PA, epochs=_epochs, changes=NETWORKS["eff"]),
+        f"3 rc, 4 pa.288, {_length}": rc(_named("pa.288", "0123"), epochs=_epochs),
+        f"3 rc, 2 par, 2 recipe, {_length}": rc(_named("par recipe", "01"), epochs=_epochs),
+        f"3 rc, 4 par, {_length}": rc(_named("par", "0123"), epochs=_epochs),
+    }
+#: Students of one stream of batches, and so of little cost, as teachers of a second generation.
+FIRST_GENERATION = ("2 rc, 4 pa", "2 rc, 4 pa.288", "2 rc, 4 pa, 2 pa.eff", "2 rc, sigma 1.3")
+STUDENTS |= {"2 rc, second generation": rc(_second(FIRST_GENERATION), **LONG)}
 
 #: Groups of teachers whose concatenation and whose soup are measured.
 ENSEMBLES: dict[str, tuple[str, ...]] = {
@@ -175,12 +199,44 @@ ENSEMBLES: dict[str, tuple[str, ...]] = {
 }
 
 
+def drawn(names: tuple[str, ...], draw: int) -> tuple[str, ...]:
+    """The teachers of a draw of the test: kind-2 is kind-6 in the draw 1."""
+    parts = (name.rsplit("-", 1) for name in names)
+    return tuple(f"{kind}-{int(seed) + PER_DRAW * draw}" for kind, seed in parts)
+
+
+def _on_test(
+    noise: float, teachers: tuple[str, ...], students: tuple[str, ...], beside: tuple[str, ...] = ()
+) -> list[Task]:
+    """Three draws, each with teachers of its own; models that are trained directly come last, as they teach nobody."""
+    return [
+        *(Task("teachers", drawn(teachers, draw), 0, noise) for draw in range(3)),
+        *(Task("students", students, draw, noise) for draw in range(3)),
+        *(Task("teachers", tuple(drawn((name,), draw)[0] for draw in range(3)), 0, noise) for name in beside),
+    ]
+
+
+def _test_rounds(length: str) -> dict[str, list[Task]]:
+    """What may be tested, with students of one length."""
+    small = (f"3 rc, 4 pa, 64 dimensions, {length}", f"3 rc, 4 pa, efficientnet, {length}")
+    directly = ("pa.64-0", "recipe.64-0", "pa.eff-0", "recipe.eff-0")
+    both, alone = (f"3 rc, 2 par, 2 recipe, {length}",), (f"3 rc, 4 par, {length}",)
+    return {
+        "clean": _on_test(0.0, FOUR_PA, (f"3 rc, 4 pa, {length}", *small), beside=directly),
+        "clean, 288": _on_test(0.0, _named("pa.288", "0123"), (f"3 rc, 4 pa.288, {length}",)),
+        "20 %": _on_test(0.2, _named("par recipe", "01"), both),
+        "50 %": _on_test(0.5, _named("par recipe", "01"), both, beside=("pa-0",)),
+        "20 %, par": _on_test(0.2, _named("par", "0123"), alone),
+        "50 %, par": _on_test(0.5, _named("par", "0123"), alone, beside=("pa-0", "recipe-0")),
+    }
+
+
 def rounds() -> dict[str, list[Task]]:
     """round -> tasks, in the order in which they are taken."""
     return {
         "1": [
-            *(Task("teacher", (name,), 0, 0.0) for name in TWELVE),
-            *(Task("teacher", (name,), 0, 0.2) for name in (*_named("par recipe", "0123"), *_named("pa", "01"))),
+            *(Task("teachers", (name,), 0, 0.0) for name in TWELVE),
+            *(Task("teachers", (name,), 0, 0.2) for name in (*_named("par recipe", "0123"), *_named("pa", "01"))),
             Task("students", ("1 rc, 90 epochs", "1 rc, 60 epochs", "1 rc, lr 2e-4", "1 rc, sigma 2"), 0, 0.0),
             Task(
                 "students",
@@ -207,33 +263,40 @@ def rounds() -> dict[str, list[Task]]:
             Task("students", ("1 rc, crops .2",), 0, 0.0),
             Task("students", ("1 rc, random batches",), 0, 0.0),
         ],
+        # one process trains the teachers of one network, which it compiles once
         "2": [
-            *(Task("teacher", (name,), int(name[-1]), 0.0) for name in _named("pa.288", "0123")),
-            *(Task("teacher", (name,), int(name[-1]), 0.0) for name in _named("pa", "0123")),
-            *(Task("teacher", (name,), int(name[-1]), 0.0) for name in _named("pa.eff recipe.288", "01")),
-            Task("answers", ("2 rc, 4 pa", *_named("pa", "0123")), 0, 0.0),
+            Task("teachers", FOUR_PA, 0, 0.0),
+            Task("teachers", _named("pa.288", "0123"), 0, 0.0),
+            Task("teachers", _named("pa.eff recipe.eff", "01"), 0, 0.0),
+            Task("teachers", _named("pa.64 recipe.64", "01"), 0, 0.0),
+            Task("answers", ("2 rc, 4 pa", *FOUR_PA), 0, 0.0),
             Task("answers", ("2 rc, 4 pa", *_named("pa.288", "01")), 0, 0.0),
             Task("answers", ("2 rc, 4 pa", *_named("pa.288", "23")), 0, 0.0),
-            Task("answers", ("2 rc, 4 pa", *_named("pa.eff recipe.288", "01")), 0, 0.0),
-            Task("students", ("2 rc, 4 pa", "2 rc, sigma .8", "2 rc, sigma 1.3", "2 rc, 64 dimensions"), 0, 0.0),
-            Task("students", ("2 rc, 4 pa.288", "2 rc, 2 pa.288, 2 recipe.288"), 0, 0.0),
-            Task("students", ("2 rc, 4 pa, 2 pa.eff", "2 rc, 4 pa.288, 2 pa.eff"), 0, 0.0),
-            *(Task("students", ("2 rc, 4 pa.288",), seed, 0.0) for seed in (1, 2, 3)),
-            Task("students", ("2 rc, second generation of .288",), 0, 0.0),
+            Task("answers", ("2 rc, 4 pa", *_named("pa.eff", "01")), 0, 0.0),
+            *(Task("students", (name,), 0, 0.0) for name in ("2 rc, 64 dimensions", "2 rc, 4 pa")),
+            *(Task("students", (name,), 0, 0.0) for name in ("2 rc, efficientnet", "2 rc, 4 pa.288")),
+            *(Task("students", (name,), 0, 0.0) for name in ("2 rc, 4 pa, 2 pa.eff", "2 rc, sigma 1.3")),
+            *(Task("students", (name,), 0, 0.0) for name in ("2 rc, sigma .8", "2 rc, second generation")),
+            Task("students", ("2 rc, 4 pa, 4 pa.288",), 0, 0.0),
         ],
         "2 noisy": [
-            *(Task("teacher", (name,), int(name[-1]), 0.2) for name in _named("par", "0123")),
-            *(Task("teacher", (name,), int(name[-1]), 0.2) for name in _named("par.288 recipe.288", "01")),
+            Task("teachers", _named("par", "0123"), 0, 0.5),
+            Task("teachers", _named("recipe", "01"), 0, 0.5),
+            Task("teachers", _named("recipe", "23"), 0, 0.5),
+            Task("teachers", _named("par", "0123"), 0, 0.2),
+            Task("students", ("2 rc, 4 par", "1 rc, robust", "2 rc, 4 recipe"), 0, 0.5),
             Task("students", ("2 rc, 4 par",), 0, 0.2),
-            Task("students", ("2 rc, 2 par.288, 2 recipe.288",), 0, 0.2),
+            Task("teachers", _named("pa", "01"), 0, 0.5),
         ],
+        # on the test classes, in 30 or 60 epochs; the second round decides which of them
+        **{f"3 {title}, {length}": tasks for length in LENGTHS for title, tasks in _test_rounds(length).items()},
         "smoke 2": [
-            *(Task("teacher", (name,), 0, 0.0) for name in _named("pa recipe", "0")),
+            Task("teachers", _named("pa recipe", "0"), 0, 0.0),
             Task("answers", ("1 rc, 2 teachers", *_named("pa recipe", "0")), 0, 0.0),
             Task("students", ("1 rc, 2 teachers",), 0, 0.0),
         ],
         "smoke": [
-            *(Task("teacher", (name,), 0, 0.0) for name in _named("pa recipe", "0")),
+            *(Task("teachers", (name,), 0, 0.0) for name in _named("pa recipe", "0")),
             Task("ensembles", ("pa recipe, seed 0",), 0, 0.0),
             Task("students", ("1 rc, 2 teachers",), 0, 0.0),
         ],
@@ -242,7 +305,10 @@ def rounds() -> dict[str, list[Task]]:
 
 @dataclass(frozen=True)
 class Task:
-    """Work of one kind; students of one task share their batches and crops as far as their settings do."""
+    """Work of one kind; students of one task share their batches and crops as far as their settings do.
+
+    The seed is that of students; teachers have theirs in their names.
+    """
 
     kind: str
     names: tuple[str, ...]
@@ -252,7 +318,7 @@ class Task:
     @property
     def noise_seed(self) -> int:
         """Seed of the label noise: one for all that is chosen, one for each seed of what is tested."""
-        return self.seed // PER_DRAW if self.kind == "teacher" else self.seed
+        return self.seed // PER_DRAW if self.kind == "teachers" else self.seed
 
 
 class TeacherRun(Training):
@@ -263,6 +329,16 @@ class TeacherRun(Training):
     def save(self) -> None:
         """Nothing: a run takes seconds."""
         self.catch_up()
+
+    def initialize_proxies(self) -> None:
+        """On the CPU: k-means waits for its device thousands of times, and other processes have the GPU meanwhile."""
+        if getattr(self.loss, "proxies_ready", True):
+            return
+        self.loss.cpu()
+        embeddings, labels = self.embeddings("train").cpu(), self.labels.cpu()
+        generator = generator_for(self.config.seed, "proxies", 0)
+        self.loss.initialize_proxies(embeddings, labels, generator=generator)
+        self.loss.to(self.device)
 
     def train_epoch(self) -> None:
         """Of a model in eager mode, then of a compiled one."""
@@ -278,6 +354,28 @@ class StudentRun(TeacherRun):
     spec: Student
     bench: Bench
     kl = RelationalKLLoss()
+    saved_at = math.inf
+    #: A folder is that of one student, and teachers have names here in place of folders.
+    identity: ClassVar[dict[str, Any]] = {}
+
+    def continue_from_checkpoint(self) -> None:
+        """Where an earlier command was stopped, if one was."""
+        if has_checkpoint(self.folder.checkpoints):
+            self.state.restore(*load_checkpoint(self.folder.checkpoints))
+            print(f"continues at epoch {self.state.epoch}: {self.folder.path.name}", flush=True)
+        self.saved_at = time.time()
+
+    def save(self) -> None:
+        """Now and then, and when time is up, which ends the run."""
+        late = start_over_time(self.bench) and self.state.epoch < self.config.epochs
+        if not late and time.time() < self.saved_at + self.bench.options.save_every:
+            self.catch_up()
+            return
+        Training.save(self)
+        self.saved_at = time.time()
+        if late:
+            self.writer.wait()
+            raise TimeoutError(f"time is up at epoch {self.state.epoch} of {self.folder.path.name}")
 
     def initialize_head(self) -> None:
         """Or start from the mean of the teachers."""
@@ -322,9 +420,15 @@ class Bench:
         self.sources: dict[str, ImageSource] = {}
         self.noise = 0.0
         self.seed = 0
-        self.done = already_done(Path(options.out))
+        self.done = already_done(*options.done, *options.out)
+        self.promised = {
+            self.answer_file(name, self.stream(task.names[0], task.seed), task.noise)
+            for task in options.tasks
+            if task.kind == "answers"
+            for name in task.names[1:]
+        }
         self._teachers: dict[Path, Embedder] = {}
-        self._asked: dict[tuple[str, int], Teachers] = {}
+        self._asked: dict[tuple[tuple[str, ...], float, int], Teachers] = {}
         self._answers: dict[tuple[Any, ...], Tensor] = {}
 
     def config(self, base: RunConfig, seed: int, noise: float, noise_seed: int) -> RunConfig:
@@ -342,14 +446,15 @@ class Bench:
         )
         return base if options.root is None else replace(base, model=with_weights(base.model, options.weights))
 
-    def begin(self, base: RunConfig, task: Task, kind: type[Training] = Training) -> Any:
-        """A run that is ready to start."""
+    def begin(self, base: RunConfig, task: Task, kind: type[Training] = Training, place: Path | None = None) -> Any:
+        """A run that is ready to start, with its files in `place`, or anywhere."""
         config = self.config(base, task.seed, task.noise, task.noise_seed)
         data = data_of(config.data, self.options.stage)
         if not self.sources:
             self.sources = open_sources(data, self.device, config.storage, Monitor())
         embedder = self.networks.embedder(config.model)
-        folder = RunFolder(Path(tempfile.mkdtemp()))
+        folder = RunFolder(Path(place or tempfile.mkdtemp()))
+        folder.path.mkdir(parents=True, exist_ok=True)
         write_config(folder.config, config)
         with patch("pfml.training.loop.load_teachers", return_value=None):  # they are asked here, and once for all
             return kind(embedder, data, self.sources, config, folder, Monitor())
@@ -361,77 +466,144 @@ class Bench:
 
     def full(self, spec: Student) -> tuple[str, ...]:
         """The teachers of a student by name; s:NAME-SEED are students themselves."""
-        if self.options.stage == "validation":
-            return spec.teachers
-        parts = (name.rsplit("-", 1) for name in spec.teachers)
-        return tuple(f"{kind}-{int(seed) + PER_DRAW * self.seed}" for kind, seed in parts)
+        return spec.teachers if self.options.stage == "validation" else drawn(spec.teachers, self.seed)
 
     def teacher(self, name: str) -> Embedder:
         """Read from its file, as soon as it is there."""
         folder = self.folder(name, self.noise)
         if folder not in self._teachers:
-            while not (folder / "model.json").is_file():
-                if time.time() > self.options.deadline or Path(f"{folder}.failed").exists():
-                    raise TimeoutError(f"{folder.name} has failed, or no time is left to wait for it")
-                time.sleep(0.2)
+            self.wait_for(folder / "model.json", Path(f"{folder}.failed"))
             self._teachers[folder] = load_embedder(folder).to(self.device)
         return self._teachers[folder]
+
+    def wait_for(self, file: Path, failed: Path) -> None:
+        """Until another process has written a file."""
+        while not file.is_file():
+            if start_over_time(self) or failed.exists():
+                raise TimeoutError(f"{file} has failed, or no time is left to wait for it")
+            time.sleep(0.2)
 
     @torch.no_grad()
     def taught(self, run: StudentRun, indices: Tensor, pixels: Tensor) -> Tensor:
         """What the teachers of a run say of its batch."""
-        spec, config = run.spec, run.config
-        answers = []
-        for name in self.full(spec):
-            file = self.answer_file(name, config)
-            if file.is_file() or str(file) in self._answers:
-                answers.append(self.written_answers(file)[run.step])
-                continue
-            key = (name, self.noise, spec.still, spec.side, config.seed, config.batch, config.augmentation, run.step)
-            if spec.still:
-                key = (name, self.noise, "still")
-            if key not in self._answers:
-                self._answers[key] = self.answer(name, spec, run, pixels)
+        spec, config, names = run.spec, run.config, self.full(run.spec)
+        files = {name: self.answer_file(name, config, self.noise) for name in names}
+        said = {name: self.written_answers(file)[run.step] for name, file in files.items() if self.is_written(file)}
+        stream = spec.still, spec.side, config.seed, config.batch, config.augmentation, run.step
+        keys = {name: (name, self.noise, *((True,) if spec.still else stream)) for name in names if name not in said}
+        if missing := tuple(name for name, key in keys.items() if key not in self._answers):
+            answers = self.asked_now(missing, spec, run, pixels)
+            self._answers |= {keys[name]: answer for name, answer in zip(missing, answers, strict=True)}
+        for name, key in keys.items():
             answer = self._answers[key]
-            answers.append(answer[indices.to(answer.device)] if spec.still else answer)
-        return combined(answers)
+            said[name] = answer[indices.to(answer.device)] if spec.still else answer
+        return combined([said[name] for name in names])
 
-    def answer_file(self, name: str, config: RunConfig) -> Path:
+    def teachers_of(self, embedders: list[Embedder]) -> Teachers:
+        """Teachers as they are asked here."""
+        return teachers_of(embedders, self.device, compiling=self.options.compile, fused=self.options.fused)
+
+    def stream(self, student: str, seed: int) -> RunConfig:
+        """The configuration that says which batches and crops a student sees."""
+        config = student_config(STUDENTS[student], self.options.data)
+        return replace(config, seed=seed)
+
+    def answer_file(self, name: str, config: RunConfig, noise: float) -> Path:
         """Where what a teacher says of a stream of batches is kept."""
         text = f"{config.seed} {config.batch} {config.augmentation}"
         stream = hashlib.sha256(text.encode()).hexdigest()[:8]
-        return Path(f"{self.folder(name, self.noise)}-{stream}.answers")
+        return Path(f"{self.folder(name, noise)}-{stream}.answers")
+
+    def is_written(self, file: Path) -> bool:
+        """Whether a file of answers is there, after a while if a task of this call writes it."""
+        if (file,) not in self._answers and file in self.promised:
+            self.wait_for(file, Path(f"{file}.failed"))
+        return (file,) in self._answers or file.is_file()
 
     def written_answers(self, file: Path) -> Tensor:
         """(steps, batch, D) on the device."""
-        if str(file) not in self._answers:
-            self._answers[str(file)] = load_file(file)["answers"].to(self.device)
-        return self._answers[str(file)]
+        if (file,) not in self._answers:
+            self._answers[(file,)] = load_file(file)["answers"].to(self.device)
+        return self._answers[(file,)]
 
-    def answer(self, name: str, spec: Student, run: StudentRun, pixels: Tensor) -> Tensor:
-        """Of one teacher, of a batch or of all whole images."""
-        embedder = self.teacher(name)
+    def asked_now(self, names: tuple[str, ...], spec: Student, run: StudentRun, pixels: Tensor) -> list[Tensor]:
+        """The answers of each of several teachers, about a batch or about all whole images."""
+        embedders = [self.teacher(name) for name in names]
         if spec.still:
-            return embed(embedder, self.sources["train"], autocast=precision(run.config.autocast)).clone()
-        key = str(self.folder(name, self.noise)), spec.side
+            mixed = precision(run.config.autocast)
+            return [embed(each, self.sources["train"], autocast=mixed).clone() for each in embedders]
+        key = names, self.noise, spec.side
         if key not in self._asked:
-            teachers = Teachers([embedder], self.device, compiling=self.options.compile)
+            teachers = self.teachers_of(embedders)
             if spec.side:
-                teachers.sides = [spec.side]
+                teachers.sides = [spec.side] * len(embedders)
             self._asked[key] = teachers
-        return self._asked[key](pixels)
+        return apart(self._asked[key](pixels), embedders)
+
+    def awaited(self, task: Task) -> list[Path]:
+        """What others may wait for, of a task that has failed."""
+        if task.kind == "answers":
+            stream = self.stream(task.names[0], task.seed)
+            paths = [self.answer_file(name, stream, task.noise) for name in task.names[1:]]
+        elif task.kind == "students":
+            paths = [self.folder(f"s:{name}-{task.seed}", task.noise) for name in task.names]
+        else:
+            paths = [self.folder(name, task.noise) for name in task.names]
+        return [path for path in paths if not path.exists()]
 
     def forget(self) -> None:
         """What was said of batches, before another stream of them."""
         self._answers.clear()
 
 
-def already_done(path: Path) -> set[tuple[str, int, float]]:
-    """What an earlier call has done."""
-    if not path.is_file():
-        return set()
-    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    return {(each["candidate"], each["seed"], each["noise"]) for each in lines}
+def apart(together: Tensor, embedders: list[Embedder]) -> list[Tensor]:
+    """The embeddings whose `combined` is given."""
+    widths = [each.embedding_dim for each in embedders]
+    return [each * math.sqrt(len(embedders)) for each in together.split(widths, dim=1)]
+
+
+Key = tuple[str, int, float]
+
+
+def already_done(*paths: Path) -> set[Key]:
+    """What earlier calls have done."""
+    texts = [text for path in paths if path.is_file() for text in path.read_text(encoding="utf-8").splitlines()]
+    return {(each["candidate"], each["seed"], each["noise"]) for each in map(json.loads, texts)}
+
+
+def key_of_teacher(name: str, noise: float) -> Key:
+    """By which the line of a teacher is known."""
+    kind, seed = name.rsplit("-", 1)
+    return f"teacher {kind}", int(seed), noise
+
+
+def to_do(tasks: list[Task], done: set[Key], stage: str) -> list[Task]:
+    """Without what has its line, unless somebody else needs it: weights are lost with the machine, lines are not."""
+    needed: set[tuple[str, float]] = set()
+    left = []
+    for task in reversed(tasks):  # what is needed comes before those who need it
+        names = task.names
+        if task.kind in ("students", "ensembles"):
+            known = STUDENTS if task.kind == "students" else ENSEMBLES
+            names = tuple(
+                name
+                for name in names
+                if (name, task.seed, task.noise) not in done or (f"s:{name}-{task.seed}", task.noise) in needed
+            )
+            groups = [known[name].teachers if task.kind == "students" else known[name] for name in names]
+            if stage == "test" and task.kind == "students":
+                groups = [drawn(group, task.seed) for group in groups]
+            needed |= {(name, task.noise) for group in groups for name in group}
+        elif task.kind == "answers":
+            names = tuple(name for name in names[1:] if (name, task.noise) in needed)
+            names = (task.names[0], *names) if names else ()
+        else:
+            names = tuple(
+                name for name in names if key_of_teacher(name, task.noise) not in done or (name, task.noise) in needed
+            )
+        if names:
+            left.append(replace(task, names=names))
+    return left[::-1]
 
 
 def student_config(spec: Student, name: str) -> RunConfig:
@@ -459,30 +631,40 @@ def teacher_config(kind: str, name: str) -> RunConfig:
 def lines_of(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
     """The results of a task."""
     bench.noise, bench.seed = task.noise, task.seed
-    work = {"teacher": teach, "answers": write_answers, "ensembles": measure_ensembles, "students": learn}[task.kind]
+    work = {"teachers": teach, "answers": write_answers, "ensembles": measure_ensembles, "students": learn}[task.kind]
     yield from work(task, bench)
 
 
 def teach(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
-    """Train a teacher and keep it."""
-    (name,) = task.names
-    kind, seed = name.rsplit("-", 1)
-    folder = bench.folder(name, task.noise)
-    if (folder / "model.json").is_file():
-        return
-    task = replace(task, seed=int(seed))
-    start = time.perf_counter()
-    base = teacher_config(kind, bench.options.data)
-    if bench.options.epochs:
-        base = replace(base, epochs=bench.options.epochs)
-    with seeded(int(seed)):
-        run = bench.begin(base, task, TeacherRun)
-        run.compiled_network = bench.networks.network(run.embedder, run.config) if bench.options.compile else None
-        run.run()
+    """Train teachers and keep them."""
+    for name in task.names:
+        kind, seed = name.rsplit("-", 1)
+        folder = bench.folder(name, task.noise)
+        if (folder / "model.json").is_file() or start_over_time(bench):
+            continue
+        one = replace(task, names=(name,), seed=int(seed))
+        start = time.perf_counter()
+        base = teacher_config(kind, bench.options.data)
+        if bench.options.epochs:
+            base = replace(base, epochs=bench.options.epochs)
+        with seeded(int(seed)):
+            run = bench.begin(base, one, TeacherRun)
+            run.compiled_network = bench.networks.network(run.embedder, run.config) if bench.options.compile else None
+            run.run()
+        keep(run.embedder, folder)
+        if key_of_teacher(name, task.noise) not in bench.done:
+            yield line("teacher", f"teacher {kind}", run, one, start)
+
+
+def keep(embedder: Embedder, folder: Path) -> None:
+    """Save a model so that it is there as a whole or not at all."""
     partial = Path(f"{folder}.partial")
-    run.embedder.save(partial)
+    embedder.save(partial)
     partial.rename(folder)
-    yield line("teacher", f"teacher {kind}", run, task, start)
+
+
+#: Batches that teachers see at once, where nobody waits for the first of them.
+TOGETHER = 4
 
 
 def write_answers(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
@@ -491,25 +673,35 @@ def write_answers(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
     The names are those of teachers after that of the student whose batches they are.
     """
     student, *names = task.names
-    spec = STUDENTS[student]
-    run = bench.begin(student_config(spec, bench.options.data), task, StudentRun)
-    todo = [name for name in names if not bench.answer_file(name, run.config).is_file()]
-    asked = {name: Teachers([bench.teacher(name)], bench.device, compiling=bench.options.compile) for name in todo}
-    said: dict[str, list[Tensor]] = {name: [] for name in todo}
-    source = bench.sources["train"]
-    for epoch in range(run.config.epochs if todo else 0):
-        run.epoch = epoch
-        plan = list(run.plan(run.batches.batches(epoch)))
-        for side in {teachers.sides[0] for teachers in asked.values()}:
-            for crops in source.crops(replace(windows, size=side) for windows in plan):
-                for name, teachers in asked.items():
-                    if teachers.sides[0] == side:
-                        said[name].append(teachers(crops))
-    for name, answers in said.items():
-        file = bench.answer_file(name, run.config)
-        save_file({"answers": torch.stack(answers).cpu()}, f"{file}.partial")
-        Path(f"{file}.partial").rename(file)
+    base = student_config(STUDENTS[student], bench.options.data)
+    run = bench.begin(base, task, StudentRun)
+    files = {name: bench.answer_file(name, run.config, task.noise) for name in names}
+    todo = [name for name, file in files.items() if not file.is_file()]
+    sides = {name: bench.teacher(name).preprocessing.crop for name in todo}
+    for side in sorted(set(sides.values())):
+        group = [name for name in todo if sides[name] == side]
+        embedders = [bench.teacher(name) for name in group]
+        teachers = bench.teachers_of(embedders)
+        with torch.no_grad(), reproducible(False):
+            batches = list(stream_of(run, bench.options.epochs or run.config.epochs, side, teachers))
+        for name, answers in zip(group, apart(torch.cat(batches), embedders), strict=True):
+            stacked = answers.view(-1, run.config.batch.size, answers.shape[1])
+            save_file({"answers": stacked.cpu()}, f"{files[name]}.partial")
+            Path(f"{files[name]}.partial").rename(files[name])
     yield from ()
+
+
+def stream_of(run: StudentRun, epochs: int, side: int, teachers: Teachers) -> Iterator[Tensor]:
+    """What teachers say of all crops of a run, in order; several batches at once, of one size, as graphs ask for."""
+    for epoch in range(epochs):
+        run.state.epoch = epoch
+        plan = list(run.plan(run.batches.batches(epoch)))
+        crops = run.sources["train"].crops(replace(windows, size=side) for windows in plan)
+        for count in [TOGETHER] * (len(plan) // TOGETHER) + [len(plan) % TOGETHER]:
+            seen = [next(crops).clone() for _ in range(count)]
+            if seen:
+                seen += [seen[-1]] * (TOGETHER - count)
+                yield teachers(torch.cat(seen))[: count * run.config.batch.size]
 
 
 def measure_ensembles(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
@@ -555,7 +747,9 @@ def learn(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
     stream = None
     for name in task.names:
         spec, start = STUDENTS[name], time.perf_counter()
-        if (name, task.seed, task.noise) in bench.done:
+        folder = bench.folder(f"s:{name}-{task.seed}", task.noise)
+        is_done = (name, task.seed, task.noise) in bench.done
+        if is_done and (not bench.options.keep or (folder / "model.json").is_file()):
             continue
         if start_over_time(bench):
             print(f"no time for {name}", flush=True)
@@ -567,17 +761,21 @@ def learn(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
             bench.forget()
         stream = base.batch, base.augmentation
         with seeded(task.seed):
-            run = bench.begin(base, task, StudentRun)
+            run = bench.begin(base, task, StudentRun, Path(f"{folder}.run"))
             run.spec, run.bench = spec, bench
             run.compiled_network = bench.networks.network(run.embedder, run.config) if bench.options.compile else None
+            run.continue_from_checkpoint()
+            continued = run.state.epoch
             run.run()
-        if bench.options.keep:
-            folder = bench.folder(f"s:{name}-{task.seed}", task.noise)
-            run.embedder.save(folder)
-        yield line("student", name, run, task, start) | {
-            "teachers": spec.teachers,
-            "spec": {"start": spec.start, "beside": spec.beside, "side": spec.side, "still": spec.still},
-        }
+        shutil.rmtree(run.folder.path)
+        if bench.options.keep and not folder.exists():
+            keep(run.embedder, folder)
+        if not is_done:
+            yield line("student", name, run, task, start) | {
+                "teachers": bench.full(spec),
+                **({"seconds_from_epoch": continued} if continued else {}),
+                "spec": {"start": spec.start, "beside": spec.beside, "side": spec.side, "still": spec.still},
+            }
 
 
 def start_over_time(bench: Bench) -> bool:
@@ -597,12 +795,58 @@ def header(task: Task, bench: Bench) -> dict[str, Any]:
 
 def line(kind: str, candidate: str, run: Any, task: Task, start: float) -> dict[str, Any]:
     """Of a run."""
-    keys = {"kind": kind, "candidate": candidate, "epochs": run.config.epochs, "history": run.history}
+    keys = {"kind": kind, "candidate": candidate, "epochs": run.config.epochs, "history": run.state.history}
     seconds = {"seconds": time.perf_counter() - start, "config": plain(_anywhere(run.config))}
     return header(task, _bench) | keys | seconds
 
 
 _bench: Bench
+
+#: Microseconds of an H200 for an image, as round 1 had them with four processes: trained, and seen by a teacher.
+TRAINED, SEEN = 140.0, 75.0
+#: ... and how many times as long other networks take: the larger image by its area, the small one by guess.
+TIMES = {"": 1.0, "288": 1.65, "64": 1.0, "eff": 0.8}
+#: Steps of 100 images in an epoch.
+STEPS = {"validation": 29, "test": 58}
+#: Seconds of a run besides its steps: images into the head and its test, k-means for the recipe, files.
+AROUND = 2.0
+
+
+def estimate(task: Task, stage: str) -> float:
+    """Seconds of an otherwise idle H200, without what is compiled."""
+    epoch = 100 * STEPS[stage] * 1e-6
+
+    def network(name: str) -> float:
+        return TIMES[name.rsplit("-", 1)[0].partition(".")[2]] if not name.startswith("s:") else 1.0
+
+    if task.kind == "teachers":
+        return sum(8 * epoch * TRAINED * network(name) + AROUND for name in task.names)
+    if task.kind == "answers":
+        return sum(STUDENTS[task.names[0]].changes["epochs"] * epoch * SEEN * network(name) for name in task.names[1:])
+    if task.kind == "ensembles":
+        return 20.0 * len(task.names)
+    seconds, asked = 0.0, dict[str, float]()
+    for spec in (STUDENTS[name] for name in task.names):
+        small = spec.changes.get("model.backbone") == "efficientnet_lite0"
+        seconds += spec.changes["epochs"] * epoch * TRAINED * TIMES["eff" if small else ""] + AROUND
+        for name in spec.teachers:
+            asked[name] = max(asked.get(name, 0.0), spec.changes["epochs"] * epoch * SEEN * network(name))
+    return seconds + sum(asked.values())
+
+
+def estimates(tasks: list[Task], stage: str) -> str:
+    """What tasks may take, one line each; students whose teachers' answers are written do not ask them."""
+    written = {(name, task.noise, task.seed) for task in tasks if task.kind == "answers" for name in task.names[1:]}
+    rows, total = [], 0.0
+    for task in tasks:
+        seconds = estimate(task, stage)
+        if task.kind == "students":
+            for name in {name for student in task.names for name in STUDENTS[student].teachers}:
+                if (name, task.noise, task.seed) in written:
+                    seconds -= estimate(Task("answers", (task.names[0], name), 0, 0.0), stage)
+        total += seconds
+        rows.append(f"{seconds:5.0f} s  {task.kind:9} seed {task.seed} noise {task.noise:g}  {'; '.join(task.names)}")
+    return "\n".join([*rows, f"{total:5.0f} s of an otherwise idle H200, {len(tasks)} tasks"])
 
 
 def summary(found: dict[str, Any]) -> str:
@@ -646,12 +890,13 @@ def work(queue: Any, options: argparse.Namespace) -> None:
             return
         try:
             for found in lines_of(task, _bench):
-                with open(options.out, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(found) + "\n")
-                print(summary(found), flush=True)
+                for path in options.out:
+                    with path.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(found) + "\n")
+                print(f"{time.time() - options.begun:4.0f} s: {summary(found)}", flush=True)
         except Exception:
-            if task.kind == "teacher":
-                Path(f"{_bench.folder(task.names[0], task.noise)}.failed").touch()
+            for path in _bench.awaited(task):
+                Path(f"{path}.failed").touch()
             print(f"FAILED {task}", flush=True)
             traceback.print_exc()
 
@@ -661,7 +906,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", choices=("validation", "test"), default="validation")
     parser.add_argument("--data", choices=("cub", "glyphs"), default="cub")
-    parser.add_argument("--round")
+    parser.add_argument("--rounds", nargs="+", choices=rounds(), default=[], metavar="ROUND")
+    parser.add_argument("--list", action="store_true", help="print the tasks that are left, and what they may take")
     parser.add_argument("--table", type=Path, help="print this file of results and do nothing else")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--evaluate-every", type=int, default=10)
@@ -675,20 +921,32 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--minutes", type=float, default=60.0, help="nothing is begun after these")
-    parser.add_argument("--out", default="results/transfer.jsonl")
+    parser.add_argument("--fused", action="store_true", help="teachers by cuDNN's fused convolutions: fused_resnet.py")
+    parser.add_argument("--minutes", type=float, default=60.0, help="nothing goes on after these, but is saved")
+    parser.add_argument("--save-every", type=float, default=60.0, help="seconds between checkpoints of a student")
+    parser.add_argument(
+        "--out", type=Path, nargs="+", default=[Path("results/transfer.jsonl")], help="each gets all lines"
+    )
+    parser.add_argument("--done", type=Path, nargs="+", default=[], help="files of results that are not made again")
     parser.add_argument("--commit", default="unknown")
     options = parser.parse_args()
     if options.table:
         print(table(options.table))
         return
-    options.deadline = time.time() + 60 * options.minutes
-    Path(options.out).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.models).mkdir(parents=True, exist_ok=True)
-    tasks = rounds()[options.round]
+    options.begun = time.time()
+    options.deadline = options.begun + 60 * options.minutes
+    done = already_done(*options.done, *options.out)
+    options.tasks = to_do([task for name in options.rounds for task in rounds()[name]], done, options.stage)
+    if options.list:
+        print(estimates(options.tasks, options.stage))
+        return
+    for path in (*options.out, Path(options.models) / "any"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    for stale in Path(options.models).glob("*.failed"):
+        stale.unlink()
     if options.cache and options.jobs > 1:
         decode(options, "g pa")
-    divide(tasks, work, options)
+    divide(options.tasks, work, options)
 
 
 if __name__ == "__main__":

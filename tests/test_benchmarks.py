@@ -23,6 +23,8 @@ from rich.console import Console
 import evaluation
 import field as field_benchmark
 import gpu
+import gpu_teachers
+import gpu_trees
 import measure
 import method_cost
 import training
@@ -309,6 +311,49 @@ def test_rows_of_training_are_appended_if_there_are_any(tmp_path, monkeypatch):
     module.main = lambda arguments: sys.exit(2)
     gpu.training_section(recorder, CPU, RATES)
     assert recorder.rows[-1].note == "failed: SystemExit: 2"
+
+
+def test_a_step_with_teachers_is_compared_with_one_without(tmp_path):
+    recorder = Recorder(tmp_path / "gpu.csv", gpu_environment(CPU.device, "abc"))
+    gpu.SECTIONS["teachers"](recorder, CPU, RATES)
+    alone, without, both = recorder.rows
+    assert not any(row.failed for row in recorder.rows), [row.note for row in recorder.rows]
+    assert alone.p50_ms > 0
+    assert without.p50_ms > 0
+    assert 0 < both.ratio < 1.5, "teachers cost something"
+    assert math.isnan(both.target_ratio), "a promise about ResNet-50 on a GPU"
+    assert both.verdict == ""
+
+
+def test_a_student_follows_the_teachers_that_it_is_measured_with():
+    student = gpu_teachers.Student(gpu_teachers.SMALL, 8, CPU)
+    assert len(student.teachers) == gpu_teachers.NUMBER
+    before = [parameter.clone() for parameter in student.embedder.parameters()]
+    assert student.said.shape == (8, gpu_teachers.NUMBER * 8)
+    student.with_teachers()
+    assert any(not torch.equal(a, b) for a, b in zip(before, student.embedder.parameters(), strict=True))
+
+
+# benchmarks/gpu_trees.py
+
+
+def test_two_trees_are_timed_in_turns(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(gpu_trees, "cases", lambda device: [gpu_trees.Case(200, "random", "none")])
+    source = str(ROOT / "src")
+    out = tmp_path / "trees.jsonl"
+    arguments = [source, source, "--device", "cpu", "--rounds", "2", "--seconds", "0", "--out", str(out)]
+    assert gpu_trees.main(arguments) == 0
+    (line,) = map(json.loads, out.read_text().splitlines())
+    assert len(line["before_ms"]) == len(line["after_ms"]) == 2
+    assert line["after_over_before"] > 0
+    assert "none, random, n = 200" in capsys.readouterr().out
+
+
+def test_a_tree_is_that_of_its_folder(tmp_path):
+    with pytest.raises(FileNotFoundError, match="must hold the folder pfml"):
+        gpu_trees.Tree(tmp_path, "cpu", 0.0)
+    with gpu_trees.started([ROOT / "src"], "cpu", 0.0) as (tree,):
+        assert tree.package == str(ROOT / "src" / "pfml")
 
 
 def test_training_can_be_run():

@@ -1,13 +1,22 @@
 """What was tried on CUB: every run has a line, every line a candidate; the docs' tables and plots come from them."""
 
+import argparse
 import importlib
 import json
+import queue
+import shutil
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from pfml.methods import METHODS, create_loss
+from pfml.models import create_embedder
+from pfml.runs.recipes import published_recipe
+from small_data import few_glyphs
 
 ROOT = Path(__file__).parents[1]
 STORED = {stage: ROOT / "results" / f"cub-{stage}.jsonl" for stage in ("validation", "test")}
@@ -18,7 +27,7 @@ def research():
     """The scripts as modules; `trial` adds a method to the table, which is taken off again."""
     before = dict(METHODS)
     sys.path.insert(0, str(ROOT / "research"))
-    names = ("trial", "candidates", "tables", "plots", "choose", "cub", "transfer")
+    names = ("trial", "candidates", "tables", "plots", "choose", "cub", "fused_resnet", "transfer")
     try:
         yield {name: importlib.import_module(name) for name in names}
     finally:
@@ -58,6 +67,24 @@ def test_every_line_is_a_run_of_a_candidate(research, lines):
                 assert line["error"]
 
 
+def test_other_methods_are_run_by_the_recipes_that_the_package_ships(research):
+    candidates = research["candidates"]
+    for method in candidates.AS_PUBLISHED:
+        config = candidates.candidate_config(f"q {method}")
+        recipe = published_recipe(method, "cub", "resnet50_he").recipe
+        assert config.loss.name == method
+        assert config.optimizer.lr == recipe.lr
+        assert config.epochs == recipe.epochs
+        assert config.batch.size == recipe.batch_size
+        assert config.head_start == recipe.head_start
+        assert config.average == 0.0
+
+
+def test_runs_that_are_done_are_left_out(research, lines):
+    done = research["cub"].already_done("test", [STORED["test"], STORED["validation"], ROOT / "no such file"])
+    assert done == {(line["candidate"], line["seed"], line["noise"]) for line in lines["test"]}
+
+
 def test_no_test_run_was_made_twice(lines):
     made = [(line["candidate"], line["seed"], line["noise"]) for line in lines["test"]]
     assert len(set(made)) == len(made)
@@ -95,7 +122,7 @@ def test_the_plots_are_written(research, monkeypatch, tmp_path):
 def test_every_line_of_students_is_one_of_the_tried_and_the_documentation_has_its_numbers(research):
     transfer = research["transfer"]
     path = ROOT / "results" / "transfer-validation.jsonl"
-    for text in path.read_text().splitlines():
+    for text in (text for each in path.parent.glob("transfer-*.jsonl") for text in each.read_text().splitlines()):
         line = json.loads(text)
         assert line["commit"] != "unknown"
         known = {"student": transfer.STUDENTS, "ensemble": transfer.ENSEMBLES}.get(line["kind"])
@@ -112,3 +139,138 @@ def test_every_line_of_students_is_one_of_the_tried_and_the_documentation_has_it
         "| **student of two recipes and two Proxy Anchors with filtering** | 1 | **81.6** | **44.7** |" in documentation
     )
     assert "| student 1 rc, robust | 20 % | 1 | 81.6 | 44.7 |" in table
+
+
+# research/transfer.py on a few glyphs
+
+
+@pytest.fixture
+def bench(research, tmp_path, monkeypatch, one_thread):
+    """Runs tasks of a few glyphs: 8 classes in batches of 32, two epochs, in this process."""
+    transfer = research["transfer"]
+    monkeypatch.setattr(transfer, "data_of", lambda config, stage: few_glyphs())
+    shipped = transfer.shipped_config("glyphs")
+    small = replace(
+        shipped,
+        model=replace(shipped.model, embedding_dim=8, image_size=16),
+        batch=replace(shipped.batch, size=32),
+        augmentation=replace(shipped.augmentation, random_crop=True, scale=(0.5, 1.0)),
+        deterministic=True,
+    )
+    monkeypatch.setattr(transfer, "shipped_config", lambda name: small)
+    monkeypatch.setattr(transfer, "TOGETHER", 3)
+
+    def run(*tasks):
+        options = argparse.Namespace(
+            stage="validation", data="glyphs", epochs=2, evaluate_every=1, root=None, weights=None, cache=None,
+            models=str(tmp_path), keep=True, workers=0, threads=1, device="cpu", jobs=1, compile=False, fused=False,
+            save_every=1e9, out=[tmp_path / "new.jsonl", tmp_path / "again.jsonl"], done=[], commit="abc",
+            begun=time.time(), deadline=time.time() + 600, tasks=tasks,
+        )  # fmt: skip
+        for path in options.out:
+            path.touch()
+        todo = queue.Queue()
+        for task in [*transfer.to_do(list(tasks), transfer.already_done(*options.out), options.stage), None]:
+            todo.put(task)
+        transfer.work(todo, options)
+        lines = [json.loads(text) for text in options.out[0].read_text().splitlines()]
+        assert options.out[1].read_text() == options.out[0].read_text()
+        return lines
+
+    run.transfer, run.folder = transfer, tmp_path
+    return run
+
+
+def curves(lines):
+    return {line["candidate"]: [epoch["loss"] for epoch in line["history"]] for line in lines}
+
+
+def test_answers_that_were_written_are_those_of_teachers_that_are_asked(bench):
+    transfer, name = bench.transfer, "1 rc, 2 teachers"
+    two = transfer.Task("teachers", transfer.STUDENTS[name].teachers, 0, 0.0)
+    student = transfer.Task("students", (name,), 0, 0.0)
+    asked = curves(bench(two, student))
+    for file in (*bench.folder.glob("*.jsonl"), *bench.folder.glob("*.answers")):
+        file.unlink()
+    shutil.rmtree(next(bench.folder.glob("*s:*")))
+    written = curves(bench(two, transfer.Task("answers", (name, *two.names), 0, 0.0), student))
+    assert len(list(bench.folder.glob("*.answers"))) == 2
+    assert written[name] == pytest.approx(asked[name], rel=1e-5)
+
+
+def test_what_has_a_line_is_not_made_again_and_lost_weights_are(bench):
+    transfer, name = bench.transfer, "1 rc, 2 teachers"
+    two = transfer.Task("teachers", transfer.STUDENTS[name].teachers, 0, 0.0)
+    assert len(bench(two)) == 2
+    for folder in bench.folder.glob("validation-0-*"):
+        shutil.rmtree(folder)
+    assert len(bench(two)) == 2, "a teacher that nobody needs is left alone"
+    assert not list(bench.folder.glob("validation-0-*"))
+    student = transfer.Task("students", (name,), 0, 0.0)
+    lines = bench(two, student)
+    assert [line["candidate"] for line in lines] == ["teacher pa", "teacher recipe", name]
+    assert len(list(bench.folder.glob("validation-0-*"))) == 3
+    assert len(bench(two, student)) == 3
+
+
+def test_a_student_whose_time_is_up_continues_where_it_was(bench):
+    transfer, name = bench.transfer, "1 rc, 2 teachers"
+    two = transfer.Task("teachers", transfer.STUDENTS[name].teachers, 0, 0.0)
+    student = transfer.Task("students", (name,), 0, 0.0)
+    whole = curves(bench(two, student))
+    for file in bench.folder.glob("*.jsonl"):
+        file.unlink()
+    shutil.rmtree(next(bench.folder.glob("*s:*")))
+    calls = iter([False, False, *[True] * 9])  # neither the task nor the student is late, but the first epoch's end
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfer, "start_over_time", lambda bench: next(calls))
+        assert name not in curves(bench(student))
+    (stopped,) = bench.folder.glob("*s:*.run")
+    (line,) = (line for line in bench(student) if line["candidate"] == name)
+    assert line["seconds_from_epoch"] == 1
+    assert [epoch["loss"] for epoch in line["history"]] == whole[name]
+    assert not stopped.exists()
+
+
+def test_fused_teachers_say_what_the_others_do(research, one_thread):
+    torch.manual_seed(0)
+    embedder = create_embedder("resnet50_he", weights="none", embedding_dim=8).eval()
+    for module in embedder.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(module.running_mean, -0.1, 0.1)
+            torch.nn.init.uniform_(module.bias, -0.1, 0.1)
+    crops, cpu = torch.rand(2, 3, 64, 64), torch.device("cpu")
+    ways = [
+        research["fused_resnet"].teachers_of([embedder, embedder], cpu, compiling=False, fused=fused)
+        for fused in (False, True)
+    ]
+    for teachers in ways:
+        teachers.sides = [64, 64]
+    torch.testing.assert_close(ways[1](crops), ways[0](crops), rtol=1e-4, atol=1e-5)
+
+
+def test_a_test_has_teachers_of_its_own_for_each_seed(research):
+    transfer = research["transfer"]
+    for title, tasks in transfer.rounds().items():
+        if not title.startswith("3 "):
+            continue
+        taught = {(name, task.noise) for task in tasks if task.kind == "teachers" for name in task.names}
+        asked = [
+            {(name, task.noise) for name in transfer.drawn(transfer.STUDENTS[student].teachers, task.seed)}
+            for task in tasks
+            if task.kind == "students"
+            for student in task.names[:1]
+        ]
+        assert len(asked) == 3
+        assert set.union(*asked) <= taught
+        assert sum(map(len, asked)) == len(set.union(*asked))
+
+
+def test_every_task_has_an_estimate_and_every_teacher_a_configuration(research):
+    transfer = research["transfer"]
+    for tasks in transfer.rounds().values():
+        for task in tasks:
+            assert 0 < transfer.estimate(task, "test") < 1_500
+            for name in task.names if task.kind == "teachers" else ():
+                transfer.teacher_config(name.rsplit("-", 1)[0], "cub")
+        assert "of an otherwise idle H200" in transfer.estimates(tasks, "validation")

@@ -145,6 +145,25 @@ def test_evaluate_verifies_pairs_expands_queries_and_re_ranks(trained, capsys):
     assert 0 <= answer["verification"]["eer"]["value"] <= 1
 
 
+def test_evaluate_plots_verification(trained, tmp_path, capsys):
+    plot = tmp_path / "new folder" / "verification.png"
+    main(["evaluate", str(trained), "--verification", "--plot", str(plot)])
+    assert f"{plot}: FNMR over FMR" in capsys.readouterr().out
+    with Image.open(plot) as image:
+        assert image.format == "PNG"
+        assert image.width == 2 * 620
+    assert [each.name for each in plot.parent.iterdir()] == [plot.name]
+
+
+def test_a_plot_that_cannot_be_made_is_refused_before_anything_is_embedded(trained, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("pfml.evaluation.embed_test", None)
+    assert "give --verification, too" in failure(capsys, "evaluate", str(trained), "--plot=a.png")[1]
+    (tmp_path / "folder.png").mkdir()
+    for name in ("a.jpg", str(tmp_path / "folder.png")):
+        _, message = failure(capsys, "evaluate", str(trained), "--verification", f"--plot={name}")
+        assert f"--plot must be a file that ends in .png, got {name}" in message
+
+
 def test_a_model_inside_of_a_run_is_evaluated_on_the_run_s_data(trained, capsys):
     main(["evaluate", str(trained / "model")])
     assert "64 images of 4 unseen classes" in capsys.readouterr().out

@@ -136,3 +136,58 @@ def test_what_cannot_be_verified_is_refused():
         verification_metrics(torch.eye(3), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ValueError, match="between 0 and 1"):
         verification_metrics(torch.eye(3), torch.tensor([0, 0, 1]), rates=(1.0,))
+
+
+def test_the_interval_of_the_curve_is_that_of_its_rates():
+    queries, labels = points(8, 6, spread=1.0, seed=4)
+    curve = verification_metrics(queries, labels, rates=()).curve
+    rates = [rate for rate in curve[::9, 0].tolist() if 0 < rate < 1]
+    # each point again, as a rate that is reported
+    result = verification_metrics(queries, labels, rates=rates)
+    at = {fmr: tuple(ends) for fmr, ends in zip(curve[:, 0].tolist(), result.curve_interval.tolist(), strict=True)}
+    assert len(rates) > 5
+    for rate, estimate in result.fnmr_at.items():
+        assert at[rate] == pytest.approx(estimate.interval, abs=1e-9)
+    assert result.as_dict()["curve_interval"] == result.curve_interval.tolist()
+    few = verification_metrics(queries[labels < 2], labels[labels < 2])
+    assert few.curve_interval is None
+    assert few.as_dict()["curve_interval"] is None
+
+
+def test_a_sample_estimates_the_rates_of_all_pairs():
+    queries, labels = points(60, 30, spread=1.0, seed=6)
+    exact = verification_metrics(queries, labels, rates=(0.05,))
+    assert exact.images == 1800
+    some = [verification_metrics(queries, labels, rates=(0.05,), most_images=600, seed=seed) for seed in range(8)]
+    assert all(550 <= each.images <= 600 for each in some)
+    assert len({each.eer.value for each in some}) == 8, "a seed of its own is a sample of its own"
+    for name in ("eer", "auroc"):
+        of_each = [getattr(each, name) for each in some]
+        values = [each if name == "auroc" else each.value for each in of_each]
+        whole = exact.auroc if name == "auroc" else exact.eer.value
+        assert sum(values) / 8 == pytest.approx(whole, abs=0.02)
+    assert verification_metrics(queries, labels, most_images=1800).genuine == exact.genuine
+
+
+@pytest.mark.parametrize(
+    ("classes", "each", "most", "kept_classes", "kept_each"),
+    [
+        (500, 4, 200, 50, 4),  # whole classes, since they are small
+        (10, 200, 400, 10, 40),  # every class, since they are large
+        (100, 40, 400, 20, 20),  # fewer classes and fewer images of each
+    ],
+)
+def test_a_sample_has_classes_with_enough_images(classes, each, most, kept_classes, kept_each):
+    labels = torch.arange(classes).repeat(each)
+    kept = module._sample(labels, most, seed=0)
+    counts = torch.bincount(labels[kept])
+    assert counts[counts > 0].tolist() == [kept_each] * kept_classes
+
+
+def test_a_sample_takes_the_same_classes_of_queries_and_gallery():
+    queries, labels = points(40, 5, seed=7)
+    items, item_labels = points(40, 5, seed=8)
+    result = verification_metrics(queries, labels, items, item_labels, most_images=100)
+    assert result.images == 100
+    assert result.genuine == 10 * 5 * 5
+    assert result.impostors == 10 * 9 * 5 * 5

@@ -9,7 +9,9 @@ import torch
 
 from pfml.data import ImageSet, RetrievalData
 from pfml.evaluation import evaluate
-from pfml.ladder.ladder import Candidate, climb
+from pfml.ladder.crossfit import Gain
+from pfml.ladder.heads import ClosedForm
+from pfml.ladder.ladder import Candidate, Features, Rung, View, best_of, climb
 from pfml.methods import LossConfig
 from pfml.models import create_embedder
 
@@ -58,8 +60,8 @@ def test_heads_weaken_what_varies_within_classes_and_the_model_does_what_was_mea
 
 def test_minutes_train_a_head_and_keep_it_only_if_it_is_better(backbone, distracted):
     found = climb(backbone, distracted, field, effort="minutes", head_steps=8)
-    assert [rung.name for rung in found.rungs] == ["pretrained", "closed form", "trained head"]
-    assert found.chosen.proof == max(rung.proof for rung in found.rungs)
+    assert [rung.name for rung in found.rungs] == ["pretrained", "closed form", "views", "trained head"]
+    assert found.chosen.proof == max(rung.proof for rung in found.rungs if rung.is_proved)
     assert evaluate(found.embedder, distracted).map_at_r == pytest.approx(found.after.map_at_r, abs=1e-6)
 
 
@@ -68,8 +70,7 @@ def test_labels_that_mean_nothing_leave_the_backbone_as_it_is(backbone, distract
     found = climb(
         backbone, replace(distracted, train=distracted.train.with_labels(mixed)), field, effort="minutes", head_steps=8
     )
-    assert found.chosen.candidate == Candidate("avg")
-    assert found.after.as_dict() == found.before.as_dict()
+    assert not found.chosen.candidate.learns
     assert found.embedder.trained_on is None
     assert found.embedder.head.linear is None
 
@@ -90,7 +91,117 @@ def test_the_same_images_and_seed_give_the_same_ladder(backbone, distracted):
 
 
 def test_what_is_no_backbone_or_no_effort_is_refused(backbone, distracted):
-    with pytest.raises(ValueError, match="seconds, minutes, got 'days'"):
+    with pytest.raises(ValueError, match="seconds, minutes, hours, got 'days'"):
         climb(backbone, distracted, field, effort="days")
     with pytest.raises(ValueError, match="without a linear layer"):
         climb(create_embedder("convnet", embedding_dim=4), distracted, field)
+
+
+def test_views_are_larger_crops_and_the_mean_of_an_image_and_its_mirror_image(backbone, distracted):
+    features = Features(backbone, distracted)
+    assert features.base == Candidate(View(32), "avg")
+    assert features.views() == [View(32, True), View(41), View(41, True)]
+    from pfml.evaluation import embed
+    from pfml.models.backbone_table import with_image_size
+
+    larger = replace(features.backbone.config, image_size=41)
+    assert features.of(View(41))["avg"].shape == (96, features.backbone.head.num_features)
+    expected = create_embedder(
+        "convnet", embedding_dim=None, pooling="gem", image_size=larger.image_size, flip_test=True
+    )
+    expected.load_state_dict(backbone.state_dict())
+    assert expected.preprocessing == with_image_size(backbone.preprocessing, 41)
+    points = embed(expected, distracted.train, features=True)
+    assert torch.allclose(features.of(View(41, True))["gem"], points, atol=1e-5)
+    assert not torch.allclose(features.of(View(41))["gem"], points, atol=1e-5)
+
+
+def test_each_better_rung_gives_a_usable_model(backbone, distracted):
+    kept = []
+    found = climb(backbone, distracted, field, effort="minutes", head_steps=4, keep=kept.append)
+    assert kept[0].head.linear is None
+    assert len(kept) >= 2
+    assert kept[-1] is found.embedder
+
+
+def known(data):
+    """Half of the images of every class, searched among the others."""
+    train, test = (data.train.subset(torch.arange(start, len(data.train), 2)) for start in (0, 1))
+    return RetrievalData("squares", train, test, gallery=train, protocol="images")
+
+
+def test_known_classes_are_validated_by_images_and_searched_among_the_training_images(backbone, distracted):
+    data = known(replace(distracted, train=squares(8, 24, 1, 0.9)))
+    found = climb(backbone, data, field, effort="seconds")
+    assert found.chosen.candidate.head is not None
+    assert found.after.num_queries == 96
+    assert evaluate(found.embedder, data).map_at_r == pytest.approx(found.after.map_at_r, abs=1e-6)
+
+
+def test_where_nothing_is_held_out_validation_alone_says_how_good_it_is(backbone, distracted):
+    data = RetrievalData("squares", distracted.train, distracted.train.of_classes([]), protocol="none")
+    found = climb(backbone, data, field, effort="seconds")
+    assert found.before is None
+    assert found.after is None
+    assert found.chosen.gains["map_at_r"].mean > 0
+    assert found.embedder.trained_on.class_names == distracted.train.class_names
+
+
+def rung(name, recall, precision, error=0.01, over_last=None):
+    gains = {"recall_at_1": Gain(recall, error), "map_at_r": Gain(precision, error)}
+    last = {} if over_last is None else {"map_at_r": Gain(over_last, error)}
+    return Rung(name, Candidate(View(32), "avg", ClosedForm(0.5, None)), {}, gains, last)
+
+
+def test_what_gains_less_than_its_error_or_loses_recall_is_not_kept():
+    base = rung("pretrained", 0.0, 0.0, 0.0)
+    assert best_of([base, rung("a", 0.005, 0.005)]) is base
+    assert best_of([base, rung("a", 0.03, 0.03)]).name == "a"
+    assert best_of([base, rung("a", -0.03, 0.2)]) is base  # however much MAP@R it gains
+    assert best_of([base, rung("a", 0.03, 0.03), rung("b", 0.04, 0.04)]).name == "b"
+    assert best_of([base, rung("a", 0.04, 0.04), rung("b", 0.03, 0.03)]).name == "a"
+    assert best_of([base]) is base
+
+
+def test_fine_tuning_must_be_better_than_what_was_kept_before_it():
+    base, head = rung("pretrained", 0.0, 0.0, 0.0), rung("a", 0.03, 0.03)
+    assert best_of([base, head, rung("b", 0.05, 0.05, over_last=0.005)]) is head
+    assert best_of([base, head, rung("b", 0.03, 0.03, over_last=0.02)]).name == "b"
+
+
+def test_hours_fine_tune_on_each_part_and_on_all_if_that_is_better(backbone, distracted):
+    trained = []
+
+    def perfect(positions, name, embedder, embeddings):
+        """An embedder that sees the color of the class alone."""
+        trained.append((len(positions), name))
+        assert len(embeddings) == len(positions)
+        embedder.backbone = GreenAndBlue()
+        return embedder
+
+    found = climb(backbone, distracted, field, effort="hours", head_steps=4, fine_tune=perfect)
+    assert [each.name for each in found.rungs][-1] == "fine-tuned"
+    assert sum(count for count, _ in trained[:-1]) == 96 * (len(trained) - 2)  # each part is left out once
+    assert trained[-1] == (96, "all")
+    assert found.chosen.candidate.is_fine_tuned
+    assert found.after.map_at_r == pytest.approx(evaluate(found.embedder, distracted).map_at_r, abs=1e-6)
+
+
+class GreenAndBlue(torch.nn.Module):
+    """Feature maps of two colors."""
+
+    num_features, num_prefix_tokens = 96, 0
+
+    def forward(self, images):
+        maps = torch.zeros(len(images), 96, *images.shape[2:])
+        maps[:, :2] = images[:, 1:]
+        maps[:, 2] = 0.3
+        return maps
+
+
+def test_a_candidate_is_read_as_it_was_written():
+    for candidate in (
+        Candidate(View(32), "avg"),
+        Candidate(View(41, True), "gem", ClosedForm(0.5, 64), is_trained=True, is_fine_tuned=True),
+    ):
+        assert Candidate.of(candidate.as_dict()) == candidate

@@ -78,6 +78,14 @@ def test_a_table_has_headings_for_columns_and_rows_and_emphasized_cells():
     assert 'class="caption"' not in page_of("{{ table(table_) }}", table_=table)
 
 
+def test_columns_of_words_start_at_the_left_and_break():
+    table = Table(("rung", "candidate", "R@1"), (("one", "some words", "12.3"),), prose=frozenset({1}))
+    html = page_of("{{ table(table_) }}", table_=table)
+    assert '<th scope="col" class="prose">candidate</th><th scope="col">R@1</th>' in html
+    assert '<td class="prose">some words</td><td>12.3</td>' in html
+    assert re.search(r"td\.prose { white-space: normal", html)
+
+
 def test_a_gallery_says_how_narrow_its_figures_may_be():
     assert "--narrowest: 123px" in page_of("{% call gallery(123) %}{% endcall %}")
 

@@ -265,13 +265,17 @@ def test_a_run_that_worked_up_the_ladder_is_finished_by_the_ladder(trained, tmp_
     write_config(folder / "config.yaml", ladder, sealed=True)
     calls = []
 
-    def finish(source, out, monitor):
+    def finish(source, out, *, monitor):
+        assert not (out / "config.yaml").exists()  # an interrupted one is fitted again
         calls.append((source, out))
         write_config(out / "config.yaml", ladder, sealed=True)
         load_embedder(trained).save(out / "model")
         (out / "results.json").write_bytes((folder / "results.json").read_bytes())
+        return RunFolder(out).read_results()
 
-    monkeypatch.setattr(ladder_run, "finish_ladder", finish, raising=False)
+    monkeypatch.setattr(ladder_run, "finish_ladder", finish)
+    assert begin_final(folder).config.data.split == "none"
+    write_config(folder / "final" / "config.yaml", ladder, sealed=True)
     main(["train", "--final", str(folder)])
     assert calls == [(folder, folder / "final")]
     assert "evaluated by nothing" in capsys.readouterr().out

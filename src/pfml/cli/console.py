@@ -61,8 +61,9 @@ def preferred_run(console: Console, run: Path) -> Path:
     from pfml.runs.final import final_classes, final_folder, preferred_folder
 
     chosen, classes = preferred_folder(run), final_classes(run)
-    if classes is not None:
-        print_line(console, f"using the final model of {run}, trained on all {classes:,} classes")
+    if chosen != run:
+        learned = f", trained on all {classes:,} classes" if classes else ""
+        print_line(console, f"using the final model of {run}{learned}")
     elif (final_folder(run) / "config.yaml").is_file():
         rest = f"pfml train --final {shell_words(str(run))} finishes it"
         print_line(console, f"using the model of {run}, since the final model is not trained to its end: {rest}")
@@ -77,11 +78,9 @@ def print_validated(console: Console, run: Path) -> None:
     known = read_validated(run)
     if known is None:
         return
-    print_line(
-        console,
-        f"evaluated by nothing: this model has seen all images; the figures of {known.run}, trained with the same "
-        f"settings on {known.classes:,} classes:",
-    )
+    part = f"{known.classes:,} classes" if known.classes else "a part of the images"
+    about = f"the figures of {known.run}, trained with the same settings on {part}:"
+    print_line(console, f"evaluated by nothing: this model has seen all images; {about}")
     if known.scores:
         row = f"{known.run}, epoch {known.epoch}"
         print_scores(console, PROTOCOLS[known.protocol], {row: known.scores})

@@ -12,6 +12,8 @@ from pfml.terminal import print_line
 if TYPE_CHECKING:
     from argparse import ArgumentParser
 
+    from pfml.evaluation import Verification
+
 
 def evaluate(
     run: Path,
@@ -19,6 +21,7 @@ def evaluate(
     root: Path | None = None,
     nmi: bool = False,
     verification: bool = False,
+    plot: Path | None = None,
     expand: int | None = None,
     rerank: bool = False,
     device: str = "auto",
@@ -43,6 +46,8 @@ def evaluate(
     from pfml.training.environment import resolve_device
     from pfml.training.progress import ProgressMonitor
 
+    if plot is not None:
+        _check_plot(plot, verification)
     console = create_console(stderr=as_json, quiet=quiet)
     is_given, unreadable = data is not None, "auto"
     division: dict[str, Any] = {}
@@ -89,6 +94,9 @@ def evaluate(
     print_scores(console, title, rows)
     if pairs is not None:
         print_verification(console, pairs)
+        if plot is not None:
+            _write_plot(pairs, plot)
+            print_line(console, f"{plot}: FNMR over FMR, with its 95 % interval")
     if as_json:
         size = {"images": len(images.test), "classes": images.test.num_classes}
         more = {name: row for name, row in rows.items() if name != str(run)}
@@ -101,6 +109,23 @@ def evaluate(
         }
         answer |= {"reranked": more} if more else {}
         print_json(answer | ({} if pairs is None else {"verification": pairs.as_dict()}))
+
+
+def _check_plot(path: Path, verification: bool) -> None:
+    """Refuse a plot that could not be made, before anything is embedded."""
+    if not verification:
+        raise ValueError(f"--plot {path} shows the errors of verification: give --verification, too")
+    if path.suffix.lower() != ".png" or path.is_dir():
+        raise ValueError(f"--plot must be a file that ends in .png, got {path}")
+
+
+def _write_plot(pairs: Verification, path: Path) -> None:
+    from pfml.plots.theme import LIGHT, png_of_figure
+    from pfml.plots.verification import plot_verification
+    from pfml.storage.files import write_atomically
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, png_of_figure(plot_verification(pairs, LIGHT)))
 
 
 def add_evaluate_arguments(parser: ArgumentParser) -> None:
@@ -119,6 +144,12 @@ def add_evaluate_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="Over all pairs: the equal error rate (EER), and false non-match rates (FNMR) at false match rates (FMR) "
         "of 1e-2, 1e-3 and 1e-4.",
+    )
+    add(
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        help="With --verification: write FNMR over FMR as a plot, with its 95 % interval.",
     )
     add_expand_option(parser, "also search")
     add("--rerank", action="store_true", help="Also rank by k-reciprocal neighbors (Zhong et al., 2017).")

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,11 @@ def train(
     as_json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Train an embedder and evaluate it on unseen classes: log, checkpoints, model and results in a run folder."""
+    """Train an embedder and evaluate it on what was held out: log, model and results in a run folder.
+
+    On images of one's own, without options of the training, candidates of rising cost are tried, and what validation
+    proves to be better than the pretrained backbone is kept (--effort).
+    """
     from pfml.distributed.launch import FailedElsewhereError, open_world
     from pfml.ladder.run import refuse_other_options
     from pfml.runs.config import RunConfig
@@ -61,6 +66,8 @@ def train(
     from pfml.training.shutdown import Interrupted
 
     shape = None if ensemble is None else Ensemble(ensemble, student_epochs)
+    if config.effort is None and shape is None and resume is None:
+        config = _with_usual_effort(config, given)
     if config.effort is not None:
         refuse_other_options(given or ())
         if shape is not None or config.teachers:
@@ -107,8 +114,8 @@ def train(
     try:
         with open_world(resolve_device(config.device)) as world:
             console.quiet = quiet or not world.is_first
-            method = "student" if shape is not None else "ladder" if config.effort else config.loss.name
-            name = f"{Path(config.data.name).stem}-{method}"
+            method = "-student" if shape is not None else "" if config.effort else f"-{config.loss.name}"
+            name = f"{Path(config.data.name).stem}{method}"
             out = Path(world.by_first(lambda: str(out or free_folder(Path("runs"), name))))
             if resume is None:
                 world.by_first(RunFolder(out).refuse_run)  # before anything is printed or computed
@@ -284,6 +291,20 @@ def _is_restarted(config: RunConfig, out: Path | None, shape: Ensemble | None) -
     return out is not None and Launch.of_process().restarts > 0 and is_ensemble(out)
 
 
+def _with_usual_effort(config: RunConfig, given: Collection[str] | None) -> RunConfig:
+    """`config` with the effort of a bare command: minutes on one's own images, where no option says how to train."""
+    from pfml.data.own_images import is_own
+    from pfml.distributed.torchrun import Launch
+    from pfml.ladder.run import leaves_to_ladder
+    from pfml.models.backbone_table import default_weights
+
+    model = config.model
+    weights = default_weights(model.backbone) if model.weights == "default" else model.weights
+    is_pretrained = "model.backbone" not in (given or ()) or weights != "none"
+    suits = given is not None and is_own(config.data.name) and leaves_to_ladder(given) and is_pretrained
+    return replace(config, effort="minutes") if suits and Launch.of_process().size == 1 else config
+
+
 def _with_suggestions(
     config: RunConfig,
     given: Collection[str],
@@ -354,7 +375,7 @@ def _run(
     from pfml.training.start import with_moved_corrections
 
     ranks = f" on {world.size} ranks" if world.size > 1 else ""
-    what = config.loss.name if config.effort is None else "the ladder"
+    what = config.loss.name if config.effort is None else f"the ladder ({config.effort})"
     print_line(console, f"{what} on {config.data.name}, {config.model.backbone}, in {out}{ranks}")
     monitor = ProgressMonitor(console, said=() if prepared.data is None else prepared.data.remarks)
     if config.effort is not None and read_validated(out) is not None:
@@ -370,7 +391,7 @@ def _run(
     if config.effort is not None:
         if world.size > 1:
             raise ValueError(f"--effort runs in one process, got {world.size} ranks: leave out torchrun")
-        return _run_ladder(config, out, data, console, monitor)
+        return _run_ladder(config, out, data, resume, console, monitor)
     if shape is None:
         embedder = None if data is None or config.start is not None else create_run_embedder(config)
         results = run(config, out, data=data, embedder=embedder, resume=resume, monitor=monitor, world=world)
@@ -400,17 +421,17 @@ def _run(
 
 
 def _run_ladder(
-    config: RunConfig, out: Path, data: PreparedData | None, console: Console, monitor: Monitor
+    config: RunConfig, out: Path, data: PreparedData | None, resume: bool, console: Console, monitor: Monitor
 ) -> dict[str, Any]:
     """The results of a run that works up the ladder; prints them, and what was kept."""
     from pfml.ladder.run import run_ladder
     from pfml.pages.run import write_run_page
 
-    done = run_ladder(config, out, data=data, monitor=monitor)
+    done = run_ladder(config, out, data=data, resume=resume, monitor=monitor)
     print_results(console, done.results)
     print_line(console, done.conclusion)
     print_line(console, f"{out}: config, log, results; the model: pfml.load_embedder({str(out)!r})")
-    if data is not None:
+    if data is not None and data.data.protocol != "none":
         page = write_run_page(out, data=data.data)
         print_line(console, f"{page}: search results, a map, the hardest classes")
     return done.results
@@ -418,11 +439,11 @@ def _run_ladder(
 
 def _finish_ladder(out: Path, console: Console, monitor: Monitor) -> dict[str, Any]:
     """The results of the final model of a run that worked up the ladder, whose folder is around `out`."""
-    from pfml.ladder.run import finish_ladder  # type: ignore[attr-defined, unused-ignore]
+    from pfml.ladder.run import finish_ladder
     from pfml.runs.folder import RunFolder
 
-    finish_ladder(out.parent, out, monitor)
-    results = RunFolder(out).read_results()
+    RunFolder(out).config.unlink(missing_ok=True)  # of one that was interrupted: it is fitted again
+    results = finish_ladder(out.parent, out, monitor=monitor)
     print_results(console, results)
     print_validated(console, out)
     print_line(console, f"{out}: config, log, results; the model: pfml.load_embedder({str(out)!r})")

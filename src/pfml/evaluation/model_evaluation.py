@@ -159,13 +159,14 @@ def embed(
     track: Track | None = None,
     world: World | None = None,
     features: bool | Sequence[str] = False,
+    mirrored: bool = False,
 ) -> Tensor:
     """The embeddings of all images, (N, D) float32, in their order and on the device of the embedder.
 
     Images are resized and cropped as the embedder's preprocessing says. The arguments are those of `evaluate`; with
     `features` it is what the head's linear layer gets instead, (N, F), or what it would get with each of several
-    poolings, side by side. Several ranks embed whole batches each, so that the result is that of one process to the
-    bit, and each has all of it.
+    poolings, side by side. With `mirrored` the images are mirrored left to right. Several ranks embed whole batches
+    each, so that the result is that of one process to the bit, and each has all of it.
     """
     world = world or World()
     if batch_size < 1:
@@ -184,6 +185,8 @@ def embed(
     result = torch.empty(sum(map(len, mine)), width, device=location)
     mixed = contextlib.nullcontext() if autocast is None else torch.autocast(location.type, dtype=autocast)
     plan = [embedder.preprocessing.windows(indices, source.sizes) for indices in mine]
+    if mirrored:
+        plan = [dataclasses.replace(windows, flipped=~windows.flipped) for windows in plan]
     cropped = zip(plan, source.crops(plan), strict=True)
     done = 0
     with world.together(), evaluation_mode(embedder), mixed:

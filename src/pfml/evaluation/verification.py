@@ -15,6 +15,10 @@ of them is a threshold.
 
 Pairs are not independent: an image is in many. Intervals therefore come from leaving out whole classes (the jackknife
 over `GROUPS` groups of classes).
+
+Pairs grow with the square of the images. `most_images` compares a random sample of so many: some of the classes, and
+some of the images of each. All genuine pairs have one chance to be in it and all impostors another, so that the rates
+estimate those of all pairs.
 """
 
 from __future__ import annotations
@@ -39,6 +43,8 @@ MOST_THRESHOLDS = 2**16
 GROUPS = 20
 #: Points of the curve at most.
 CURVE_POINTS = 400
+#: Images of an average class that a sample keeps; it has fewer classes rather than fewer images of each.
+SAMPLED_PER_CLASS = 20
 #: Pairs that are counted at once.
 PAIRS_AT_ONCE = {"cpu": 2**22, "cuda": 2**26}
 
@@ -66,7 +72,10 @@ class Verification:
         auroc: The probability that a genuine pair is closer than an impostor.
         genuine: Number of pairs of one class.
         impostors: Number of pairs of two classes.
+        images: Number of images that were compared, those of the gallery included.
         curve: (P, 2) float64: rising false match rates and their false non-match rates.
+        curve_interval: (P, 2) float64: the 95 % interval of each false non-match rate of the curve, low and high; None
+            where there are fewer than three classes to leave out.
     """
 
     eer: Estimate
@@ -75,7 +84,9 @@ class Verification:
     auroc: float
     genuine: int
     impostors: int
+    images: int
     curve: Tensor
+    curve_interval: Tensor | None
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
@@ -86,7 +97,9 @@ class Verification:
             "auroc": self.auroc,
             "genuine": self.genuine,
             "impostors": self.impostors,
+            "images": self.images,
             "curve": self.curve.tolist(),
+            "curve_interval": None if self.curve_interval is None else self.curve_interval.tolist(),
         }
 
 
@@ -98,6 +111,7 @@ def verification_metrics(
     *,
     rates: Sequence[float] = RATES,
     groups: int = GROUPS,
+    most_images: int | None = None,
     seed: int = 0,
 ) -> Verification:
     """The errors of telling same from different over all pairs of images, or over all pairs with a gallery.
@@ -109,7 +123,8 @@ def verification_metrics(
         gallery_labels: (G,) int64.
         rates: False match rates at which to report the false non-match rate.
         groups: Groups of classes for the intervals.
-        seed: Of the division into groups.
+        most_images: How many images to compare at most, a random sample of them; None for all.
+        seed: Of the division into groups, and of the sample.
 
     Raises:
         ValueError: If no two images are of one class, or all are.
@@ -127,6 +142,12 @@ def verification_metrics(
     labels = labels.to(queries.device)
     gallery_labels = None if gallery_labels is None else gallery_labels.to(queries.device)
     known = labels if gallery_labels is None else torch.cat([labels, gallery_labels])
+    if most_images is not None and len(known) > most_images:
+        kept = _sample(known, most_images, seed)
+        of_queries, of_items = kept.split([len(labels), len(known) - len(labels)])
+        queries, labels, known = queries[of_queries], labels[of_queries], known[kept]
+        if items is not None and gallery_labels is not None:
+            items, gallery_labels = items[of_items], gallery_labels[of_items]
     classes = known.unique()
     groups = min(groups, len(classes))
     shuffled = torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed)).to(labels.device)
@@ -164,6 +185,7 @@ def verification_metrics(
 
     shown = [rate for rate in rates if counts.impostors * rate >= 1]
     positions = {rate: counts.first_with(rate) for rate in shown}
+    curve = counts.curve()
     return Verification(
         eer=estimate(_equal_error_rate),
         fnmr_at={rate: estimate(lambda some, rate=rate: some.fnmr_at(rate)) for rate in shown},  # type: ignore[misc]
@@ -175,8 +197,31 @@ def verification_metrics(
         auroc=counts.auroc(),
         genuine=counts.genuine,
         impostors=counts.impostors,
-        curve=counts.curve(),
+        images=len(known),
+        curve=curve,
+        curve_interval=_curve_interval(curve, without),
     )
+
+
+def _sample(labels: Tensor, most: int, seed: int) -> Tensor:
+    """(N,) bool: about `most` images, by as many images of each class as a class needs and as many classes as fit."""
+    random = torch.Generator().manual_seed(seed)
+    classes, position, counts = labels.unique(return_inverse=True, return_counts=True)
+    share = most / len(labels)
+    of_class = min(max(share, SAMPLED_PER_CLASS * len(classes) / len(labels)), 1.0)
+    # images take turns within their class
+    turn = torch.rand(len(labels), generator=random).to(labels.device).argsort()
+    turn = turn[position[turn].argsort(stable=True)]
+    first = counts.cumsum(0) - counts
+    rank = torch.empty_like(position)
+    rank[turn] = torch.arange(len(labels), device=labels.device) - first[position[turn]]
+    taken = (of_class * counts).ceil().long()
+    order = torch.randperm(len(classes), generator=random).to(labels.device)
+    fits = taken[order].cumsum(0) <= most
+    fits[:2] = True  # of one class alone, no pair is an impostor
+    is_taken = torch.zeros(len(classes), dtype=torch.bool, device=labels.device)
+    is_taken[order[fits]] = True
+    return is_taken[position] & (rank < taken[position])
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,6 +250,11 @@ class _Counts:
         position = self.first_with(rate)
         return float(self.fnmr[position]) if position < len(self.fnmr) else 1.0
 
+    def fnmr_within(self, rates: Tensor) -> Tensor:
+        """The lowest false non-match rate with a false match rate of at most each of `rates`."""
+        fmr, fnmr = self._rising()
+        return fnmr[torch.searchsorted(fmr, rates.to(fmr).contiguous(), right=True) - 1].cpu()
+
     def auroc(self) -> float:
         """The area under the curve, by trapezoids."""
         fmr, tmr = (self._with_ends(values) for values in (self.fmr, 1 - self.fnmr))
@@ -212,16 +262,29 @@ class _Counts:
 
     def curve(self) -> Tensor:
         """Points of the curve, evenly spaced in the logarithm of the false match rate."""
-        fmr, fnmr = self._with_ends(self.fmr).flip(0), 1 - self._with_ends(1 - self.fnmr).flip(0)
+        fmr, fnmr = self._rising()
         wanted = torch.logspace(math.log10(1 / self.impostors), 0, CURVE_POINTS, dtype=torch.float64)
         last = torch.searchsorted(fmr, wanted.to(fmr), right=True) - 1  # the lowest FNMR within that FMR
         points = torch.stack([fmr, fnmr], dim=1)[last.unique().clamp_min(0)]
         return points.cpu()
 
+    def _rising(self) -> tuple[Tensor, Tensor]:
+        """Both rates, from accepting nothing to accepting everything."""
+        return self._with_ends(self.fmr).flip(0), 1 - self._with_ends(1 - self.fnmr).flip(0)
+
     @staticmethod
     def _with_ends(values: Tensor) -> Tensor:
         """From accepting everything to accepting nothing."""
         return torch.cat([values.new_ones(1), values, values.new_zeros(1)])
+
+
+def _curve_interval(curve: Tensor, without: Sequence[_Counts]) -> Tensor | None:
+    """The interval of each false non-match rate of a curve, by the jackknife."""
+    if len(without) < 3:
+        return None
+    left = torch.stack([some.fnmr_within(curve[:, 0]) for some in without])  # (groups, P)
+    error = ((len(left) - 1) * left.var(0, correction=0)).sqrt()
+    return torch.stack([curve[:, 1] - 1.96 * error, curve[:, 1] + 1.96 * error], dim=1).clamp(0, 1)
 
 
 def _equal_error_rate(counts: _Counts) -> float:

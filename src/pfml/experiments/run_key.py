@@ -29,6 +29,7 @@ LATER: dict[str, Any] = {
     "batch.per_epoch": None,
     "schedule.milestones": [],
     "model.resize": None,
+    "model.flip_test": False,
     "effort": None,
     "start": None,
 }

@@ -34,6 +34,7 @@ PARTS = ((0, 2), (12, 3), (32, 4))
 #: Parts by images.
 IMAGE_PARTS = 4
 
+#: From positions of images to their embeddings.
 Embed = Callable[[Tensor], Tensor]
 Candidate = TypeVar("Candidate", bound=Hashable)
 
@@ -114,9 +115,8 @@ def divisions(labels: Tensor, protocol: str, *, seed: int = 0, repeats: int = RE
 
 
 def cross_fit(
-    features: Tensor,
     labels: Tensor,
-    fit: Callable[[Tensor, Tensor], Mapping[Candidate, Embed]],
+    fit: Callable[[Tensor], Mapping[Candidate, Embed]],
     parts: Sequence[Division],
     *,
     track: Track | None = None,
@@ -124,9 +124,8 @@ def cross_fit(
     """Candidate -> its scores; means over repetitions for each image.
 
     Args:
-        features: (N, F) of the training images.
-        labels: (N,) int64.
-        fit: From features and labels of some images to candidates, each a function from features to embeddings.
+        labels: (N,) int64 of the training images.
+        fit: From the positions of the images to fit to, to candidates.
         parts: See `divisions`.
         track: Shows the progress, as track(iterable, description, total).
     """
@@ -134,9 +133,9 @@ def cross_fit(
     counts = torch.zeros(len(labels), dtype=torch.float64)
     for part in parts if track is None else track(parts, "validating", len(parts)):
         own, searched = labels[part.judged], labels[part.fitted] if part.is_searched_in_fitted else None
-        for candidate, embed in fit(features[part.fitted], labels[part.fitted]).items():
-            queries = directions(embed(features[part.judged]), "embeddings")
-            items = None if searched is None else directions(embed(features[part.fitted]), "embeddings")
+        for candidate, embed in fit(part.fitted).items():
+            queries = directions(embed(part.judged), "embeddings")
+            items = None if searched is None else directions(embed(part.fitted), "embeddings")
             scores = query_scores(queries, own, items, searched)
             found = scores.num_matches > 0
             judged = part.judged[found]

@@ -2,65 +2,119 @@
 
 1. "pretrained": the backbone before any training.
 2. "closed form": another pooling, and a linear head computed from the features (`ClosedFormHeads`). Seconds.
-3. "trained head": the best of these, trained by the potential field on the same features. A minute.
+3. "views": the best of these on larger images, and on the mean of an image and its mirror image. A minute.
+4. "trained head": the best so far, its head trained by the potential field on the same features. A minute.
+5. "fine-tuned": the best so far, all of it trained at low rates (`pfml.ladder.fine_tuning`). As long as it takes.
 
-The images pass through the backbone once; everything after that is computed from their features. Each candidate is
-cross-fitted (`pfml.ladder.crossfit`) and compared with the pretrained backbone, on the same queries. It is kept only
-if the sum of its gains in R@1 and MAP@R, each less its standard error, is positive, and the largest sum wins. So the
-model that is saved is the pretrained one unless another has proved to be better.
+Up to the fourth rung the images pass through the backbone once for each view; everything else is computed from their
+features. Each candidate is cross-fitted (`pfml.ladder.crossfit`) and compared with the pretrained backbone, on the same
+queries. What validation proves is kept (`Rung.is_proved`); if that is nothing, the backbone itself is.
+
+Validation divides the training images as the data are divided: by classes if the test classes are unseen, else by
+images, since then all classes are known.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pfml.data import RetrievalData
+from pfml.data import RetrievalData, open_images
+from pfml.data.image_source import ImageSource
 from pfml.evaluation import RetrievalMetrics, embed, retrieval_metrics
 from pfml.evaluation.metrics import HEADLINE, metric_label
-from pfml.ladder.crossfit import CrossFitted, Gain, cross_fit, divisions
+from pfml.ladder.crossfit import CrossFitted, Embed, Gain, cross_fit, divisions
 from pfml.ladder.heads import STEPS, ClosedForm, LinearHead, closed_form_grid, closed_form_heads, train_head
 from pfml.methods import LossConfig
 from pfml.models import Embedder, EmbedderConfig, TrainedOn
+from pfml.models.backbone_table import BACKBONES, with_image_size
 from pfml.models.head_init import set_linear
 from pfml.runs.config import EFFORTS
 from pfml.training.progress import Monitor
 
-__all__ = ["Candidate", "Climb", "Rung", "climb"]
+__all__ = ["Candidate", "Climb", "Features", "FineTune", "Rung", "View", "climb", "fit"]
+
+#: Validation on unseen classes needs so many to divide.
+FEWEST_CLASSES = 4
 
 #: Poolings that are tried for a backbone with feature maps.
 POOLINGS = ("avg", "gem")
+#: Sides of larger crops that are tried, relative to the backbone's own.
+LARGER = (9 / 7,)
 #: Whitening of a trained head's start where no head in closed form is better than none, and its dimensions at most.
 GENTLE, MOST_TRAINED = 0.25, 256
-#: From features, labels and the head at the start to a trained head.
-TrainHead = Callable[[Tensor, Tensor, LinearHead], LinearHead]
 #: Validation divides up to so many images twice; more images need it less.
 FEW_IMAGES = 1500
+#: A rung must not lose more R@1 than this, by its gain less its standard error.
+MOST_LOST = {"recall_at_1": 0.005, "map_at_r": 0.0}
+
+
+@dataclass(frozen=True)
+class View:
+    """How the backbone sees an image.
+
+    Args:
+        image_size: Side of the crop.
+        flip_test: Whether the features of the image and of its mirror image are averaged.
+    """
+
+    image_size: int
+    flip_test: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.image_size} pixels" + (", flip test" if self.flip_test else "")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to make embeddings of the backbone's features.
+    """A way to make embeddings of images.
 
     Args:
+        view: How the backbone sees them.
         pooling: See `Head`.
         head: A linear head in closed form; None for the features as they are.
         is_trained: Whether that head was only the start, and the field has trained it.
+        is_fine_tuned: Whether all of it was only the start, and the field has trained the backbone as well.
     """
 
+    view: View
     pooling: str
     head: ClosedForm | None = None
     is_trained: bool = False
+    is_fine_tuned: bool = False
 
     def __str__(self) -> str:
-        parts = [f"{self.pooling} pooling"]
+        parts = [str(self.view), f"{self.pooling} pooling"]
         parts += ["no head"] if self.head is None else [str(self.head)]
-        return ", ".join([*parts, "trained by the field"] if self.is_trained else parts)
+        parts += ["trained by the field"] if self.is_trained else []
+        return ", ".join([*parts, "fine-tuned"] if self.is_fine_tuned else parts)
+
+    @property
+    def learns(self) -> bool:
+        """Whether it depends on the training images."""
+        return self.head is not None or self.is_fine_tuned
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values; `of` reads them."""
+        head = None if self.head is None else {"strength": self.head.strength, "dimension": self.head.dimension}
+        return {
+            "image_size": self.view.image_size, "flip_test": self.view.flip_test, "pooling": self.pooling,
+            "head": head, "is_trained": self.is_trained, "is_fine_tuned": self.is_fine_tuned,
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Candidate:
+        """The candidate that `as_dict` wrote down."""
+        head = None if values["head"] is None else ClosedForm(**values["head"])
+        view = View(values["image_size"], values["flip_test"])
+        return cls(view, values["pooling"], head, values["is_trained"], values["is_fine_tuned"])
 
 
 @dataclass(frozen=True)
@@ -68,10 +122,11 @@ class Rung:
     """The best candidate of one rung.
 
     Args:
-        name: "pretrained", "closed form" or "trained head".
+        name: "pretrained", "closed form", "views", "trained head" or "fine-tuned".
         candidate: Which it is.
         scores: Metric -> its cross-fitted value on the training images.
         gains: Metric -> its gain over the pretrained backbone.
+        over_last: Metric -> its gain over what was kept before it, where that must be proved as well; else empty.
         seconds: That the rung took.
     """
 
@@ -79,18 +134,27 @@ class Rung:
     candidate: Candidate
     scores: dict[str, float]
     gains: dict[str, Gain]
-    seconds: float
+    over_last: dict[str, Gain] = field(default_factory=dict)
+    seconds: float = 0.0
 
     @property
     def proof(self) -> float:
-        """The sum of the gains, each less its standard error; the rung is worth taking if this is positive."""
+        """The sum of the gains, each less its standard error."""
         return sum(gain.mean - gain.error for gain in self.gains.values())
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether it is better than the pretrained backbone beyond chance, and loses hardly any R@1."""
+        is_safe = all(gain.mean - gain.error >= -MOST_LOST[metric] for metric, gain in self.gains.items())
+        is_further = not self.over_last or sum(gain.mean - gain.error for gain in self.over_last.values()) > 0
+        return self.proof > 0 and is_safe and is_further
 
     def as_dict(self) -> dict[str, Any]:
         """For the log."""
         return {
             "name": self.name,
             "candidate": str(self.candidate),
+            "settings": self.candidate.as_dict(),
             "scores": self.scores,
             "gains": {metric: {"mean": gain.mean, "error": gain.error} for metric, gain in self.gains.items()},
             "proof": self.proof,
@@ -100,10 +164,18 @@ class Rung:
     def __str__(self) -> str:
         shown = ", ".join(f"{metric_label(metric)} {100 * value:.1f}" for metric, value in self.scores.items())
         gained = ", ".join(
-            f"{100 * gain.mean:+.1f} (+- {100 * gain.error:.1f})" for gain in self.gains.values() if self.candidate
+            f"{metric_label(metric)} {100 * gain.mean:+.1f} (+- {100 * gain.error:.1f})"
+            for metric, gain in self.gains.items()
         )
         against = f"; against the pretrained model {gained}" if self.name != "pretrained" else ""
-        return f"{self.name}: {self.candidate}: {shown}{against}"
+        return f"{self.name}: {self.candidate}: {shown or 'not validated'}{against}"
+
+
+#: From positions of training images, a name for them, an embedder fitted to them and their embeddings by it, to that
+#: embedder after training on them.
+FineTune = Callable[[Tensor, str, Embedder, Tensor], Embedder]
+#: From features, labels and the head at the start to a trained head.
+TrainHead = Callable[[Tensor, Tensor, LinearHead], LinearHead]
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,24 +186,99 @@ class Climb:
         rungs: All of them, from the bottom.
         chosen: The one that is kept.
         embedder: Its model.
-        before: Metrics of the pretrained backbone, on the test images.
-        after: Metrics of `embedder` on the test images.
+        before: Metrics of the pretrained backbone on the test images; None where nothing is held out.
+        after: Those of `embedder`.
     """
 
     rungs: tuple[Rung, ...]
     chosen: Rung
     embedder: Embedder
-    before: RetrievalMetrics
-    after: RetrievalMetrics
+    before: RetrievalMetrics | None
+    after: RetrievalMetrics | None
 
 
-@dataclass(frozen=True, eq=False)
-class _Features:
-    """Pooling -> features of each part of the data."""
+@dataclass(eq=False)
+class Features:
+    """Features of all images, each view computed on first use.
 
-    train: dict[str, Tensor]
-    test: dict[str, Tensor]
-    gallery: dict[str, Tensor] | None
+    Args:
+        backbone: An embedder without a linear layer.
+        data: Its training and test images.
+        autocast: Mixed precision of the backbone, or None.
+        monitor: Shows the progress.
+    """
+
+    backbone: Embedder
+    data: RetrievalData
+    autocast: torch.dtype | None = None
+    monitor: Monitor = field(default_factory=Monitor)
+    _sources: dict[str, ImageSource] = field(default_factory=dict)
+    _passes: dict[tuple[int, bool, str], dict[str, Tensor]] = field(default_factory=dict)
+
+    @property
+    def base(self) -> Candidate:
+        """The pretrained backbone as it came."""
+        return Candidate(View(self.backbone.preprocessing.crop), self.backbone.head.pooling)
+
+    @property
+    def poolings(self) -> tuple[str, ...]:
+        """Its own pooling, and others that it could have."""
+        own = self.backbone.head.pooling
+        is_map = self.backbone.backbone.num_prefix_tokens == 0 and own != "token"
+        return tuple(dict.fromkeys((own, *POOLINGS))) if is_map else (own,)
+
+    def views(self) -> list[View]:
+        """Those to try beside the own one: larger crops for a convolutional backbone, and the flip test of each."""
+        own = self.base.view
+        sides = [own.image_size]
+        if self.backbone.config.backbone in BACKBONES:  # which are all convolutional
+            sides += [round(own.image_size * factor) for factor in LARGER]
+        return [View(side, is_flipped) for side in sides for is_flipped in (False, True)][1:]
+
+    def of(self, view: View, role: str = "train") -> dict[str, Tensor]:
+        """Pooling -> (N, F) of the images of a role."""
+        plain = self._pass(view.image_size, False, role)
+        if not view.flip_test:
+            return plain
+        mirrored = self._pass(view.image_size, True, role)
+        return {pooling: (each + mirrored[pooling]) / 2 for pooling, each in plain.items()}
+
+    def source(self, role: str) -> ImageSource:
+        """The images of a role, opened."""
+        if role not in self._sources:
+            device = next(self.backbone.parameters()).device
+            self._sources[role] = open_images(self.data.parts[role], device=device, track=self.monitor.track)
+        return self._sources[role]
+
+    def embedded(self, embedder: Embedder, candidate: Candidate, role: str) -> Tensor:
+        """Embeddings of the images of a role, (N, D); from features as far as the candidate has the same backbone."""
+        if candidate.is_fine_tuned:
+            return embed(embedder, self.source(role), autocast=self.autocast, track=self.monitor.track).cpu()
+        points = self.of(candidate.view, role)[candidate.pooling]
+        layer = embedder.head.linear
+        if layer is None:
+            return points
+        return LinearHead(layer.weight.detach().double().cpu(), layer.bias.detach().double().cpu())(points)
+
+    def _pass(self, image_size: int, is_mirrored: bool, role: str) -> dict[str, Tensor]:
+        key = image_size, is_mirrored, role
+        if key not in self._passes:
+            own = self.backbone.preprocessing
+            self.backbone.preprocessing = with_image_size(own, image_size) if image_size != own.crop else own
+            try:
+                every = embed(
+                    self.backbone,
+                    self.source(role),
+                    autocast=self.autocast,
+                    track=self.monitor.track,
+                    features=self.poolings,
+                    mirrored=is_mirrored,
+                ).cpu()
+            finally:
+                self.backbone.preprocessing = own
+            parts = every.split(self.backbone.head.num_features, dim=1)
+            self._passes[key] = dict(zip(self.poolings, parts, strict=True))
+        return self._passes[key]
 
 
 def climb(
@@ -142,162 +289,256 @@ def climb(
     effort: str = "minutes",
     seed: int = 0,
     head_steps: int = STEPS,
+    fine_tune: FineTune | None = None,
     autocast: torch.dtype | None = None,
     monitor: Monitor | None = None,
+    keep: Callable[[Embedder], None] = lambda embedder: None,
 ) -> Climb:
-    """Work up the ladder on the training classes of `data`; the test classes are looked at once, at the end.
+    """Work up the ladder on the training images of `data`; the test images are evaluated once, at the end.
 
     Args:
         backbone: An embedder with pretrained weights and without a linear layer.
-        data: Images that are divided into training and test classes.
+        data: Images that are divided into training and test images by one of the protocols.
         loss_for: The loss of the trained head, for embeddings (N, D) with labels (N,) as they are at its start.
-        effort: "seconds" ends with heads in closed form, "minutes" trains one.
+        effort: "seconds" ends with heads in closed form, "minutes" tries views and trains a head, "hours" fine-tunes.
         seed: Of the divisions, proxies and batches.
         head_steps: Steps of a trained head.
+        fine_tune: How to fine-tune, for "hours".
         autocast: torch.bfloat16 or torch.float16 for mixed precision in the backbone; None for float32.
         monitor: Shows rungs and progress.
+        keep: Called with the model after each rung that is better than those before it, and with the first.
     """
     if effort not in EFFORTS:
         raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
     if backbone.head.linear is not None:
         raise ValueError("the ladder starts with a backbone without a linear layer: set model.embedding_dim to null")
     monitor = monitor or Monitor()
-    started = time.perf_counter()
-    features = _all_features(backbone, data, autocast, monitor)
-    labels = data.train.labels
+    features = Features(backbone, data, autocast, monitor)
 
     def train(some: Tensor, their_labels: Tensor, start: LinearHead) -> LinearHead:
         return train_head(some, their_labels, start, loss_for, seed=seed, steps=head_steps)
 
-    base = Candidate(backbone.head.pooling)
-    rungs = []
-    for rung in _rungs(features.train, labels, base, train if effort == "minutes" else None, seed, monitor):
+    ladder = _Ladder(features, train, fine_tune, seed)
+    rungs: list[Rung] = []
+    started = time.perf_counter()
+    for rung in ladder.rungs(effort):
         rungs.append(replace(rung, seconds=time.perf_counter() - started))
         monitor.remark(str(rungs[-1]))
         started = time.perf_counter()
-    chosen = max(rungs, key=lambda rung: rung.proof if rung.name != "pretrained" else 0.0)
-    head = _fitted(features.train, labels, chosen.candidate, train)
-    embedder = _with_head(backbone, chosen.candidate, head, data)
-    return Climb(
-        tuple(rungs),
-        chosen,
-        embedder,
-        _metrics(features, data, base, None),
-        _metrics(features, data, chosen.candidate, head),
-    )
+        if best_of(rungs) is rungs[-1]:
+            embedder = fit(features, rung.candidate, train, fine_tune)
+            keep(embedder)
+    chosen = best_of(rungs)
+    if data.protocol == "none":
+        return Climb(tuple(rungs), chosen, embedder, None, None)
+    before = _metrics(data, lambda role: features.of(features.base.view, role)[features.base.pooling])
+    after = _metrics(data, partial(features.embedded, embedder, chosen.candidate))
+    return Climb(tuple(rungs), chosen, embedder, before, after)
 
 
-def _all_features(backbone: Embedder, data: RetrievalData, autocast: torch.dtype | None, monitor: Monitor) -> _Features:
-    """One pass of every image."""
-    own = backbone.head.pooling
-    is_map = backbone.backbone.num_prefix_tokens == 0 and own != "token"
-    poolings = tuple(dict.fromkeys((own, *POOLINGS))) if is_map else (own,)
+def best_of(rungs: Sequence[Rung]) -> Rung:
+    """What is kept: the rung with the best proof, or the first one, the pretrained backbone, if none is proved.
 
-    def of(images: Any) -> dict[str, Tensor]:
-        every = embed(backbone, images, autocast=autocast, track=monitor.track, features=poolings).cpu()
-        return dict(zip(poolings, every.split(backbone.head.num_features, dim=1), strict=True))
-
-    gallery = None if data.gallery is None else of(data.gallery)
-    return _Features(of(data.train), of(data.test), gallery)
+    A rung that was compared with what was kept before it is better than that if it is proved.
+    """
+    kept = rungs[0]
+    for rung in rungs[1:]:
+        if rung.is_proved and (rung.over_last or kept is rungs[0] or rung.proof > kept.proof):
+            kept = rung
+    return kept
 
 
-def _rungs(
-    features: dict[str, Tensor],
-    labels: Tensor,
-    base: Candidate,
-    train: TrainHead | None,
-    seed: int,
-    monitor: Monitor,
-) -> Iterator[Rung]:
-    """The rungs that the effort allows; the first one alone if the classes are too few to validate."""
-    if len(labels.unique()) < 4:
-        monitor.remark("fewer than 4 training classes cannot be divided for validation: the backbone stays as it is")
-        yield Rung("pretrained", base, {}, {}, 0.0)
-        return
-    parts = divisions(labels, "classes", seed=seed, repeats=2 if len(labels) <= FEW_IMAGES else 1)
-    widths = [each.shape[1] for each in features.values()]
-    grid = closed_form_grid(widths[0], min(len(part.fitted) for part in parts))
-
-    def candidates(some: Tensor, their_labels: Tensor) -> dict[Candidate, Callable[[Tensor], Tensor]]:
-        result: dict[Candidate, Callable[[Tensor], Tensor]] = {}
-        for position, (pooling, own) in enumerate(zip(features, some.split(widths, dim=1), strict=True)):
-            heads = closed_form_heads(own, their_labels, grid)
-            result[Candidate(pooling)] = _on(position, widths, lambda points: points)
-            result |= {Candidate(pooling, each): _on(position, widths, head) for each, head in heads.items()}
-        return result
-
-    every = torch.cat(list(features.values()), dim=1)
-    scores = cross_fit(every, labels, candidates, parts, track=monitor.track)
-    yield _rung("pretrained", base, scores[base], scores[base])
-    others = [_rung("closed form", each, scores[base], scores[each]) for each in scores if each != base]
-    best = max(others, key=lambda rung: rung.proof)
-    yield best
-    if train is None:
-        return
-    start = best.candidate.head or ClosedForm(GENTLE, None)
-    if start.dimension is None and widths[0] > MOST_TRAINED:
-        start = replace(start, dimension=MOST_TRAINED)
-    trained = Candidate(best.candidate.pooling, start, is_trained=True)
-
-    def training(some: Tensor, their_labels: Tensor) -> dict[Candidate, Callable[[Tensor], Tensor]]:
-        first = closed_form_heads(some, their_labels, [start])[start]
-        return {trained: train(some, their_labels, first)}
-
-    after = cross_fit(features[trained.pooling], labels, training, parts, track=monitor.track)[trained]
-    yield _rung("trained head", trained, scores[base], after)
+def fit(features: Features, candidate: Candidate, train: TrainHead, fine_tune: FineTune | None = None) -> Embedder:
+    """The model of a candidate, fitted to all training images."""
+    labels = features.data.train.labels
+    points = features.of(candidate.view)[candidate.pooling]
+    head = _head(points, labels, candidate, train)
+    embedder = _with_head(features.backbone, candidate, head)
+    if candidate.is_fine_tuned:
+        assert fine_tune is not None
+        embedder = fine_tune(torch.arange(len(labels)), "all", embedder, (head or _unchanged)(points))
+    if candidate.learns:
+        embedder.trained_on = TrainedOn(features.data.name, features.data.train.class_names)
+    return embedder
 
 
-def _on(position: int, widths: Sequence[int], head: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """`head` on its part of the features of all poolings."""
-    return lambda every: head(every.split(list(widths), dim=1)[position])
+@dataclass(eq=False)
+class _Ladder:
+    """The rungs, one after the other."""
+
+    features: Features
+    train: TrainHead
+    fine_tune: FineTune | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.labels = self.features.data.train.labels
+        self.protocol = "classes" if self.features.data.protocol == "classes" else "images"
+        self.kept: list[Rung] = []
+
+    def rungs(self, effort: str) -> Iterator[Rung]:
+        """The rungs that the effort allows; the first one alone if there is too little to validate on."""
+        base, about = self.features.base, too_few(self.labels, self.protocol)
+        if about is not None:
+            self.features.monitor.remark(f"{about}: the backbone stays as it is")
+            yield Rung("pretrained", base, {}, {})
+            return
+        self.parts = divisions(
+            self.labels, self.protocol, seed=self.seed, repeats=2 if len(self.labels) <= FEW_IMAGES else 1
+        )
+        yield from self.remembered(self.on_features(base, effort))
+        if effort == "hours" and self.fine_tune is not None:
+            yield self.fine_tuned(best_of(self.kept).candidate)
+
+    def remembered(self, rungs: Iterator[Rung]) -> Iterator[Rung]:
+        """The same rungs, so that each may build on the best of those before it."""
+        for rung in rungs:
+            self.kept.append(rung)
+            yield rung
+
+    def on_features(self, base: Candidate, effort: str) -> Iterator[Rung]:
+        """The rungs that are computed from features."""
+        fewest = min(len(part.fitted) for part in self.parts)
+        grid = closed_form_grid(self.features.backbone.head.num_features, fewest)
+        plain = [replace(base, pooling=pooling) for pooling in self.features.poolings]
+        self.before = self.cross_fitted([base])[base]
+        yield self.rung("pretrained", base, self.before)
+        headed = [replace(each, head=head) for each in plain for head in grid]
+        yield self.best("closed form", self.cross_fitted([*(each for each in plain if each != base), *headed]))
+        if effort == "seconds":
+            return
+        shapes = dict.fromkeys((replace(best_of(self.kept).candidate, head=None), best_of(self.kept).candidate))
+        views = self.features.views()
+        yield self.best("views", self.cross_fitted([replace(each, view=view) for view in views for each in shapes]))
+        yield self.trained_head(best_of(self.kept).candidate)
+
+    def rung(self, name: str, candidate: Candidate, found: CrossFitted) -> Rung:
+        """A rung of this candidate, compared with the pretrained backbone."""
+        gains = {metric: Gain.between(self.before, found, metric) for metric in HEADLINE}
+        return Rung(name, candidate, {metric: found.mean(metric) for metric in HEADLINE}, gains)
+
+    def best(self, name: str, scores: dict[Candidate, CrossFitted]) -> Rung:
+        """The candidate with the best proof, one that is proved if there is any."""
+        every = [self.rung(name, each, found) for each, found in scores.items()]
+        return max(every, key=lambda rung: (rung.is_proved, rung.proof))
+
+    def cross_fitted(self, candidates: Sequence[Candidate]) -> dict[Candidate, CrossFitted]:
+        """Scores of candidates whose heads, if any, are in closed form."""
+        found: dict[Candidate, CrossFitted] = {}
+        for view, pooling in dict.fromkeys((each.view, each.pooling) for each in candidates):
+            own = [each for each in candidates if (each.view, each.pooling) == (view, pooling)]
+            found |= self.validated(self.features.of(view)[pooling], partial(_closed_forms, own))
+        return found
+
+    def validated(
+        self, points: Tensor, heads_of: Callable[[Tensor, Tensor], dict[Candidate, Embed]]
+    ) -> dict[Candidate, CrossFitted]:
+        """Scores of heads, from features and labels of the images to fit to, on these features of all images."""
+
+        def fitted(positions: Tensor) -> dict[Candidate, Embed]:
+            heads = heads_of(points[positions], self.labels[positions])
+            return {each: partial(_embedded, head, points) for each, head in heads.items()}
+
+        return cross_fit(self.labels, fitted, self.parts, track=self.features.monitor.track)
+
+    def trained_head(self, best: Candidate) -> Rung:
+        """The head of `best`, or a gentle one, trained by the field."""
+        start = best.head or ClosedForm(GENTLE, None)
+        if start.dimension is None and self.features.backbone.head.num_features > MOST_TRAINED:
+            start = replace(start, dimension=MOST_TRAINED)
+        candidate = replace(best, head=start, is_trained=True)
+        found = self.validated(
+            self.features.of(best.view)[best.pooling],
+            lambda some, labels: {candidate: _head(some, labels, candidate, self.train) or _unchanged},
+        )
+        return self.rung("trained head", candidate, found[candidate])
+
+    def fine_tuned(self, best: Candidate) -> Rung:
+        """`best`, trained as a whole on each part of one division and judged on the rest, beside `best` itself."""
+        candidate, points = replace(best, is_fine_tuned=True), self.features.of(best.view)[best.pooling]
+        base_points = self.features.of(self.features.base.view)[self.features.base.pooling]
+        numbers = count(1)
+
+        def fitted(positions: Tensor) -> dict[Candidate, Embed]:
+            head = _head(points[positions], self.labels[positions], best, self.train)
+            assert self.fine_tune is not None
+            start, untuned = (
+                _with_head(self.features.backbone, best, head),
+                partial(_embedded, head or _unchanged, points),
+            )
+            embedder = self.fine_tune(positions, f"part {next(numbers)}", start, untuned(positions))
+            tuned = self.features.embedded(embedder, candidate, "train")
+            return {candidate: tuned.__getitem__, best: untuned, self.features.base: base_points.__getitem__}
+
+        found = cross_fit(self.labels, fitted, divisions(self.labels, self.protocol, seed=self.seed, repeats=1))
+        after, base = found[candidate], found[self.features.base]
+        return Rung(
+            "fine-tuned",
+            candidate,
+            {metric: after.mean(metric) for metric in HEADLINE},
+            {metric: Gain.between(base, after, metric) for metric in HEADLINE},
+            {metric: Gain.between(found[best], after, metric) for metric in HEADLINE},
+        )
 
 
-def _rung(name: str, candidate: Candidate, before: CrossFitted, after: CrossFitted) -> Rung:
-    gains = {metric: Gain.between(before, after, metric) for metric in HEADLINE}
-    return Rung(name, candidate, {metric: after.mean(metric) for metric in HEADLINE}, gains, 0.0)
+def too_few(labels: Tensor, protocol: str) -> str | None:
+    """Why images with these labels cannot be divided for validation; None if they can."""
+    counts = torch.bincount(labels)
+    classes = int((counts > 0).sum())
+    if protocol == "classes" and classes < FEWEST_CLASSES:
+        return f"validation needs {FEWEST_CLASSES} training classes or more to divide, and there are {classes}"
+    if protocol == "images" and (classes < 2 or int(counts.max()) < 2):
+        return "validation needs two classes, and one with two training images or more"
+    return None
 
 
-def _fitted(
-    features: dict[str, Tensor],
-    labels: Tensor,
-    candidate: Candidate,
-    train: TrainHead,
-) -> LinearHead | None:
-    """The head of a candidate, fitted to all training images."""
+def _closed_forms(candidates: Sequence[Candidate], features: Tensor, labels: Tensor) -> dict[Candidate, Embed]:
+    """The heads of candidates in closed form, fitted to these images by one decomposition."""
+    heads = closed_form_heads(features, labels, [each.head for each in candidates if each.head is not None])
+    return {each: _unchanged if each.head is None else heads[each.head] for each in candidates}
+
+
+def _head(features: Tensor, labels: Tensor, candidate: Candidate, train: TrainHead) -> LinearHead | None:
+    """The head of a candidate, fitted to these images; None if it has none."""
     if candidate.head is None:
         return None
-    own = features[candidate.pooling]
-    head = closed_form_heads(own, labels, [candidate.head])[candidate.head]
-    return train(own, labels, head) if candidate.is_trained else head
+    head = closed_form_heads(features, labels, [candidate.head])[candidate.head]
+    return train(features, labels, head) if candidate.is_trained else head
 
 
-def _with_head(backbone: Embedder, candidate: Candidate, head: LinearHead | None, data: RetrievalData) -> Embedder:
-    """The backbone with this pooling and head; it has learned from the training classes if there is a head."""
+def _unchanged(features: Tensor) -> Tensor:
+    return features
+
+
+def _embedded(head: Embed, points: Tensor, positions: Tensor) -> Tensor:
+    return head(points[positions])
+
+
+def _with_head(backbone: Embedder, candidate: Candidate, head: LinearHead | None) -> Embedder:
+    """A copy of the backbone that sees images as the candidate says, with its pooling and this head."""
+    view = candidate.view
     config: EmbedderConfig = replace(
-        backbone.config, pooling=candidate.pooling, embedding_dim=None if head is None else len(head.bias)
+        backbone.config,
+        pooling=candidate.pooling,
+        embedding_dim=None if head is None else len(head.bias),
+        image_size=view.image_size if view.image_size != backbone.preprocessing.crop else backbone.config.image_size,
+        flip_test=view.flip_test,
     )
     embedder = Embedder(replace(config, weights="none"))
     embedder.config = config
-    embedder.preprocessing = backbone.preprocessing
-    embedder.backbone = backbone.backbone
+    embedder.backbone.load_state_dict(backbone.backbone.state_dict())
     if head is not None and embedder.head.linear is not None:
         set_linear(embedder.head.linear, head.weight, head.bias)
-        embedder.trained_on = TrainedOn(data.name, data.train.class_names)
-    return embedder.to(next(backbone.parameters()).device)
+    return embedder.eval().to(next(backbone.parameters()).device)
 
 
-def _metrics(
-    features: _Features, data: RetrievalData, candidate: Candidate, head: LinearHead | None
-) -> RetrievalMetrics:
-    """On the test images, from their features."""
-
-    def embedded(some: dict[str, Tensor]) -> Tensor:
-        return some[candidate.pooling] if head is None else head(some[candidate.pooling])
-
+def _metrics(data: RetrievalData, points_of: Callable[[str], Tensor]) -> RetrievalMetrics:
+    """On the test images, from the embeddings of each role."""
+    gallery = None if data.gallery is None else points_of("train" if data.gallery is data.train else "gallery")
     return retrieval_metrics(
-        embedded(features.test),
+        points_of("test"),
         data.test.labels,
-        gallery=None if features.gallery is None else embedded(features.gallery),
+        gallery=gallery,
         gallery_labels=None if data.gallery is None else data.gallery.labels,
         recall_at=data.recall_at,
     )

@@ -1,7 +1,8 @@
-"""A run that works up the ladder: `pfml train --data FOLDER --effort minutes`."""
+"""A run that works up the ladder: `pfml train --data FOLDER`."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,14 +10,19 @@ from typing import Any
 
 from torch import Tensor
 
+from pfml.data import RetrievalData
 from pfml.data.decoding import listing_all_unreadable
+from pfml.data.image_set import PROTOCOLS
 from pfml.evaluation.metrics import summary
-from pfml.ladder.ladder import Climb, climb
+from pfml.ladder.fine_tuning import FineTuning
+from pfml.ladder.heads import STEPS, LinearHead, train_head
+from pfml.ladder.ladder import Candidate, Climb, Features, climb, fit
 from pfml.methods import LossConfig
-from pfml.models.embedder import TrainedOn
+from pfml.models import Embedder
 from pfml.runs.config import RunConfig
+from pfml.runs.config_files import read_config, write_config
 from pfml.runs.data import PreparedData, prepare_data
-from pfml.runs.folder import RunFolder
+from pfml.runs.folder import RunFolder, of_model
 from pfml.suggest.comparison import untrained_embedder
 from pfml.suggest.preview import distances_of
 from pfml.suggest.suggestion import suggest_loss
@@ -24,10 +30,14 @@ from pfml.training.environment import precision, resolve_device
 from pfml.training.progress import Monitor
 from pfml.training.runner import write_untrained
 
-__all__ = ["LadderRun", "refuse_other_options", "run_ladder"]
+__all__ = ["LadderRun", "finish_ladder", "leaves_to_ladder", "refuse_other_options", "run_ladder"]
 
 #: What may be decided beside the effort; the ladder decides the rest.
 FREE = ("effort", "data", "storage", "seed", "device", "autocast", "select_by", "model.backbone", "model.weights")
+#: Images whose distances choose the radii of the field.
+MOST_COMPARED = 2000
+#: Where the trainings of the last rung are kept until the run is done.
+TRAININGS = "fine-tuning"
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,28 +46,28 @@ class LadderRun:
 
     Args:
         results: As those of any run.
-        climb: The rungs, and the one that was kept.
+        conclusion: A sentence that says what was kept, and what it does on the test images.
     """
 
     results: dict[str, Any]
-    climb: Climb
+    conclusion: str
 
-    @property
-    def conclusion(self) -> str:
-        """A sentence that says what was kept and what it does on the unseen classes."""
-        found = self.climb
-        before, after = (summary(scores.as_dict()) for scores in (found.before, found.after))
-        if found.chosen is found.rungs[0]:
-            return f"kept: the pretrained backbone, since nothing proved to be better; unseen classes: {before}"
-        return f"kept: {found.chosen.candidate}; unseen classes: {before} before, {after} after"
+
+def leaves_to_ladder(given: Collection[str]) -> bool:
+    """Whether these options leave to the ladder what it decides."""
+    return not any(map(_is_decided_here, given))
 
 
 def refuse_other_options(given: Collection[str]) -> None:
     """Refuse options that decide what the ladder decides."""
-    others = [option for option in given if not option.startswith(FREE)]
+    others = [option for option in given if _is_decided_here(option)]
     if others:
         shown = ", ".join(f"--{option}" for option in sorted(others))
         raise ValueError(f"--effort works up the ladder by itself: leave out {shown}, or leave out --effort")
+
+
+def _is_decided_here(option: str) -> bool:
+    return not option.startswith(FREE) or option == "data.validation"  # the ladder cross-fits
 
 
 def run_ladder(
@@ -65,6 +75,7 @@ def run_ladder(
     out: str | Path,
     *,
     data: PreparedData | None = None,
+    resume: bool = False,
     monitor: Monitor | None = None,
 ) -> LadderRun:
     """Work up the ladder on the data of `config`, and store what is kept as a run in the folder `out`.
@@ -73,43 +84,127 @@ def run_ladder(
         config: With an effort, images and a backbone with pretrained weights.
         out: Folder of the run, which must not hold one.
         data: What `prepare_data(config.data)` returns, from a caller that has it already.
+        resume: Resume what is in `out`: all rungs are computed again but finished trainings of the last one.
         monitor: What to show.
     """
     monitor, config = monitor or Monitor(), config.resolved()
     folder = RunFolder(Path(out))
-    folder.refuse_run()
-    backbone = untrained_embedder(config)
-    if backbone is None or config.effort is None:
-        missing = "a backbone with pretrained weights" if backbone is None else "an effort, such as minutes"
-        raise ValueError(f"the ladder needs {missing}: set {'model.weights' if backbone is None else 'effort'}")
+    if resume and folder.results.is_file():
+        results = folder.read_results()
+        return LadderRun(results, f"{out} is finished: {_about(results)}")
+    if not resume:
+        folder.refuse_run()
+    backbone = _backbone(config)
+    if config.effort is None:
+        raise ValueError("the ladder needs an effort, such as minutes: set effort")
     images, corruption = data or prepare_data(config.data, monitor.track)
     for remark in images.remarks:
         monitor.remark(remark)
+    if not resume:
+        folder.start()
+    write_config(folder.config, config, sealed=True)
+    fine_tune = FineTuning(config, images.train, folder.path / TRAININGS, _fitting_field, monitor)
     with listing_all_unreadable(images, track=monitor.track):
         found = climb(
-            backbone.to(resolve_device(config.device)),
+            backbone,
             images,
             _fitting_field,
             effort=config.effort,
             seed=config.seed,
+            fine_tune=fine_tune,
             autocast=precision(config.autocast),
             monitor=monitor,
+            keep=lambda embedder: embedder.save(folder.model),
         )
-    folder.start()
     if corruption is not None:
         corruption.write(folder.noise)
-    if found.embedder.trained_on is not None:
-        found.embedder.trained_on = TrainedOn(images.name, images.train.class_names)
-    stored = replace(config, loss=LossConfig("zero-shot"), model=found.embedder.config)
-    results = write_untrained(stored, images, folder, found.embedder, {"epoch": 0, "test": found.after.as_dict()})
-    for rung in found.rungs:
-        folder.append("rung", 0, **rung.as_dict(), is_kept=rung is found.chosen)
-    folder.append("untrained", 0, test=found.before.as_dict(), image_size=found.embedder.preprocessing.crop)
+    ladder = {"kept": found.chosen.as_dict(), "rungs": [rung.as_dict() for rung in found.rungs]}
+    results = _written(config, images, folder, found.embedder, found, {"ladder": ladder})
+    return LadderRun(results, _conclusion(found, images))
+
+
+def finish_ladder(run: str | Path, out: str | Path, *, monitor: Monitor | None = None) -> dict[str, Any]:
+    """What the ladder of a run has kept, fitted once more to all of its images, as a run in `out`; the results.
+
+    Trainings have the same number of steps for each class. Nothing is held out, so that nothing evaluates the model.
+
+    Args:
+        run: Folder of a run with an effort.
+        out: Folder of the final run.
+        monitor: What to show.
+    """
+    source, folder, monitor = RunFolder(Path(run)), RunFolder(Path(out)), monitor or Monitor()
+    config = read_config(source.config)
+    kept = [rung for rung in source.entries("rung") if rung["is_kept"]]
+    if not kept:
+        raise ValueError(f"{run} has not chosen a rung of its ladder yet: resume it first")
+    candidate = Candidate.of(kept[-1]["settings"])
+    before, _ = prepare_data(config.data, monitor.track)
+    config = replace(config, data=replace(config.data, split="none", validation="none"))
+    images, _ = prepare_data(config.data, monitor.track)
+    scale = images.train.num_classes / before.train.num_classes
+    folder.start()
+    write_config(folder.config, config, sealed=True)
+
+    def train(some: Tensor, labels: Tensor, start: LinearHead) -> LinearHead:
+        return train_head(some, labels, start, _fitting_field, seed=config.seed, steps=round(STEPS * scale))
+
+    features = Features(_backbone(config), images, precision(config.autocast), monitor)
+    fine_tune = FineTuning(config, images.train, folder.path / TRAININGS, _fitting_field, monitor, scale)
+    embedder = fit(features, candidate, train, fine_tune)
+    return _written(config, images, folder, embedder, None, {"ladder": {"kept": kept[-1]}})
+
+
+def _backbone(config: RunConfig) -> Embedder:
+    backbone = untrained_embedder(config)
+    if backbone is None:
+        raise ValueError("the ladder needs a backbone with pretrained weights: set model.weights")
+    return backbone.to(resolve_device(config.device))
+
+
+def _written(
+    config: RunConfig,
+    data: RetrievalData,
+    folder: RunFolder,
+    embedder: Embedder,
+    found: Climb | None,
+    more: dict[str, Any],
+) -> dict[str, Any]:
+    """The results, after writing all that a run has; the trainings of the last rung are no longer needed."""
+    entry: dict[str, Any] = {"epoch": 0}
+    if found is not None and found.after is not None:
+        entry["test"] = found.after.as_dict()
+    stored = replace(config, loss=LossConfig("zero-shot"))
+    results = write_untrained(stored, data, folder, embedder, entry, more)
+    if found is not None:
+        for rung in found.rungs:
+            folder.append("rung", 0, **rung.as_dict(), is_kept=rung is found.chosen)
+    if found is not None and found.before is not None:
+        folder.append("untrained", 0, test=found.before.as_dict(), image_size=found.rungs[0].candidate.view.image_size)
     folder.close()
-    return LadderRun(results, found)
+    shutil.rmtree(folder.path / TRAININGS, ignore_errors=True)
+    return results
+
+
+def _conclusion(found: Climb, data: RetrievalData) -> str:
+    is_base = found.chosen is found.rungs[0]
+    what = "the pretrained backbone, since nothing proved to be better" if is_base else str(found.chosen.candidate)
+    if found.before is None or found.after is None:
+        return f"kept: {what}; {PROTOCOLS[data.protocol]}, so that only validation by cross-fitting says how good it is"
+    before, after = (summary(scores.as_dict()) for scores in (found.before, found.after))
+    if is_base:
+        return f"kept: {what}; {PROTOCOLS[data.protocol]}: {before}"
+    return f"kept: {what}; {PROTOCOLS[data.protocol]}: {before} before, {after} after"
+
+
+def _about(results: dict[str, Any]) -> str:
+    scores = of_model(results).get("test")
+    kept = results.get("ladder", {}).get("kept", {}).get("candidate", "its model")
+    return f"it kept {kept}" + ("" if scores is None else f", {summary(scores)}")
 
 
 def _fitting_field(points: Tensor, labels: Tensor) -> LossConfig:
     """The logarithmic field with radii that fit these embeddings."""
-    distances = distances_of(points, labels, images_per_second=1.0, image_size=1)
+    step = -(-len(points) // MOST_COMPARED)
+    distances = distances_of(points[::step], labels[::step])
     return suggest_loss(labels, distances)[0]

@@ -55,6 +55,8 @@ class EmbedderConfig:
         freeze_patch_embedding: Whether the first layer of a vision transformer never trains.
         image_size: Another height and width of what the backbone sees; None for what is usual for the backbone.
         resize: Another short side of test images before their crop of `image_size`; None for the usual ratio of both.
+        flip_test: Whether an image and its mirror image are averaged outside of training: their pooled features. It
+            takes twice the time.
     """
 
     backbone: str = "resnet50"
@@ -65,6 +67,7 @@ class EmbedderConfig:
     freeze_patch_embedding: bool = False
     image_size: int | None = None
     resize: int | None = None
+    flip_test: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.backbone, str):
@@ -72,8 +75,9 @@ class EmbedderConfig:
         for name, side in (("image_size", self.image_size), ("resize", self.resize)):
             if side is not None and (not isinstance(side, int) or side < 1):
                 raise ValueError(f"{name} must be a positive integer or None, got {side!r}")
-        if not isinstance(self.freeze_patch_embedding, bool):
-            raise TypeError(f"freeze_patch_embedding must be True or False, got {self.freeze_patch_embedding!r}")
+        for name, switch in (("freeze_patch_embedding", self.freeze_patch_embedding), ("flip_test", self.flip_test)):
+            if not isinstance(switch, bool):
+                raise TypeError(f"{name} must be True or False, got {switch!r}")
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,8 @@ class Embedder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Unit vectors (B, D) in float32 of RGB images (B, 3, H, W), floats in [0, 1] or uint8."""
+        if self.config.flip_test and not self.training:
+            return self.head.embedded(self.features(images))
         return self.head(self.backbone(self.preprocessing.normalize(images)))
 
     def features(self, images: Tensor, poolings: Sequence[str] | None = None) -> Tensor:
@@ -148,9 +154,14 @@ class Embedder(nn.Module):
 
         With `poolings` it is what it would get with each of them, side by side, from one pass of the backbone.
         """
-        maps = self.backbone(self.preprocessing.normalize(images))
+        normalized = self.preprocessing.normalize(images)
+        views = (normalized, normalized.flip(-1)) if self.config.flip_test and not self.training else (normalized,)
+        pooled = [self._pooled(self.backbone(view), poolings or (None,)) for view in views]
+        return pooled[0] if len(pooled) == 1 else (pooled[0] + pooled[1]) / 2
+
+    def _pooled(self, maps: Tensor, poolings: Sequence[str | None]) -> Tensor:
         with torch.autocast(maps.device.type, enabled=False):
-            return torch.cat([self.head.pooled(maps, pooling) for pooling in poolings or (None,)], dim=1)
+            return torch.cat([self.head.pooled(maps, pooling) for pooling in poolings], dim=1)
 
     def head_parameters(self) -> list[nn.Parameter]:
         """The parameters that no published weights exist for."""
@@ -242,6 +253,7 @@ def create_embedder(
     freeze_patch_embedding: bool = False,
     image_size: int | None = None,
     resize: int | None = None,
+    flip_test: bool = False,
 ) -> Embedder:
     """An embedder with the weights of `weights` and a new head; the arguments are those of `EmbedderConfig`.
 
@@ -259,6 +271,7 @@ def create_embedder(
             freeze_patch_embedding=freeze_patch_embedding,
             image_size=image_size,
             resize=resize,
+            flip_test=flip_test,
         )
     )
 

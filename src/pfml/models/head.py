@@ -79,7 +79,11 @@ class Head(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Unit vectors (B, D) in float32 of a feature map (B, C, h, w) or of tokens (B, T, C)."""
         with torch.autocast(features.device.type, enabled=False):
-            pooled = self.pooled(features)
+            return self.embedded(self.pooled(features))
+
+    def embedded(self, pooled: Tensor) -> Tensor:
+        """Unit vectors (B, D) in float32 of what `pooled` returns."""
+        with torch.autocast(pooled.device.type, enabled=False):
             embedding = pooled if self.linear is None else self.linear(pooled.to(self.linear.weight.dtype)).float()
             if self.layer_norm == "embedding":
                 embedding = F.layer_norm(embedding, (self.embedding_dim,))

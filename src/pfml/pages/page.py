@@ -76,12 +76,14 @@ class Table:
         rows: As many texts each as there are columns.
         strong: (row, column) of cells to emphasize, counted from 0.
         is_dense: Whether to set it small, for many columns; rows without a name belong to the one above.
+        prose: Columns that hold words, counted from 0: these start at the left, and their lines may break.
     """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     strong: frozenset[tuple[int, int]] = frozenset()
     is_dense: bool = False
+    prose: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         for number, row in enumerate(self.rows):

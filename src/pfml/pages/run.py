@@ -15,7 +15,10 @@ from torch import Tensor
 
 from pfml.data import RetrievalData
 from pfml.data.decoding import Track
+from pfml.evaluation import verification_metrics
 from pfml.evaluation.metrics import HEADLINE, meanings, metric_label, metric_text, shown_metrics
+from pfml.evaluation.verification import Estimate
+from pfml.ladder.crossfit import Gain
 from pfml.losses import PotentialFieldLoss
 from pfml.models import Embedder
 from pfml.pages.page import Plot, Table, in_themes, render, short, write_page
@@ -23,7 +26,9 @@ from pfml.pages.run_analysis import HardPair, RunAnalysis, analyze_run, class_sc
 from pfml.plots.curves import loss_curve, mean_loss_curve, metric_curve, plot_loss, plot_metric
 from pfml.plots.field_slice import measure_field, neighboring_classes, plot_field_slice
 from pfml.plots.grids import choose_queries, image_grid, plot_retrievals, retrieve, thumbnails
+from pfml.plots.ladder import LoggedRung, logged_rungs, plot_ladder, shown_gain
 from pfml.plots.maps import choose_images, plot_photo_map, plot_proxy_map, project
+from pfml.plots.verification import plot_verification, rate_text
 from pfml.runs.config_files import plain
 from pfml.runs.final import final_classes
 from pfml.suggest.comparison import comparison
@@ -38,6 +43,7 @@ FEWEST_POINTS = 4  # of a map
 PAIRS, EXAMPLES = 6, 4
 MOST_CLASSES, MOST_NOISY_LABELS = 40, 12
 NAME_LENGTH = 44
+MOST_VERIFIED = 3000  # images, of which all pairs are compared within a second
 #: What a checkpoint is called, by its key in results.json.
 CHECKPOINTS = {
     "validation_selected": "chosen on validation classes",
@@ -82,12 +88,13 @@ def write_run_page(
 
 def run_page(run: RunAnalysis) -> str:
     """The page as HTML: metrics, plots and settings of one run."""
-    data = run.data
+    data, rungs = run.data, logged_rungs(run.folder)
+    kept = _kept(rungs)
     first_rank = run.search.scores.first_rank[run.search.scores.num_matches > 0]
     return render(
         "run.html",
         title=f"Run {run.folder.path.absolute().name}",
-        loss=run.config.loss.name,
+        method=run.config.loss.name if kept is None else f"The ladder ({kept.name})",
         backbone=run.config.model.backbone,
         recall_at_1=(first_rank == 1).double().mean().item(),
         moment=run.moment,
@@ -96,8 +103,10 @@ def run_page(run: RunAnalysis) -> str:
         train_classes=data.train.num_classes,
         validation_classes=None if data.validation is None else data.validation.num_classes,
         final=final_classes(run.folder.path),
-        results=None if run.results is None else _results(run, run.results),
+        results=None if run.results is None else _results(run, run.results, rungs),
+        ladder=_ladder(rungs),
         curves=_curves(run),
+        verification=_verification(run),
         retrievals=_retrievals(run),
         map=_map(run),
         classes=_classes(run),
@@ -113,16 +122,26 @@ def run_page(run: RunAnalysis) -> str:
     )
 
 
-def _results(run: RunAnalysis, results: dict[str, Any]) -> dict[str, Any]:
+def _kept(rungs: list[LoggedRung]) -> LoggedRung | None:
+    """The rung whose model is that of the run; None for a run that did not work up the ladder."""
+    return next((rung for rung in rungs if rung.is_kept), None)
+
+
+def _results(run: RunAnalysis, results: dict[str, Any], rungs: list[LoggedRung]) -> dict[str, Any]:
+    """Metrics on the test images beside those of the backbone; of a ladder, by the rung that it kept."""
     scores = {
         f"{name} (epoch {entry['epoch']}{', the model' if key == results.get('model') else ''})": entry["test"]
         for key, name in CHECKPOINTS.items()
         if (entry := results.get(key)) is not None
     }
+    kept = _kept(rungs)
+    if kept is not None:  # a ladder has no epochs
+        scores = {f"the model ({kept.name})": results["last"]["test"]}
     sentence = ""
     if run.untrained is not None:
         scores = {"the backbone before training": run.untrained.scores, **scores}
-        sentence = comparison(run.untrained, results, run.config)
+        if not (rungs and rungs[0].is_kept):  # then the model is that backbone
+            sentence = comparison(run.untrained, results, run.config)
     keys = shown_metrics(results["last"]["test"])
     rows = ((name, *(metric_text(key, one[key]) for key in keys)) for name, one in scores.items())
     return {
@@ -130,6 +149,90 @@ def _results(run: RunAnalysis, results: dict[str, Any]) -> dict[str, Any]:
         "table": Table(("", *map(metric_label, keys)), tuple(rows)),
         "meanings": meanings(keys),
     }
+
+
+def _ladder(rungs: list[LoggedRung]) -> dict[str, Any] | None:
+    """What each rung gained, and which was kept; None for a run that did not work up the ladder."""
+    kept = _kept(rungs)
+    if not rungs:
+        return None
+    metrics = shown_metrics(dict.fromkeys(key for rung in rungs for key in rung.scores if key in rung.gains))
+    columns = [name for metric in metrics for name in (metric_label(metric), "gain")]
+    columns = ["rung", "candidate", *columns, "seconds", "kept"]
+    table = Table(
+        tuple(columns),
+        tuple(_rung_row(rung, metrics, is_first=rung is rungs[0]) for rung in rungs),
+        strong=frozenset((k, c) for k, rung in enumerate(rungs) for c in range(2, len(columns)) if rung.is_kept),
+        prose=frozenset({1}),
+    )
+    plots = []
+    if sum(bool(rung.gains) for rung in rungs) > 1:  # a rung alone has nothing to compare with
+        for label, metric in ((metric_label(metric), metric) for metric in metrics):
+            alt = f"Gain of each rung of the ladder in {label}"
+            plots.append((label, in_themes(partial(plot_ladder, rungs, metric), alt)))
+    gained = [] if kept is None or kept is rungs[0] else [metric for metric in metrics if metric in kept.gains]
+    return {
+        "kept": None if kept is None else f"{kept.name} ({kept.candidate})",
+        "gains": ", ".join(_gain_text(metric, kept.gains[metric]) for metric in gained if kept is not None),
+        "plots": plots,
+        "table": table,
+        "meanings": meanings(metrics),
+    }
+
+
+def _gain_text(metric: str, gain: Gain) -> str:
+    low, high = (f"{100 * end:+.1f}" for end in gain.interval)
+    interval = f" (95 % interval {low} to {high})" if math.isfinite(gain.error) else ""
+    return f"{shown_gain(metric, gain)} {metric_label(metric)}{interval}"
+
+
+def _rung_row(rung: LoggedRung, metrics: list[str], *, is_first: bool) -> tuple[str, ...]:
+    cells = []
+    for metric in metrics:
+        cells.append(metric_text(metric, rung.scores[metric]) if metric in rung.scores else "-")
+        gain = None if is_first else rung.gains.get(metric)
+        error = "" if gain is None or not math.isfinite(gain.error) else f" ± {100 * 1.96 * gain.error:.1f}"
+        cells.append("-" if gain is None else shown_gain(metric, gain) + error)
+    seconds = "-" if rung.seconds is None else f"{rung.seconds:,.1f}" if rung.seconds >= 0.05 else "under 0.1"
+    return (rung.name, rung.candidate, *cells, seconds, "kept" if rung.is_kept else "")
+
+
+def _verification(run: RunAnalysis) -> dict[str, Any]:
+    """Whether pairs of one class are told from pairs of two; or a remark why that cannot be said."""
+    search = run.search
+    try:
+        pairs = verification_metrics(
+            search.embeddings,
+            search.labels,
+            gallery=search.gallery,
+            gallery_labels=search.gallery_labels,
+            most_images=MOST_VERIFIED,
+        )
+    except ValueError as error:
+        return {"remark": f"Left out: {error}."}
+    rows = [("EER", *_estimate_texts(pairs.eer), "-")]
+    for rate, estimate in pairs.fnmr_at.items():
+        distance = f"{pairs.threshold_at[rate]:.3f}" if rate in pairs.threshold_at else "-"
+        rows.append((f"FNMR at FMR {rate_text(rate)}", *_estimate_texts(estimate), distance))
+    images = len(search.labels) + (0 if search.gallery_labels is None else len(search.gallery_labels))
+    return {
+        "remark": "",
+        "eer": pairs.eer.value,
+        "plot": in_themes(partial(plot_verification, pairs), "False non-match rate over false match rate"),
+        "table": Table(("", "error in %", "95 % interval", "accepted up to distance"), tuple(rows)),
+        "genuine": pairs.genuine,
+        "impostors": pairs.impostors,
+        "sampled": pairs.images if pairs.images < images else 0,
+        "has_intervals": pairs.eer.interval is not None,
+    }
+
+
+def _estimate_texts(estimate: Estimate) -> tuple[str, str]:
+    """The value and its interval, in percent."""
+    if estimate.interval is None:
+        return f"{100 * estimate.value:.2f}", "-"
+    low, high = (f"{100 * end:.2f}" for end in estimate.interval)
+    return f"{100 * estimate.value:.2f}", f"{low} to {high}"
 
 
 def _curves(run: RunAnalysis) -> dict[str, Any] | None:

@@ -1,1 +1,1 @@
-"""Plots: curves, fields, maps, grids of images, and their theme."""
+"""Plots: curves, verification, the ladder, fields, maps, grids of images, and their theme."""

@@ -345,7 +345,7 @@ class StorageConfig:
 
 
 #: How far up the ladder of `pfml.ladder` a run goes.
-EFFORTS = ("seconds", "minutes")
+EFFORTS = ("seconds", "minutes", "hours")
 
 
 @dataclass(frozen=True)
@@ -354,8 +354,9 @@ class RunConfig(TrainConfig):
 
     Args:
         effort: Work up the ladder in place of one training: "seconds" tries heads in closed form on the features of the
-            pretrained backbone, "minutes" also trains one; what validation proves to be better is kept, else the
-            backbone itself. None trains as the other options say.
+            pretrained backbone, "minutes" also tries larger images and trains a head, "hours" also fine-tunes the
+            backbone; what validation proves to be better is kept, else the backbone itself. None trains as the other
+            options say.
         start: Folder of a run whose model training starts with, and whose proxies its classes keep, as `pfml train
             --from` sets it; None for the weights of the backbone. It is needed until the first checkpoint.
     """
@@ -363,7 +364,7 @@ class RunConfig(TrainConfig):
     data: DataConfig = field(default_factory=DataConfig)
     model: EmbedderConfig = field(default_factory=EmbedderConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
-    effort: Literal["seconds", "minutes"] | None = None
+    effort: Literal["seconds", "minutes", "hours"] | None = None
     start: Path | None = None
 
     def __post_init__(self) -> None:

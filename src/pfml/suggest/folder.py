@@ -13,7 +13,7 @@ from pfml.models import Embedder
 from pfml.runs.config import RunConfig
 from pfml.runs.data import load_listed
 from pfml.suggest.comparison import untrained_embedder
-from pfml.suggest.preview import preview, typical_short_side
+from pfml.suggest.preview import preview
 from pfml.suggest.suggestion import Suggestion, suggest, suggest_model, with_values
 from pfml.training.environment import resolve_device
 from pfml.training.progress import Monitor
@@ -67,7 +67,7 @@ def suggest_for_folder(
     if not is_own(config.data.name):
         return None
     if not config.loss.trains or config.effort is not None:
-        model, reasons = suggest_model(None)
+        model, reasons = suggest_model()
         return Suggestion(RunConfig(model=model), {"model.backbone": reasons["model.backbone"]})
     fixed = _decided_first(config, given)
     if split is not None:
@@ -77,13 +77,10 @@ def suggest_for_folder(
     if split is not None:
         data = for_choices(data, split)
         suggest(data, None, device, **fixed)
-    short_side = typical_short_side(data.train)
-    model, _ = suggest_model(short_side)
+    model, _ = suggest_model()
     chosen = {
         option: getattr(config.model, name) for option in given if (name := option.removeprefix("model.")) != option
     }
-    if "model.backbone" in chosen and "model.image_size" not in chosen:
-        model = replace(model, image_size=None)
     user = with_values(replace(config, model=model), chosen)
     prepared.untrained = untrained_embedder(user)
     distances = None
@@ -96,9 +93,7 @@ def suggest_for_folder(
             seed=config.seed,
             track=monitor.track,
         )
-    suggestion = suggest(data, distances, device, short_side=short_side, **fixed)
-    if "model.backbone" in chosen:
-        suggestion.reasons.pop("model.image_size", None)
+    suggestion = suggest(data, distances, device, **fixed)
     if split is not None:
         suggestion.reasons.pop("data.validation", None)
     return suggestion

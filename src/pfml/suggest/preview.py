@@ -1,28 +1,25 @@
-"""A preview of the images before training: their sizes, and the distances between some of them."""
+"""A preview of the images before training: the distances between some of them."""
 
 from __future__ import annotations
 
-import statistics
+import math
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from pfml.data import ImageSet, check_images, open_images
-from pfml.data.decoding import Track, UnreadableImagesError, read_size
+from pfml.data.decoding import Track, UnreadableImagesError
 from pfml.data.seeding import generator_for
 from pfml.evaluation import embed
 from pfml.models import Embedder
 from pfml.models.backbone_table import BACKBONES, with_image_size
 
-__all__ = ["InitialDistances", "distances_of", "preview", "typical_short_side"]
+__all__ = ["InitialDistances", "distances_of", "preview"]
 
 #: Images of a class in the preview.
 PER_CLASS = 6
-#: Files whose header is read for the typical size.
-SIZES = 100
 
 
 @dataclass(frozen=True)
@@ -36,15 +33,13 @@ class InitialDistances:
         nearest_negatives: The median over images of the distance to the nearest image of another class.
         negatives: The median distance of negative pairs (of different classes).
         images_per_second: Throughput of the model on this machine.
-        image_size: Side of the crops that it saw.
     """
 
     close_positives: float
     positives: float
     nearest_negatives: float
     negatives: float
-    images_per_second: float
-    image_size: int
+    images_per_second: float = math.inf
 
 
 def preview(
@@ -79,7 +74,7 @@ def preview(
         started = time.perf_counter()
         points = embed(embedder, source, track=track).cpu()
         speed = len(some) / max(time.perf_counter() - started, 1e-9)
-        return distances_of(points, some.labels, images_per_second=speed, image_size=embedder.preprocessing.crop)
+        return distances_of(points, some.labels, images_per_second=speed)
     except UnreadableImagesError:
         check_images(images, track=track)
         raise
@@ -87,7 +82,7 @@ def preview(
         embedder.preprocessing = own_size
 
 
-def distances_of(points: Tensor, labels: Tensor, *, images_per_second: float, image_size: int) -> InitialDistances:
+def distances_of(points: Tensor, labels: Tensor, *, images_per_second: float = math.inf) -> InitialDistances:
     """The distances between unit vectors (n, D) with labels (n,)."""
     distances = torch.cdist(points.double(), points.double())
     same = labels[:, None] == labels
@@ -101,29 +96,7 @@ def distances_of(points: Tensor, labels: Tensor, *, images_per_second: float, im
         nearest_negatives=_quantile(nearest, 0.5),
         negatives=_quantile(negatives, 0.5),
         images_per_second=images_per_second,
-        image_size=image_size,
     )
-
-
-def typical_short_side(images: ImageSet, *, limit: int = SIZES) -> int | None:
-    """The median short side of up to `limit` of the images, by their headers; None for an empty set."""
-    if len(images) == 0:
-        return None
-    if isinstance(images.images, Tensor):
-        return min(images.images.shape[2:])
-    step = max(len(images) // limit, 1)
-    return round(statistics.median(min(_size(path, images)) for path in images.images[::step]))
-
-
-def _size(path: Path, images: ImageSet) -> tuple[int, int]:
-    if images.pixels is not None and path in images.pixels:
-        height, width = images.pixels[path].shape[1:]
-        return height, width
-    try:
-        return read_size(path)
-    except ValueError:
-        check_images(images)  # which lists all that cannot be read
-        raise
 
 
 def _few_of_each(labels: Tensor, limit: int, seed: int) -> Tensor:

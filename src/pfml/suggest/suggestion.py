@@ -25,18 +25,16 @@ from pfml.training.setup import require_matches
 
 __all__ = ["Suggestion", "suggest", "suggest_loss", "suggest_model", "with_values"]
 
-BACKBONE, FULL_SIZE = "efficientnet_lite0", 224
-#: Sides of crops to choose from; the backbone halves its input five times.
-IMAGE_SIZES = (96, 128, 160, 192, 224)
-#: A job on a CPU should take about so long, with so many epochs if a smaller crop can make room for them.
-CPU_SECONDS, FITTING_EPOCHS = 300.0, 4
-#: So many epochs are worth a longer wait, up to this one.
-FEWEST_EPOCHS, LONGEST_CPU_SECONDS = 3, 900.0
-#: More epochs than these overfit; on a GPU as many as make about so many steps.
+BACKBONE = "efficientnet_lite0"
+#: Device -> steps of a training, and epochs at least and at most. The plan follows from the images, not from how fast
+#: the machine is at the moment; on a GPU more epochs than these overfit.
+STEPS = {"cpu": 150, "cuda": 230}
+FEWEST_EPOCHS = {"cpu": 3, "cuda": 8}
 MOST_EPOCHS = {"cpu": 12, "cuda": 20}
-GPU_EPOCHS, GPU_STEPS = 8, 230
 #: A training step costs as much as so many embeddings: forward, and twice that backward.
 STEP_COST = 3.0
+#: A training that takes longer deserves a word.
+LONG_MINUTES = 30.0
 #: Validation on fewer classes than this says nothing: of one class, every neighbor is right.
 FEWEST_CLASSES_TO_DIVIDE = 8
 
@@ -89,18 +87,13 @@ def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
     return replace(config, **changes)
 
 
-def suggest_model(short_side: int | None) -> tuple[EmbedderConfig, dict[str, str]]:
-    """The model for images of this typical short side, and why."""
-    size, reason = FULL_SIZE, f"what {BACKBONE} was trained with"
-    if short_side is not None and short_side < FULL_SIZE:
-        size = next(size for size in IMAGE_SIZES if size >= short_side or size == FULL_SIZE)
-        reason = f"the typical image has a short side of {short_side} pixels, and enlarging adds nothing"
+def suggest_model() -> tuple[EmbedderConfig, dict[str, str]]:
+    """The model for photographs, at the resolution that its backbone was trained with, and why."""
     reasons = {
         "model.backbone": "its ImageNet weights come with a package, so that no model hub is needed",
         "model.embedding_dim": "the backbone's features as they are, so that training starts from what they know",
-        "model.image_size": reason,
     }
-    return EmbedderConfig(backbone=BACKBONE, embedding_dim=None, image_size=size), reasons
+    return EmbedderConfig(backbone=BACKBONE, embedding_dim=None), reasons
 
 
 def suggest(
@@ -108,7 +101,6 @@ def suggest(
     distances: InitialDistances | None,
     device: torch.device,
     *,
-    short_side: int | None = None,
     validation: str | None = None,
     batch_size: int | None = None,
     samples_per_class: int | None = None,
@@ -120,7 +112,6 @@ def suggest(
         data: Without validation classes set apart, unless it has some of its own.
         distances: Between some training images before training; None for a model without pretrained weights.
         device: Where it will train.
-        short_side: Typical short side of the images, in pixels.
         validation: The split of the training classes, if it is decided already; the other values fit it.
         batch_size: Likewise.
         samples_per_class: Likewise.
@@ -141,21 +132,17 @@ def suggest(
             )
         raise ValueError(f"training must have at least 2 classes to tell apart, got {classes}{others}: {advice}")
     require_matches(data)
-    model, reasons = suggest_model(short_side)
+    model, reasons = suggest_model()
     why_validation: dict[str, str] = {}
     if validation is None:
         validation, why_validation = _validation(data)
     divided = with_validation(data, validation)
     batch, why_batch = _batch(divided, device, batch_size, samples_per_class)
     loss, why_loss = suggest_loss(divided.train.labels, distances)
-    if device.type == "cuda" or distances is None:
-        size, (fitting, why_time) = model.image_size, _epochs_by_steps(divided, batch, device)
-    else:
-        size, fitting, why_time = _length(divided, distances, model.image_size or FULL_SIZE)
+    fitting = _epochs(divided, batch, device)
     epochs = epochs or fitting
-    if size != model.image_size:
-        model = replace(model, image_size=size)
-        reasons["model.image_size"] = f"at {FULL_SIZE} too few epochs would fit into the time"
+    steps = epochs * max(len(divided.train) // batch.size, 1)
+    why_time = {"epochs": f"{steps:,} steps; with more, it overfits" + _time(divided, distances, epochs)}
     config = RunConfig(
         data=DataConfig(data.name, validation=validation),
         model=model,
@@ -262,31 +249,18 @@ def suggest_loss(labels: Tensor, distances: InitialDistances | None) -> tuple[Lo
     return LossConfig("pfml-log", {**options, "delta": delta, "delta_rep": reach}), reasons
 
 
-def _epochs_by_steps(data: RetrievalData, batch: BatchConfig, device: torch.device) -> tuple[int, dict[str, str]]:
-    """Epochs where time does not matter, and why."""
-    steps, most = max(len(data.train) // batch.size, 1), MOST_EPOCHS[device.type]
-    epochs = min(max(math.ceil(GPU_STEPS / steps), GPU_EPOCHS), most)
-    return epochs, {"epochs": f"{epochs * steps:,} steps; with more, it overfits"}
+def _epochs(data: RetrievalData, batch: BatchConfig, device: torch.device) -> int:
+    """Epochs for about so many steps as the device is given."""
+    steps = max(len(data.train) // batch.size, 1)
+    wanted = math.ceil(STEPS[device.type] / steps)
+    return min(max(wanted, FEWEST_EPOCHS[device.type]), MOST_EPOCHS[device.type])
 
 
-def _length(data: RetrievalData, distances: InitialDistances, size: int) -> tuple[int, int, dict[str, str]]:
-    """Side of the crops and epochs that fit into minutes on a CPU, and why."""
-    sizes = [one for one in IMAGE_SIZES if FULL_SIZE // 2 < one <= size] or [size]
-    for chosen in reversed(sizes):
-        seconds = _seconds_per_epoch(data, distances, chosen)
-        if seconds * FITTING_EPOCHS <= CPU_SECONDS:
-            break
-    least = FEWEST_EPOCHS if FEWEST_EPOCHS * seconds <= LONGEST_CPU_SECONDS else 1
-    epochs = max(least, min(MOST_EPOCHS["cpu"], int(CPU_SECONDS / seconds)))
-    minutes = max(epochs * seconds / 60, 0.1)
-    reason = f"about {minutes:.2g} min on this CPU ({seconds:.0f} s each)"
-    if epochs * seconds > LONGEST_CPU_SECONDS:
-        reason = f"a single one takes about {minutes:.0f} min on this CPU: use a GPU, or fewer images"
-    return chosen, epochs, {"epochs": reason}
-
-
-def _seconds_per_epoch(data: RetrievalData, distances: InitialDistances, size: int) -> float:
-    """Training steps and an evaluation, on crops of this side."""
-    evaluated = sum(len(part) for part in (data.test, data.gallery, data.validation) if part is not None)
-    speed = distances.images_per_second * (distances.image_size / size) ** 2
-    return (STEP_COST * len(data.train) + evaluated) / speed
+def _time(data: RetrievalData, distances: InitialDistances | None, epochs: int) -> str:
+    """About how long so many epochs take here, at the speed that was just measured."""
+    if distances is None:
+        return ""
+    evaluated = sum(len(images) for role, images in data.parts.items() if role != "train")
+    minutes = epochs * (STEP_COST * len(data.train) + evaluated) / distances.images_per_second / 60
+    advice = "; a GPU would take minutes" if minutes > LONG_MINUTES else ""
+    return f"; about {max(minutes, 0.1):.2g} min on this machine{advice}"

@@ -106,7 +106,12 @@ def _evaluate_untrained(
 
 
 def write_untrained(
-    config: RunConfig, data: RetrievalData, folder: RunFolder, embedder: Embedder, entry: dict[str, Any]
+    config: RunConfig,
+    data: RetrievalData,
+    folder: RunFolder,
+    embedder: Embedder,
+    entry: dict[str, Any],
+    more: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write the run of a model that was not trained by gradient descent; the results.
 
@@ -116,12 +121,13 @@ def write_untrained(
         folder: Where; it has been started.
         embedder: The model.
         entry: Its evaluation, as a line of the history.
+        more: What else the results say.
     """
     write_config(folder.config, config, sealed=True)
     folder.forget_after(0, 0)  # the same lines, if an evaluation was interrupted here
     folder.append("evaluation", 0, **entry)
     embedder.save(folder.model)
-    results = summarize([entry], select_by=config.select_by, protocol=data.protocol)
+    results = summarize([entry], select_by=config.select_by, protocol=data.protocol) | (more or {})
     folder.write_results(results)
     write_run_cards(folder, data, config, results)
     folder.close()

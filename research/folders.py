@@ -1,0 +1,270 @@
+"""The ladder on folders that are parts of CUB: what `pfml train --data FOLDER` gains, for unseen and for known classes.
+
+    python research/folders.py pilot --root CUB_200_2011 --out pilot.jsonl      # classes 1 to 100: every candidate
+    python research/folders.py measure --root CUB_200_2011 --out results/folders.jsonl  # 101 to 200: the command
+    python research/folders.py table results/folders.jsonl
+
+The pilot computes features once and looks at many folders; it is for choosing the rules of the ladder. The measurement
+makes folders of files, runs the command as a user does, and reads its results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+
+from pfml.data import ImageSet, LabelNoise, RetrievalData, corrupt, load_data
+from pfml.data.splits import divided
+from pfml.evaluation.metrics import HEADLINE
+from pfml.ladder.crossfit import divisions
+from pfml.ladder.heads import LinearHead, closed_form_grid, train_head
+from pfml.ladder.ladder import FEW_IMAGES, Features, _Ladder, _metrics, fit
+from pfml.ladder.run import _fitting_field
+from pfml.models import create_embedder
+from pfml.training.environment import resolve_device
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A part of CUB: some classes with at most so many images of each, some labels changed, divided by a protocol."""
+
+    classes: int
+    images: int
+    noise: float
+    protocol: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        noise = f", {self.noise:.0%} label noise" if self.noise else ""
+        return f"{self.classes} classes of {self.images}{noise}"
+
+
+#: Those that are measured; none was used to choose anything.
+SIZES = ((10, 20), (12, 60), (20, 8), (20, 30), (30, 12), (40, 20))
+#: Those of the pilot.
+PILOT = tuple((classes, images) for classes in (8, 12, 20, 40) for images in (8, 20, 60))
+
+
+def folders(sizes: tuple[tuple[int, int], ...], protocols: list[str], seeds: list[int]) -> list[Folder]:
+    """All combinations, with and without label noise."""
+    return [
+        Folder(classes, images, noise, protocol, seed)
+        for seed in seeds
+        for protocol in protocols
+        for classes, images in sizes
+        for noise in (0.0, 0.2)
+    ]
+
+
+def chosen_images(every: ImageSet, folder: Folder) -> torch.Tensor:
+    """Positions of the images of a folder: classes and images at random by the seed."""
+    random = torch.Generator().manual_seed(1000 * folder.seed + 10 * folder.classes + folder.images)
+    classes = torch.randperm(every.num_classes, generator=random)[: folder.classes]
+    found = []
+    for label in classes.sort().values.tolist():
+        own = (every.labels == label).nonzero()[:, 0]
+        found.append(own[torch.randperm(len(own), generator=random)[: folder.images]].sort().values)
+    return torch.cat(found)
+
+
+def pilot(options: argparse.Namespace) -> None:
+    """Write, for each folder and candidate, what validation says and what the test images say."""
+    device = resolve_device(options.device)
+    torch.set_num_threads(options.threads)
+    every = load_data("cub", options.root).train
+    if options.limit:
+        every = every.of_classes(range(options.limit))
+    nothing = every.of_classes([])
+    backbone = create_embedder("efficientnet_lite0", weights=options.weights, embedding_dim=None).eval().to(device)
+    whole = Features(backbone, RetrievalData("cub", every, nothing, protocol="none"))
+    for view in [whole.base.view, *whole.views()]:
+        start = time.perf_counter()
+        whole.of(view)
+        print(view, f"{time.perf_counter() - start:.1f} s", flush=True)
+    tasks = folders(PILOT, ["classes", "images"], list(range(options.seeds)))
+    with ThreadPoolExecutor(options.jobs) as pool, open(options.out, "a", encoding="utf-8") as file:
+        for lines in pool.map(lambda folder: list(pilot_lines(whole, every, folder)), tasks):
+            for line in lines:
+                file.write(json.dumps(line) + "\n")
+            file.flush()
+            print(lines[0]["folder"], len(lines), flush=True)
+
+
+def pilot_lines(whole: Features, every: ImageSet, folder: Folder) -> Iterator[dict[str, Any]]:
+    """One line for each candidate on one folder."""
+    positions = chosen_images(every, folder)
+    images = every.subset(positions)
+    images = images.of_classes(images.labels.unique().tolist())
+    data = divided(images, "folder", folder.protocol, seed=folder.seed)  # type: ignore[arg-type]
+    where = {str(path): int(k) for path, k in zip(images.images, positions.tolist(), strict=True)}
+    if folder.noise:
+        noisy, _ = corrupt(data.train, LabelNoise(rate=folder.noise, seed=folder.seed))
+        data = data.with_parts({"train": noisy})
+    features = Features(whole.backbone, data)
+    rows = {role: torch.tensor([where[str(p)] for p in part.images]) for role, part in data.parts.items()}
+    for (size, mirrored, _), found in whole._passes.items():
+        for role, some in rows.items():
+            features._passes[size, mirrored, role] = {pooling: each[some] for pooling, each in found.items()}
+
+    def train(some: torch.Tensor, labels: torch.Tensor, start: LinearHead) -> LinearHead:
+        return train_head(some, labels, start, _fitting_field)
+
+    ladder = _Ladder(features, train, None, 0)
+    base, labels = features.base, data.train.labels
+    ladder.parts = divisions(labels, ladder.protocol, repeats=2 if len(labels) <= FEW_IMAGES else 1)
+    grid = closed_form_grid(backbone_width(features), min(len(part.fitted) for part in ladder.parts))
+    plain = [replace(base, pooling=p, view=v) for v in [base.view, *features.views()] for p in features.poolings]
+    scores = ladder.cross_fitted([*plain, *(replace(each, head=head) for each in plain for head in grid)])
+    ladder.before = scores[base]
+    rungs = [ladder.rung("", each, found) for each, found in scores.items()]
+    best = max((rung for rung in rungs if rung.candidate.head is not None), key=lambda rung: rung.proof)
+    unheaded = max((rung for rung in rungs if rung.candidate.head is None), key=lambda rung: rung.proof)
+    rungs += [ladder.trained_head(each.candidate) for each in (best, unheaded)]
+    for rung in rungs:
+        embedder = fit(features, rung.candidate, train)
+        test = _metrics(data, lambda role, e=embedder, c=rung.candidate: features.embedded(e, c, role)).as_dict()
+        yield {
+            "folder": folder.__dict__, "candidate": rung.candidate.as_dict(),
+            "validation": {k: [v.mean, v.error] for k, v in rung.gains.items()},
+            "test": {key: test[key] for key in HEADLINE},
+        }  # fmt: skip
+
+
+def backbone_width(features: Features) -> int:
+    """F."""
+    return features.backbone.head.num_features
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Run the command on each folder, several at a time."""
+    every = load_data("cub", options.root).test
+    done = set()
+    if Path(options.out).is_file():
+        lines = map(json.loads, Path(options.out).read_text(encoding="utf-8").splitlines())
+        done = {(tuple(line["folder"].values()), line["effort"]) for line in lines}
+    seeds = list(range(options.seeds))
+    tasks = [
+        each
+        for each in folders(SIZES, options.protocols, seeds)
+        if (tuple(each.__dict__.values()), options.effort) not in done
+    ]
+    deadline = time.time() + 60 * options.minutes
+
+    def one(folder: Folder) -> dict[str, Any] | None:
+        if time.time() > deadline:
+            return None
+        work = Path(options.work) / "-".join(map(str, folder.__dict__.values()))
+        shutil.rmtree(work, ignore_errors=True)
+        for k in chosen_images(every, folder).tolist():
+            target = work / "photos" / every.class_names[int(every.labels[k])] / every.images[k].name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(every.images[k], target) if options.link else shutil.copy(every.images[k], target)
+        command = [
+            sys.executable, "-m", "pfml", "train", "--data", str(work / "photos"), "--data.split", folder.protocol,
+            "--data.split_seed", str(folder.seed), "--seed", str(folder.seed), "--effort", options.effort,
+            "--device", options.device, "--out", str(work / "run"), "--json", "--quiet",
+        ]  # fmt: skip
+        command += (
+            ["--data.noise.rate", str(folder.noise), "--data.noise.seed", str(folder.seed)] if folder.noise else []
+        )
+        command += (
+            ["--model.backbone", "efficientnet_lite0", "--model.weights", options.weights]
+            if options.weights != "package"
+            else []
+        )
+        start = time.perf_counter()
+        threads = {"OMP_NUM_THREADS": str(options.threads)}
+        ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | threads)
+        seconds = time.perf_counter() - start
+        if ended.returncode:
+            print("FAILED", folder, ended.stderr[-500:], flush=True)
+            return None
+        results = json.loads(ended.stdout)["results"]
+        log = [json.loads(line) for line in (work / "run" / "log.jsonl").read_text().splitlines()]
+        before = next(line["test"] for line in log if line["kind"] == "untrained")
+        after = results["last"]["test"]
+        shutil.rmtree(work)
+        return {
+            "folder": folder.__dict__, "effort": options.effort, "seconds": seconds,
+            "kept": results["ladder"]["kept"]["candidate"], "rung": results["ladder"]["kept"]["name"],
+            "before": {key: before[key] for key in HEADLINE}, "after": {key: after[key] for key in HEADLINE},
+            "queries": after["num_queries"], "threads": options.threads, "commit": options.commit,
+        }  # fmt: skip
+
+    with ThreadPoolExecutor(options.jobs) as pool, open(options.out, "a", encoding="utf-8") as file:
+        for line in pool.map(one, tasks):
+            if line is not None:
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                gains = ", ".join(f"{100 * (line['after'][k] - line['before'][k]):+.1f}" for k in HEADLINE)
+                print(f"{Folder(**line['folder'])}: {line['kept']}: {gains}, {line['seconds']:.0f} s", flush=True)
+
+
+def table(path: Path) -> str:
+    """Means over seeds, and the worst single run, as Markdown."""
+    lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for line in lines:
+        folder = Folder(**line["folder"])
+        groups.setdefault((folder.protocol, line["effort"], folder.name), []).append(line)
+        groups.setdefault((folder.protocol, line["effort"], "**all**"), []).append(line)
+    rows = [
+        "| classes | effort | folder | runs | R@1 before | gain: mean | worst | MAP@R before | gain: mean | worst |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (protocol, effort, name), found in sorted(groups.items()):
+        cells = []
+        for key in HEADLINE:
+            gains = [100 * (line["after"][key] - line["before"][key]) for line in found]
+            cells += [
+                f"{100 * mean(line['before'][key] for line in found):.1f}",
+                f"{mean(gains):+.1f}",
+                f"{min(gains):+.1f}",
+            ]
+        known = "unseen" if protocol == "classes" else "known"
+        rows.append(f"| {known} | {effort} | {name} | {len(found)} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Parse and do."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("pilot", "measure", "table"))
+    parser.add_argument("file", nargs="?", type=Path)
+    parser.add_argument("--root", type=Path)
+    parser.add_argument("--weights", default="package")
+    parser.add_argument("--out", default="results/folders.jsonl")
+    parser.add_argument("--work", default="/tmp/folders", help="where folders are made")
+    parser.add_argument("--link", action="store_true", help="link images instead of copying them")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--effort", default="minutes")
+    parser.add_argument("--protocols", nargs="+", default=["classes", "images"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--limit", type=int, default=0, help="classes of the pilot, to try it")
+    parser.add_argument("--minutes", type=float, default=600.0, help="nothing is begun after these")
+    parser.add_argument("--commit", default="unknown")
+    options = parser.parse_args()
+    if options.what == "table":
+        print(table(options.file))
+    else:
+        (pilot if options.what == "pilot" else measure)(options)
+
+
+if __name__ == "__main__":
+    main()
