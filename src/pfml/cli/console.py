@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from pfml.terminal import print_line
+from pfml.terminal import print_line, shell_words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "create_console",
+    "preferred_run",
     "print_json",
     "print_known",
     "print_model",
     "print_results",
     "print_scores",
+    "print_validated",
     "print_verification",
 ]
 
@@ -53,6 +55,38 @@ def print_model(console: Console, run: Path) -> None:
     trained_on = learned_by(run)
     if trained_on is not None and trained_on.moment:
         print_line(console, f"the model of {run}: {trained_on.moment}")
+
+
+def preferred_run(console: Console, run: Path) -> Path:
+    """The folder whose model a command uses, RUN/final if the run has a final model; prints a line if it is that."""
+    from pfml.runs.final import final_classes, final_folder, preferred_folder
+
+    chosen, classes = preferred_folder(run), final_classes(run)
+    if chosen != run:
+        learned = f", trained on all {classes:,} classes" if classes else ""
+        print_line(console, f"using the final model of {run}{learned}")
+    elif (final_folder(run) / "config.yaml").is_file():
+        rest = f"pfml train --final {shell_words(str(run))} finishes it"
+        print_line(console, f"using the model of {run}, since the final model is not trained to its end: {rest}")
+    return chosen
+
+
+def print_validated(console: Console, run: Path) -> None:
+    """Print of a final model that nothing evaluates it, and the figures of the run that it belongs to."""
+    from pfml.data.image_set import PROTOCOLS
+    from pfml.runs.final import read_validated
+
+    known = read_validated(run)
+    if known is None:
+        return
+    part = f"{known.classes:,} classes" if known.classes else "a part of the images"
+    about = f"the figures of {known.run}, trained with the same settings on {part}:"
+    print_line(console, f"evaluated by nothing: this model has seen all images; {about}")
+    if known.scores:
+        row = f"{known.run}, epoch {known.epoch}"
+        print_scores(console, PROTOCOLS[known.protocol], {row: known.scores})
+    index = f"pfml index {shell_words(str(run.parent))} FOLDER"
+    print_line(console, f"index, search, serve and export of {run.parent} use it; an index of its own: {index}")
 
 
 def print_results(console: Console, results: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pfml.cli.console import create_console, print_json
+from pfml.cli.console import create_console, preferred_run, print_json
 from pfml.cli.input_images import (
     end_with_unreadable,
     print_unreadable,
@@ -47,6 +47,7 @@ def embed(
     refuse_images_first("embed", run, images)
     console = create_console(stderr=as_json, quiet=quiet)
     own = ImageShard.of_process() if shard is None else ImageShard.parsed(shard)
+    run = preferred_run(console, run)
     if _is_folder(out):
         content, failures = _embed_to_folder(
             console, run, images, Path(out), own, dtype, shard_images, batch_size, workers, device

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pfml.cli.console import create_console, print_model
+from pfml.cli.console import create_console, preferred_run, print_model
 from pfml.cli.parser import add_quiet_option
 from pfml.export.vector_databases import VECTOR_DATABASES
 from pfml.terminal import print_line, shell_words
@@ -37,11 +37,13 @@ def export(
     """Export a run: to an ONNX file, to a bundle that one call loads, or to a vector database."""
     given: dict[str, object] = {"out": out, "images": images, "with_onnx": with_onnx or None}
     given |= {"url": url, "path": path, "collection": collection, "index": index}
-    for name, value in given.items():
-        if value is not None and name not in TARGETS.get(to, DATABASE_OPTIONS):
-            option = name.replace("_", "-")
+    for key, value in given.items():
+        if value is not None and key not in TARGETS.get(to, DATABASE_OPTIONS):
+            option = key.replace("_", "-")
             raise ValueError(f"--{option} must be left out with --to {to}, which has no use for it, got {value}")
     console = create_console(quiet=quiet)
+    name = _collection_name(run)
+    run = preferred_run(console, run)
     if to in TARGETS:
         print_model(console, run)
     if to == "onnx":
@@ -52,7 +54,7 @@ def export(
         _bundle(console, run, out or run / "bundle", images, with_onnx)
     else:
         folder = path or (run / to if url is None else None)
-        _database(console, to, index or run / "index", collection or _collection_name(run), url, folder)
+        _database(console, to, index or run / "index", collection or name, url, folder)
 
 
 def add_export_arguments(parser: ArgumentParser) -> None:

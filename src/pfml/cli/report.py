@@ -27,6 +27,7 @@ def report(
         _report_tables(store, experiment, format, out, quiet)
         return
     from pfml.pages.run import write_run_page
+    from pfml.runs.final import preferred_folder
     from pfml.training.progress import ProgressMonitor
 
     for option, value in (("store", store), ("experiment", experiment), ("format", format)):
@@ -41,6 +42,8 @@ def report(
     console = create_console(quiet=quiet)
     path = write_run_page(run, out, device=device, track=ProgressMonitor(console).track)
     print_line(console, f"{path}: curves, search results, a map, classes and pairs, the field, the configuration")
+    if preferred_folder(run) != run:
+        print_line(console, f"{preferred_folder(run)}: the final model, which index, search, serve and export use")
 
 
 def add_report_arguments(parser: ArgumentParser) -> None:

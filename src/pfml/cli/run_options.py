@@ -77,8 +77,12 @@ def parsed_run_values(parser: Parser, arguments: list[str]) -> dict[str, Any]:
     values = vars(parser.parse_args(arguments))
     try:
         typed, others = _typed(values, parser)
-        content = _layers(typed, others.pop("config", []), others["recipe"], parser)
-        decided = others["recipe"] is not None or "config" in values or others.get("resume") is not None
+        if (continued := others.get("from_run")) is not None:
+            content = _continued(continued, typed, others)
+        else:
+            content = _layers(typed, others.pop("config", []), others["recipe"], parser)
+        begun = [others.get(name) is not None for name in ("resume", "final", "from_run")]
+        decided = others["recipe"] is not None or "config" in values or any(begun)
         given = None if decided else frozenset(_leaves(typed))
         config = create_config(_with_fitting_batch(content, given))
     except ArgumentError as error:
@@ -277,6 +281,31 @@ def _layers(typed: dict[str, Any], files: list[str], recipe: str | None, parser:
     # options of a loss make no sense for another one
     if loss is not None and loss != content.get("loss", {}).get("name", loss):
         content = {**content, "loss": {}}
+    return _merged(content, typed)
+
+
+def _continued(run: Path, typed: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """The values of a run that continues `run` with the images of --data, those that are typed above its own."""
+    from pfml.ladder.run import refuse_other_options
+    from pfml.runs.config_files import plain
+    from pfml.training.start import continued_config
+
+    if others.get("config") or others["recipe"] is not None:
+        raise ValueError("--from has the settings of its run: leave out --config and --recipe")
+    data = dict(typed.get("data", {}))
+    more = data.pop("name", None)
+    if more is None:
+        raise ValueError(f"--from {run} needs the images to add: --data FOLDER, or --data FILE.csv")
+    fixed = [f"--data.{name}" for name in data if name not in ("corrections", "unreadable")]
+    fixed += [f"--{name}" for name in ("model", "start", "effort") if name in typed]
+    if fixed:
+        raise ValueError(f"--from continues {run}, its division and its model: leave out {', '.join(sorted(fixed))}")
+    config = continued_config(run, more)
+    typed = {**typed, "data": data}
+    if config.effort is not None:
+        refuse_other_options(_leaves(typed))
+    loss = typed.get("loss", {}).get("name", config.loss.name)
+    content = plain(config) if loss == config.loss.name else {**plain(config), "loss": {}}
     return _merged(content, typed)
 
 

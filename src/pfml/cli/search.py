@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pfml.cli.console import create_console, print_json, print_model
+from pfml.cli.console import create_console, preferred_run, print_json, print_model
 from pfml.cli.input_images import (
     end_with_unreadable,
     print_unreadable,
@@ -61,6 +61,9 @@ def index(
     from pfml.training.progress import ProgressMonitor
 
     console = create_console(stderr=as_json, quiet=quiet)
+    if images is not None:
+        refuse_images_first("index", run, [images])
+    run = preferred_run(console, run)
     folder = out or run / "index"
     update = Update()
     if images is None and not (remove or remove_class or compact):
@@ -68,7 +71,6 @@ def index(
     if images is None and embeddings is not None:
         raise ValueError("--embeddings needs the images too: the folder or CSV that tells their classes")
     if images is not None:
-        refuse_images_first("index", run, [images])
         listing = list_images(images)
         for remark in listing.remarks:
             print_line(console, remark)
@@ -159,7 +161,7 @@ def search(
     console = create_console(stderr=as_json, quiet=quiet)
     refuse_images_first("search", run, images)
     files = list(image_paths(images))
-    opened = open_run(run, index=index, backend=backend, device=device)
+    opened = open_run(preferred_run(console, run), index=index, backend=backend, device=device)
     found, threshold = opened.gallery, opened.threshold
     queries = embed_files(opened.embedder, files, batch_size=BATCH, workers=2)
     failures = queries.failures
@@ -228,6 +230,7 @@ def calibrate(
     from pfml.training.progress import ProgressMonitor
 
     console = create_console(stderr=as_json, quiet=quiet)
+    run = preferred_run(console, run)
     embedder = load_embedder(run).to(resolve_device(device))
     images, described = _calibration_images(console, run, data, root)
     track = ProgressMonitor(console).track
@@ -376,10 +379,16 @@ def _calibration_images(
                 print_line(console, remark)
             return known, f"{'held-out' if known.protocol == 'images' else 'training'} images of {config.name}"
         data, root, validation = config.name, config.root, config.validation
-        unreadable, division = config.unreadable, {"split": config.split, "seed": config.split_seed}
+        unreadable = config.unreadable
+        division = {"split": config.split, "seed": config.split_seed, "added": config.added}
     images = with_validation(own_images(data, load_data(data, root, **division), unreadable, track), validation)
     for remark in images.remarks:
         print_line(console, remark)
+    if images.protocol == "none":
+        raise ValueError(
+            f'{run} has seen all classes of {data}, and "unknown" is chosen on classes that a model has not seen: '
+            f"give images of other classes, --data FOLDER"
+        )
     if images.validation is not None and images.validation.num_classes >= FEWEST_CLASSES:
         return images.validation, f"validation classes of {data}"
     if images.validation is not None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pfml.cli.console import create_console, print_model
+from pfml.cli.console import create_console, preferred_run, print_model
 from pfml.cli.parser import add_device_option
 from pfml.packages import require_packages
 
@@ -50,8 +50,10 @@ def serve(
         upload_pixels=round(upload_megapixels * 1e6),
         decoded_pixels=round(decoded_megapixels * 1e6),
     )
+    console = create_console(stderr=True)  # scripts read the address from the first line that is printed
+    run = preferred_run(console, run)
     gallery = Gallery.open(run, index=index, device=device)
-    print_model(create_console(stderr=True), run)  # scripts read the address from the first line that is printed
+    print_model(console, run)
     answer_requests(Service(gallery, limits=limits, map_method=map_, map_points=map_points), access, port)
 
 

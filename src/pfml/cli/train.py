@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pfml.cli.console import create_console, print_json, print_results, print_scores
+from pfml.cli.console import create_console, print_json, print_results, print_scores, print_validated
 from pfml.cli.error_reporting import exit_with_error
 from pfml.cli.parser import add_json_option, add_quiet_option
 from pfml.cli.run_options import add_run_options, described_recipe
@@ -39,6 +39,8 @@ def train(
     given: Collection[str] | None = None,
     out: Path | None = None,
     resume: Path | None = None,
+    final: Path | None = None,
+    from_run: Path | None = None,
     recipe: str | None = None,
     ensemble: int | None = None,
     student_epochs: int | None = None,
@@ -59,6 +61,8 @@ def train(
     from pfml.suggest.folder import Prepared
     from pfml.training.ensemble import Ensemble, is_ensemble, read_ensemble
     from pfml.training.environment import resolve_device
+    from pfml.training.final import begin_final
+    from pfml.training.progress import ProgressMonitor
     from pfml.training.shutdown import Interrupted
 
     shape = None if ensemble is None else Ensemble(ensemble, student_epochs)
@@ -73,7 +77,24 @@ def train(
     # what is printed with --print_config or --json goes to a file or a program, without the reasons
     console = create_console(stderr=print_config or as_json, quiet=quiet)
     prepared = Prepared()
-    if resume is not None:
+    if from_run is not None and (shape is not None or resume is not None or final is not None):
+        raise ValueError("--from continues one run with further images: leave out --ensemble, --resume and --final")
+    if final is not None:
+        if config != RunConfig() or out is not None or shape is not None or resume is not None:
+            raise ValueError("a final model has the settings of its run: give --final alone, without other options")
+        begun = begin_final(final, ProgressMonitor(console).track)
+        config, out, prepared.data = begun.config, begun.folder, begun.loaded
+        resume = out if begun.is_begun else None
+        for line in () if begun.loaded is None else begun.loaded.remarks:
+            print_line(console, line)
+        state = "trained already" if begun.is_done else "resumed" if begun.is_begun else "begun"
+        print_line(console, begun.description or f"the final model {out} is {state}")
+        if begun.is_done:
+            print_validated(console, out)
+            if as_json:
+                print_json({"run": str(out), "results": RunFolder(out).read_results()})
+            return
+    elif resume is not None:
         if config != RunConfig() or out is not None or shape is not None:
             raise ValueError("a run resumes with its own configuration: give --resume alone, without other options")
         if is_ensemble(resume):
@@ -184,6 +205,21 @@ def add_train_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", type=Path, help="Folder of the run; by default a new one in runs.")
     add("--resume", type=Path, help="Resume the run in this folder.")
+    add(
+        "--final",
+        type=Path,
+        metavar="RUN",
+        help="Train the final model of a run, RUN/final: its settings once more on all of its images, as many steps "
+        "per class, evaluated by nothing. index, search, serve and export then use it. Again: resumes.",
+    )
+    add(
+        "--from",
+        dest="from_run",
+        type=Path,
+        metavar="RUN",
+        help="Continue RUN with further images, --data FOLDER: its settings, its images and these; the division of the "
+        "images before stays, embedder and proxies start as those of RUN.",
+    )
     add(
         "--ensemble",
         type=int,
@@ -329,19 +365,26 @@ def _run(
     from pfml.data.own_images import is_own
     from pfml.models.embedder import learned_by
     from pfml.pages.run import write_run_page
-    from pfml.runs.data import prepare_data
+    from pfml.runs.data import load_checked, prepare_data
+    from pfml.runs.final import read_validated
     from pfml.runs.folder import RunFolder
     from pfml.suggest.comparison import comparison
     from pfml.training.ensemble import run_ensemble
     from pfml.training.progress import ProgressMonitor
     from pfml.training.runner import create_run_embedder, run
+    from pfml.training.start import with_moved_corrections
 
     ranks = f" on {world.size} ranks" if world.size > 1 else ""
     what = config.loss.name if config.effort is None else f"the ladder ({config.effort})"
     print_line(console, f"{what} on {config.data.name}, {config.model.backbone}, in {out}{ranks}")
     monitor = ProgressMonitor(console, said=() if prepared.data is None else prepared.data.remarks)
+    if config.effort is not None and read_validated(out) is not None:
+        return _finish_ladder(out, console, monitor)
     data, embedder, untrained = None, None, None
     if is_own(config.data.name):
+        prepared.data = prepared.data or load_checked(config.resolved().data, monitor.track)
+        if not resume:
+            config = with_moved_corrections(config, out, prepared.data)
         data = prepare_data(config.resolved().data, monitor.track, loaded=prepared.data)
         untrained = None if config.effort else _untrained(config, data, out, monitor, world, prepared)
         prepared.untrained = None  # its memory
@@ -350,7 +393,7 @@ def _run(
             raise ValueError(f"--effort runs in one process, got {world.size} ranks: leave out torchrun")
         return _run_ladder(config, out, data, resume, console, monitor)
     if shape is None:
-        embedder = None if data is None else create_run_embedder(config)
+        embedder = None if data is None or config.start is not None else create_run_embedder(config)
         results = run(config, out, data=data, embedder=embedder, resume=resume, monitor=monitor, world=world)
     else:
         scores = run_ensemble(config, out, shape, data=data, resume=resume, monitor=monitor, world=world)
@@ -361,6 +404,7 @@ def _run(
     if not world.is_first:
         return results
     print_results(console, results)
+    print_validated(console, out)
     if untrained is not None:
         if not RunFolder(out).entries("untrained"):  # for the report, and for a run that is resumed
             RunFolder(out).append("untrained", 0, test=untrained.scores, image_size=untrained.image_size)
@@ -393,6 +437,19 @@ def _run_ladder(
         searched = "" if data.data.protocol == "none" else "search results, a map, the hardest classes, "
         print_line(console, f"{page}: the ladder, {searched}the configuration")
     return done.results
+
+
+def _finish_ladder(out: Path, console: Console, monitor: Monitor) -> dict[str, Any]:
+    """The results of the final model of a run that worked up the ladder, whose folder is around `out`."""
+    from pfml.ladder.run import finish_ladder
+    from pfml.runs.folder import RunFolder
+
+    RunFolder(out).config.unlink(missing_ok=True)  # of one that was interrupted: it is fitted again
+    results = finish_ladder(out.parent, out, monitor=monitor)
+    print_results(console, results)
+    print_validated(console, out)
+    print_line(console, f"{out}: config, log, results; the model: pfml.load_embedder({str(out)!r})")
+    return results
 
 
 def _untrained(

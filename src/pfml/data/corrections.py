@@ -63,6 +63,21 @@ class Corrections:
         given = images.labels.tolist()
         return Corrections({index: label for index, label in both.items() if label != given[index]})
 
+    def moved(self, images: ImageSet, more: ImageSet) -> Corrections:
+        """These corrections of `images` as those of the same images among `more`, whose labels are by the same names.
+
+        A list names an image without the folders that all images share, and more images may share fewer folders.
+        """
+        position = {more.name_of(k): k for k in range(len(more))}
+        label_of = {name: k for k, name in enumerate(more.class_names)}
+        found: dict[int, int | None] = {}
+        for index, label in self.labels.items():
+            name = images.name_of(index)
+            if name not in position:
+                raise ValueError(f"{name} has a corrected label and must be among the images, but is not: restore it")
+            found[position[name]] = None if label is None else label_of[images.class_names[label]]
+        return Corrections(found)
+
     def write(self, path: Path, images: ImageSet) -> None:
         """Write the list; `path` is either complete or as it was. `images` have the given labels."""
         text = io.StringIO()

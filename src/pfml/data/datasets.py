@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from pathlib import Path
 
+from pfml.data.additions import with_added
 from pfml.data.glyphs import read_glyphs
 from pfml.data.image_set import Protocol, RetrievalData
 from pfml.data.readers.benchmark import Benchmark
@@ -39,7 +41,12 @@ NEEDED = (
 
 
 def load_data(
-    name: str, root: str | Path | None = None, *, split: Protocol = "classes", seed: int | None = 0
+    name: str,
+    root: str | Path | None = None,
+    *,
+    split: Protocol = "classes",
+    seed: int | None = 0,
+    added: Sequence[str | Path] = (),
 ) -> RetrievalData:
     """The data set `name` of `DATASETS`, or one's own: a folder of class folders or a CSV table.
 
@@ -49,11 +56,15 @@ def load_data(
         split: What of one's own images is held out of training: "classes", "images" of every class, or "none" (see
             `pfml.data.splits.divided`). Published data sets have their published test classes.
         seed: Of the division of one's own images.
+        added: Folders or .csv files of images that came later, see `pfml.data.additions.with_added`.
 
     Example:
         >>> load_data("glyphs").test
         ImageSet(6,816 images of 142 classes)
     """
+    if added:
+        data = load_data(name, root, split=split, seed=seed)
+        return reduce(lambda data, path: with_added(data, path, seed=seed), added, data)
     if name in DATASETS:
         is_own = name in ("folder", "csv")
         if split != "classes" and not is_own:

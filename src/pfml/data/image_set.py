@@ -169,6 +169,7 @@ class RetrievalData:
         protocol: What is held out of training, a key of `PROTOCOLS`. "images" tests on the training classes, in their
             order; "none" has no test images.
         seed: By which classes or images are held out for choices; None, as for published sets, takes classes in order.
+        added_classes: Names of classes that came later, by addition; validation classes are taken of each by itself.
     """
 
     name: str
@@ -181,6 +182,7 @@ class RetrievalData:
     is_halved: bool = False
     protocol: Protocol = "classes"
     seed: int | None = None
+    added_classes: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:

@@ -9,7 +9,7 @@ from torch import Tensor
 from pfml.data.decoding import Track
 from pfml.data.image_set import ImageSet, RetrievalData
 from pfml.data.own_images import own_images
-from pfml.data.readers.folder import listed_classes
+from pfml.data.readers.folder import listed_folder
 from pfml.data.readers.table import listed_images
 from pfml.storage.files import sha256_of
 
@@ -33,7 +33,7 @@ def new_images_of_known_classes(
     """
     path = Path(where).expanduser()
     is_table = path.suffix.lower() == ".csv" and path.is_file()
-    images, remarks = listed_images(path) if is_table else listed_classes(path)
+    images, remarks = listed_images(path) if is_table else listed_folder(path)
     others = sorted({*images.class_names} - {*train.class_names})
     if others:
         more = f" and {len(others) - LISTED:,} more" if len(others) > LISTED else ""

@@ -19,6 +19,7 @@ __all__ = [
     "described_test",
     "divided",
     "for_choices",
+    "held_out_images",
     "wholly_unseen",
     "with_validation",
     "zero_shot",
@@ -160,16 +161,9 @@ def _among_trained(images: ImageSet, train: ImageSet, where: str) -> ImageSet:
 
 def _held_out(images: ImageSet, name: str, seed: int, remarks: tuple[str, ...]) -> RetrievalData:
     """Some images of every class as queries, searched among the others, which train."""
-    positions = [_position(seed, name) for name in images.short_names()]
-    of_class: list[list[int]] = [[] for _ in images.class_names]
-    for k, label in enumerate(images.labels.tolist()):
-        of_class[label].append(k)
-    lone = [images.class_names[label] for label, own in enumerate(of_class) if len(own) == 1]
-    held: list[int] = []
-    for own in of_class:
-        if len(own) > 1:
-            own.sort(key=positions.__getitem__)
-            held += own[: max(1, round(HELD_OUT * len(own)))]
+    held = held_out_images(images, seed)
+    counts = torch.bincount(images.labels, minlength=images.num_classes)
+    lone = [images.class_names[label] for label in (counts == 1).nonzero()[:, 0].tolist()]
     if not held:
         raise ValueError(
             f"{name} must have a class with two images or more to hold one out, got one image of each class: "
@@ -186,6 +180,20 @@ def _held_out(images: ImageSet, name: str, seed: int, remarks: tuple[str, ...]) 
     is_held[held] = True
     train, test = (images.subset(some.nonzero()[:, 0]) for some in (~is_held, is_held))
     return RetrievalData(name, train, test, gallery=train, remarks=remarks, protocol="images", seed=seed)
+
+
+def held_out_images(images: ImageSet, seed: int) -> list[int]:
+    """The positions of a fifth of the images of every class, at random by their names; of a lone image none."""
+    positions = [_position(seed, name) for name in images.short_names()]
+    of_class: list[list[int]] = [[] for _ in images.class_names]
+    for k, label in enumerate(images.labels.tolist()):
+        of_class[label].append(k)
+    held: list[int] = []
+    for own in of_class:
+        if len(own) > 1:
+            own.sort(key=positions.__getitem__)
+            held += own[: max(1, round(HELD_OUT * len(own)))]
+    return held
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -236,6 +244,7 @@ def with_validation(data: RetrievalData, split: str) -> RetrievalData:
             classes, this one validates and the other three train. Block k has the classes from k C // 4 up to
             (k + 1) C // 4, so that each class validates once even if C is not a multiple of 4 (the original code
             rounds each length down: with 98 classes it never validates on 2 of them). "none": `data` itself.
+            Classes that came later are divided by themselves, and all train where they are too few to divide.
     """
     if split not in VALIDATION_SPLITS:
         raise ValueError(f"validation split must be one of {', '.join(VALIDATION_SPLITS)}, got {split!r}")
@@ -248,16 +257,19 @@ def with_validation(data: RetrievalData, split: str) -> RetrievalData:
         )
     if data.validation is not None:
         raise ValueError(f"{data.name} has validation images of its own, so that the split must be none, got {split!r}")
-    classes = data.train.num_classes
+    names = data.train.class_names
     parts = 2 if split == "half" else FOLDS
-    if classes < parts:
-        raise ValueError(f"{split!r} must have at least {parts} training classes to divide, got {classes}")
+    added = [[c for c, name in enumerate(names) if name in group] for group in map(set, data.added_classes)]
+    first = sorted({*range(len(names))}.difference(*added))
+    if len(first) < parts:
+        raise ValueError(f"{split!r} must have at least {parts} training classes to divide, got {len(first)}")
     block = 1 if split == "half" else int(split.removeprefix("fold-"))
-    order = list(range(classes))
-    if data.seed is not None:
-        order.sort(key=lambda c: _position(data.seed, f"validation/{data.train.class_names[c]}"))
-    validating = set(order[block * classes // parts : (block + 1) * classes // parts])
-    kept, held_out = ([c for c in range(classes) if (c in validating) == is_held] for is_held in (False, True))
+    validating: set[int] = set()
+    for group in (first, *(each for each in added if len(each) >= parts)):
+        if data.seed is not None:
+            group.sort(key=lambda c: _position(data.seed, f"validation/{names[c]}"))
+        validating |= {*group[block * len(group) // parts : (block + 1) * len(group) // parts]}
+    kept, held_out = ([c for c in range(len(names)) if (c in validating) == is_held] for is_held in (False, True))
     return replace(data, train=data.train.of_classes(kept), validation=data.train.of_classes(held_out))
 
 

@@ -25,11 +25,13 @@ LATER: dict[str, Any] = {
     "data.unreadable": "auto",
     "data.split": "classes",
     "data.split_seed": 0,
+    "data.added": [],
     "batch.per_epoch": None,
     "schedule.milestones": [],
     "model.resize": None,
     "model.flip_test": False,
     "effort": None,
+    "start": None,
 }
 #: The same of losses: method -> options.
 LATER_OF_LOSS: dict[str, dict[str, Any]] = {

@@ -127,6 +127,11 @@ class WrappedLoss(nn.Module):
             return torch.empty(self.num_classes, 0, self.embedding_dim)
         return unit(self._proxies_of(self.inner).detach())
 
+    @property
+    def proxies(self) -> Tensor | None:
+        """The proxies as the loss has them as parameters, (C, M, D), a view; None for a loss without proxies."""
+        return None if self._proxies_of is None else self._proxies_of(self.inner)
+
     def hyperparameters(self) -> dict[str, Any]:
         """Everything that a stored loss must have in common with the one that loads it."""
         sizes = {"num_classes": self.num_classes, "embedding_dim": self.embedding_dim}

@@ -33,6 +33,7 @@ from pfml.plots.ladder import LoggedRung, logged_rungs, plot_ladder, shown_gain
 from pfml.plots.maps import choose_images, plot_photo_map, plot_proxy_map, project
 from pfml.plots.verification import plot_verification, rate_text
 from pfml.runs.config_files import plain
+from pfml.runs.final import final_classes
 from pfml.suggest.comparison import comparison
 from pfml.version import __version__
 
@@ -112,6 +113,7 @@ def run_page(run: RunAnalysis) -> str:
         tested=described_test(data),
         train_classes=data.train.num_classes,
         validation_classes=None if data.validation is None else data.validation.num_classes,
+        final=final_classes(run.folder.path),
         results=None if run.results is None or not is_tested else _results(run, run.results, rungs),
         ladder=_ladder(rungs),
         known=known_classes(run, _proxy_points(run)) if data.protocol == "images" else None,

@@ -22,6 +22,7 @@ from pfml.evaluation.metrics import metric_label, metric_text, shown_metrics
 from pfml.models.embedder import EMBEDDER
 from pfml.runs.config import TrainConfig
 from pfml.runs.config_files import plain, yaml_text
+from pfml.runs.final import Validated, read_validated
 from pfml.runs.folder import RunFolder
 from pfml.storage.files import write_atomically
 from pfml.storage.manifest import read_manifest
@@ -62,7 +63,15 @@ def write_run_cards(folder: RunFolder, data: RetrievalData, config: TrainConfig,
         if (model / "model.json").is_file() and results[choice] is not None:
             noisy = _noisy_labels(folder.noise)
             description = read_manifest(model / "model.json", EMBEDDER)
-            card = run_card(description, data, config, results, choice=choice, noisy_labels=noisy)
+            card = run_card(
+                description,
+                data,
+                config,
+                results,
+                choice=choice,
+                noisy_labels=noisy,
+                validated=read_validated(folder.path),
+            )
             write_atomically(model / "README.md", card.encode(errors="replace"))
 
 
@@ -74,6 +83,7 @@ def run_card(
     *,
     choice: str = "last",
     noisy_labels: int | None = None,
+    validated: Validated | None = None,
 ) -> str:
     """A model card in Markdown.
 
@@ -84,6 +94,7 @@ def run_card(
         results: As in results.json.
         choice: Which of `CHOICES` these weights are.
         noisy_labels: Training labels that label noise has changed on purpose; None without label noise.
+        validated: The figures of the run whose final model this is; None for the model of any other run.
     """
     return _template().render(
         description=description,
@@ -96,6 +107,9 @@ def run_card(
         choice=choice,
         choices=CHOICES,
         noisy_labels=noisy_labels,
+        validated=validated,
+        searched_by=SEARCHED,
+        validated_metrics=[] if validated is None else shown_metrics(validated.scores),
         classes_shown=CLASSES_SHOWN,
         front_matter=_front_matter(data, config, results[choice], CHOICES[choice].name),
         configuration=_fenced(yaml_text(_without_folders(plain(config))), "yaml"),

@@ -9,7 +9,7 @@ from typing import Literal, Self
 from pfml.data import LabelNoise
 from pfml.data.datasets import DATASETS
 from pfml.data.image_set import PROTOCOLS, Protocol
-from pfml.data.own_images import UNREADABLE
+from pfml.data.own_images import UNREADABLE, is_own
 from pfml.data.preprocessing import Augmentation
 from pfml.data.splits import VALIDATION_SPLITS
 from pfml.evaluation.metrics import METRICS
@@ -280,6 +280,8 @@ class DataConfig:
             fifth of every class, for classes that stay; none. Folders train and test, or the column split of a CSV,
             keep their own division. Published data sets have classes.
         split_seed: Of that division; null for the first half of the sorted classes, as runs had that are older.
+        added: Folders or CSV files of images that came later, as `pfml train --from` adds them: images of known classes
+            join them, new classes are divided among themselves, and the rest of the division stays.
         unreadable: Files that cannot be read: skip (left out, counted and named), refuse (the run stops and lists
             them), or auto: skip those of a folder or CSV of one's own, refuse those of a published data set.
     """
@@ -291,6 +293,7 @@ class DataConfig:
     corrections: Path | None = None
     split: Protocol = "classes"
     split_seed: int | None = 0
+    added: tuple[str, ...] = ()
     unreadable: Literal["auto", "skip", "refuse"] = "auto"
 
     def __post_init__(self) -> None:
@@ -307,6 +310,9 @@ class DataConfig:
                 f"data.validation sets classes apart, and data.split {self.split} trains on all of them: "
                 f"leave data.validation none, got {self.validation!r}"
             )
+        object.__setattr__(self, "added", tuple(self.added))  # YAML and JSON give lists
+        if self.added and not is_own(self.name):
+            raise ValueError(f"images are added to a folder or CSV of one's own (data.added), got {self.name!r}")
         if self.unreadable not in UNREADABLE:
             raise ValueError(f"data.unreadable must be one of {', '.join(UNREADABLE)}, got {self.unreadable!r}")
 
@@ -351,12 +357,15 @@ class RunConfig(TrainConfig):
             pretrained backbone, "minutes" also tries larger images and trains a head, "hours" also fine-tunes the
             backbone; what validation proves to be better is kept, else the backbone itself. None trains as the other
             options say.
+        start: Folder of a run whose model training starts with, and whose proxies its classes keep, as `pfml train
+            --from` sets it; None for the weights of the backbone. It is needed until the first checkpoint.
     """
 
     data: DataConfig = field(default_factory=DataConfig)
     model: EmbedderConfig = field(default_factory=EmbedderConfig)
     storage: StorageConfig = field(default_factory=StorageConfig)
     effort: Literal["seconds", "minutes", "hours"] | None = None
+    start: Path | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -376,8 +385,11 @@ class RunConfig(TrainConfig):
             None if path is None else path.expanduser().absolute()
             for path in (data.root, data.corrections, data.noise.file)
         )
+        added = tuple(str(Path(each).expanduser().absolute()) for each in data.added)
         data = replace(data, name=name, root=root, corrections=corrections, noise=replace(data.noise, file=noise_file))
+        data = replace(data, added=added)
+        start = None if self.start is None else self.start.expanduser().absolute()
         teachers = tuple(str(Path(each).expanduser().absolute()) for each in self.teachers)
         has_head = self.loss.trains or self.effort is not None
         model = self.model if has_head else replace(self.model, embedding_dim=None)
-        return replace(self, data=data, model=model, teachers=teachers)
+        return replace(self, data=data, model=model, teachers=teachers, start=start)

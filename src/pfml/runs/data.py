@@ -28,7 +28,7 @@ class PreparedData(NamedTuple):
 
 def load_listed(config: DataConfig) -> RetrievalData:
     """The data set as listed and divided into training and test images; no file has been opened."""
-    return load_data(config.name, config.root, split=config.split, seed=config.split_seed)
+    return load_data(config.name, config.root, split=config.split, seed=config.split_seed, added=config.added)
 
 
 def load_checked(config: DataConfig, track: Track | None = None) -> RetrievalData:

@@ -8,6 +8,7 @@ checkpoints/   what training resumes from
 model/         the embedder: of the epoch that validation chose, or of the last epoch without validation
 model-last/    the embedder of the last epoch, where validation chose another one
 loss/          the loss of the same epoch as model/: proxies, hyper-parameters, class names
+final/         the final model, a run of its own on all images (`pfml.runs.final`)
 results.json   last epoch, best on test, validation-selected, and which of them model/ is
 tensorboard/   the same curves, if TensorBoard is installed
 """

@@ -25,7 +25,7 @@ from pfml.storage.files import DamagedFileError
 from pfml.storage.manifest import Format
 from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
 
-__all__ = ["TrainedField", "load_field", "load_loss", "load_proxies", "save_loss"]
+__all__ = ["TrainedField", "load_field", "load_loss", "load_loss_of_classes", "load_proxies", "save_loss"]
 
 NAME = "loss"
 LOSS = Format("loss", 1, "train it again")
@@ -87,6 +87,12 @@ def load_loss(run_folder: str | Path) -> nn.Module:
     It is the loss of the run's model; of a run that has not ended, the loss of its last checkpoint.
     """
     return _rebuilt(*_stored(RunFolder(Path(run_folder))))
+
+
+def load_loss_of_classes(run_folder: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
+    """`load_loss`, and the names of its classes in the order of its proxies."""
+    description, tensors = _stored(RunFolder(Path(run_folder)))
+    return _rebuilt(description, tensors), description.class_names
 
 
 def load_field(run_folder: str | Path) -> TrainedField:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pfml.models.embedder import Embedder, load_embedder
+from pfml.runs.final import final_folder, read_validated
 from pfml.runs.folder import RunFolder
 from pfml.runs.saved_loss import TrainedField, load_field
 from pfml.search.identity import ModelIdentity
@@ -96,4 +97,12 @@ def load_threshold(folder: Path, model: ModelIdentity) -> Threshold | None:
 
 
 def _advice(folder: Path) -> str:
-    return f"make one with pfml index {shell_words(str(folder))} FOLDER"
+    earlier = folder.parent / "index"
+    belongs = (
+        f" ({earlier} belongs to the model before the final one)" if _is_of_final(folder) and earlier.is_dir() else ""
+    )
+    return f"make one with pfml index {shell_words(str(folder))} FOLDER{belongs}"
+
+
+def _is_of_final(folder: Path) -> bool:
+    return final_folder(folder.parent) == folder and read_validated(folder) is not None

@@ -63,6 +63,7 @@ from pfml.training.ranks import (
     create_rank_loss,
     create_scaler,
     has_proxies,
+    load_loss_state,
     prepare_embedder,
     require_same_task,
     whole_loss,
@@ -70,6 +71,7 @@ from pfml.training.ranks import (
 from pfml.training.readback import Batch, Outcome, Readback
 from pfml.training.setup import create_batches, learned, on_device, require_matches
 from pfml.training.shutdown import Interrupted, ShutdownRequest, catch_shutdown_requests
+from pfml.training.start import Start, started_loss
 from pfml.training.state import TrainingState, require_same_run, run_identity
 from pfml.training.teachers import load_teachers
 
@@ -95,6 +97,7 @@ class Training:
         folder: Where the run keeps its files.
         monitor: What to show.
         world: The ranks that train together; None for one process by itself.
+        start: Of a run that continues another one: what the loss takes over. `embedder` is the one of `start`.
     """
 
     def __init__(
@@ -106,8 +109,9 @@ class Training:
         folder: RunFolder,
         monitor: Monitor,
         world: World | None = None,
+        start: Start | None = None,
     ) -> None:
-        self.world = world or World()
+        self.world, self.start, self.is_restored = world or World(), start, False
         self.device = self.world.device or resolve_device(config.device)
         require_same_task(config, data, self.world)
         self.embedder = prepare_embedder(on_device(embedder, self.device), config, self.world)
@@ -153,12 +157,14 @@ class Training:
         """Train to the end; the results, also written to the run's folder."""
         echo = ECHO_SECONDS if self.world.size > 1 else 0.0
         with catch_shutdown_requests(echo_seconds=echo) as self.shutdown, reproducible(self.config.deterministic):
-            if self.step == 0:
+            if self.step == 0 and not self.is_restored:
                 self.initialize_head()
                 self.initialize_proxies()
             self.monitor.start(self.config.epochs, len(self.batches), self.step)
             try:
                 with self.writer:
+                    if self.start is not None and not self.is_restored:
+                        self.save()  # from now on, the run that this one continues is not needed
                     while self.state.epoch < self.config.epochs:
                         self.train_epoch()
             finally:
@@ -329,7 +335,7 @@ class Training:
     def initialize_head(self) -> None:
         """Initialize the embedding layer as `config.head_start` says, from features of the training set if needed."""
         start, head = self.config.head_start, self.embedder.head
-        if start == "random":
+        if start == "random" or self.start is not None:
             return
         if start == "uniform":
             initialize_uniformly(head, generator=generator_for(self.config.seed, "head", 0))
@@ -340,7 +346,14 @@ class Training:
         self.world.broadcast(list(head.state_dict().values()))
 
     def initialize_proxies(self) -> None:
-        """Initialize the proxies from embeddings of the training set, if the loss does so."""
+        """Initialize the proxies from embeddings of the training set, if the loss does so, or from another run."""
+        if self.start is not None:
+            self.monitor.remark(self.start.remark)
+            if self.start.proxies:
+                points, names, seed = self.embeddings("train"), self.data.train.class_names, self.config.seed
+                whole = started_loss(self.config.loss, self.start, names, points, self.data.train.labels, seed=seed)
+                load_loss_state(self.loss, whole.state_dict())
+                return
         if getattr(self.loss, "proxies_ready", True):
             return
         embeddings = self.embeddings("train")
@@ -506,6 +519,7 @@ class Training:
         require_same_run(values, self.identity, self.folder.path)
         self.world.by_first(lambda: require_same_images(self.folder, self.data))
         self.state.restore(tensors, values)
+        self.is_restored = True
         self.folder.forget_after(self.step, len(self.state.history))
 
 

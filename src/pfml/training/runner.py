@@ -24,8 +24,9 @@ from pfml.training.environment import precision, resolve_device, seeded
 from pfml.training.loop import Training
 from pfml.training.progress import Monitor
 from pfml.training.setup import open_sources
+from pfml.training.start import Start, load_start
 
-__all__ = ["create_run_embedder", "is_begun", "run", "train", "write_untrained"]
+__all__ = ["create_run_embedder", "is_begun", "needed_start", "run", "train", "write_untrained"]
 
 
 def run(
@@ -46,7 +47,8 @@ def run(
         config: The whole run.
         out: Folder of the run.
         data: What `prepare_data(config.data)` returns, from a caller that has it already; None to load it here.
-        embedder: What `create_run_embedder(config)` returns, likewise; it is trained in place.
+        embedder: What `create_run_embedder(config)` returns, likewise; it is trained in place. A run that continues
+            another one takes that run's instead.
         resume: Resume from the checkpoint in `out`.
         monitor: What to show.
         world: The ranks that train together.
@@ -56,6 +58,10 @@ def run(
     world, out, config = world or World(), Path(out), config.resolved()
     monitor = (monitor or Monitor()) if world.is_first else Monitor()
     images, corruption = data or prepare_data(config.data, monitor.track)
+    start = needed_start(config, out)
+    if start is not None:
+        embedder = create_run_embedder(config, start)
+        _require_known_classes(embedder, images, config)
     embedder = create_run_embedder(config) if embedder is None else _matching(embedder, config)
     if not config.loss.trains:
         resume = resume and is_begun(config, out)
@@ -64,7 +70,7 @@ def run(
     if corruption is not None:
         changed = f"{corruption.wrong:,} of {len(images.train):,} training labels"
         monitor.remark(f"{changed} are wrong on purpose, listed in {RunFolder(out).noise}")
-    return _train(embedder, images, config, out, resume, config.storage, monitor, corruption, world)
+    return _train(embedder, images, config, out, resume, config.storage, monitor, corruption, world, start)
 
 
 def _evaluate_untrained(
@@ -138,11 +144,41 @@ def write_untrained(
     return results
 
 
-def create_run_embedder(config: RunConfig) -> Embedder:
-    """The embedder that a run of this configuration starts with, its random weights drawn from the run's seed."""
+def needed_start(config: RunConfig, out: Path) -> Start | None:
+    """What the run in `out` takes over from the run that it continues; None if it continues none, or has checkpoints.
+
+    Args:
+        config: Of the run.
+        out: Its folder.
+    """
+    if config.start is None or has_checkpoint(RunFolder(out).checkpoints):
+        return None
+    return load_start(config.start, config.loss)
+
+
+def create_run_embedder(config: RunConfig, start: Start | None = None) -> Embedder:
+    """The embedder that a run of this configuration starts with, its random weights drawn from the run's seed.
+
+    Args:
+        config: Of the run.
+        start: See `needed_start`; its embedder is the one.
+    """
     config = config.resolved()
+    if start is not None:
+        return _matching(start.embedder, config)
     with seeded(config.seed):
         return Embedder(config.model)
+
+
+def _require_known_classes(embedder: Embedder, data: RetrievalData, config: RunConfig) -> None:
+    """Refuse to continue a run whose classes are no longer among the training classes."""
+    known = () if embedder.trained_on is None else embedder.trained_on.class_names
+    lost = sorted({*known} - {*data.train.class_names})
+    if lost:
+        raise ValueError(
+            f"the classes that {config.start} was trained on must train again, but {lost[0]} does not: the images of "
+            f"{config.data.name} have changed; restore them, or start a new run"
+        )
 
 
 def _matching(embedder: Embedder, config: RunConfig) -> Embedder:
@@ -206,6 +242,7 @@ def _train(
     monitor: Monitor,
     corruption: Corruption | None,
     world: World,
+    start: Start | None = None,
 ) -> dict[str, Any]:
     """Open the images, then train; the folder is taken only when nothing more can be wrong with what was asked for."""
     folder = RunFolder(out) if world.is_first else ReadOnlyRunFolder(out)
@@ -217,7 +254,7 @@ def _train(
         try:
             with world.first_before_others(storage.cache is not None):  # who then find a cache that is whole
                 sources = open_sources(data, world.device or resolve_device(config.device), storage, monitor)
-            training = Training(embedder, data, sources, config, folder, monitor, world)
+            training = Training(embedder, data, sources, config, folder, monitor, world, start)
         except BaseException:
             with suppress(OSError):
                 folder.path.rmdir()  # which works on an empty folder only

@@ -12,7 +12,7 @@ from pfml.data.image_set import ImageSet, Protocol, RetrievalData
 from pfml.data.splits import as_divided, class_order, divided
 from pfml.terminal import readable
 
-__all__ = ["IMAGE_SUFFIXES", "image_files", "image_paths", "listed_classes", "read_folder"]
+__all__ = ["IMAGE_SUFFIXES", "image_files", "image_paths", "listed_folder", "read_folder"]
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff", ".jp2", ".ppm", ".pgm"),
@@ -49,10 +49,12 @@ def read_folder(root: Path, *, split: Protocol = "classes", seed: int | None = 0
     return divided(images, "folder", split, seed=seed, remarks=remarks)
 
 
-def listed_classes(root: Path) -> tuple[ImageSet, tuple[str, ...]]:
+def listed_folder(root: Path) -> tuple[ImageSet, tuple[str, ...]]:
     """All images of the class folders in `root`, however many there are, and remarks on what was left out."""
     if not root.is_dir():
         raise FileNotFoundError(f"the root of class folders must be a folder, got {root}, which is none")
+    if all(_class_folders(root / part) for part in ("train", "test")):
+        raise ValueError(f"{root} is divided into train and test already: give a folder of class folders")
     images, remarks = _image_set(root)
     if not len(images):
         raise ValueError(f"{root} must have a folder with images per class, got none{_about_loose_images(root)}")
