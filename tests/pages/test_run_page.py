@@ -213,7 +213,6 @@ def rung(name, candidate, *, is_kept=False, seconds=2.0, **numbers):
         "candidate": candidate,
         "scores": {metric: value for metric, (value, _, _) in numbers.items()},
         "gains": {metric: {"mean": mean, "error": error} for metric, (_, mean, error) in numbers.items()},
-        "proof": 0.0,
         "seconds": seconds,
         "is_kept": is_kept,
         "later": "unknown keys are passed over",
