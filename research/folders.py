@@ -1,11 +1,13 @@
 """The ladder on folders that are parts of CUB: what `pfml train --data FOLDER` gains, for unseen and for known classes.
 
-    python research/folders.py pilot --root CUB_200_2011 --out pilot.jsonl      # classes 1 to 100: every candidate
-    python research/folders.py measure --root CUB_200_2011 --out results/folders.jsonl  # 101 to 200: the command
+    python research/folders.py pilot --root CUB_200_2011 --out pilot.jsonl     # classes 1 to 100: every candidate
+    python research/folders.py measure --root CUB_200_2011 --out results/folders.jsonl    # classes 101 to 200
+    python research/folders.py command --root CUB_200_2011 --out commands.jsonl           # the same by the command
     python research/folders.py table results/folders.jsonl
 
-The pilot computes features once and looks at many folders; it is for choosing the rules of the ladder. The measurement
-makes folders of files, runs the command as a user does, and reads its results.
+All images pass through the backbone once for all folders; from their features `pfml.ladder.ladder.climb` works up the
+ladder of each folder, as the command does. The pilot is for choosing the rules of the ladder. "command" makes folders
+of files, runs the command as a user does, and reads its results, which takes many times as long.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from pfml.data.splits import divided
 from pfml.evaluation.metrics import HEADLINE
 from pfml.ladder.crossfit import divisions
 from pfml.ladder.heads import LinearHead, closed_form_grid, train_head
-from pfml.ladder.ladder import FEW_IMAGES, LARGER, Features, Rung, View, _Ladder, _metrics, fit
+from pfml.ladder.ladder import FEW_IMAGES, LARGER, Features, Rung, View, _Ladder, _metrics, climb, fit
 from pfml.ladder.run import _fitting_field
 from pfml.models import create_embedder
 from pfml.training.environment import resolve_device
@@ -98,8 +100,8 @@ def pilot(options: argparse.Namespace) -> None:
             print(lines[0]["folder"], len(lines), flush=True)
 
 
-def pilot_lines(whole: Features, every: ImageSet, folder: Folder) -> Iterator[dict[str, Any]]:
-    """One line for each candidate on one folder."""
+def data_of(every: ImageSet, folder: Folder) -> tuple[RetrievalData, dict[str, torch.Tensor]]:
+    """The data of a folder, and role -> the positions of its images among all."""
     positions = chosen_images(every, folder)
     images = every.subset(positions)
     images = images.of_classes(images.labels.unique().tolist())
@@ -108,11 +110,22 @@ def pilot_lines(whole: Features, every: ImageSet, folder: Folder) -> Iterator[di
     if folder.noise:
         noisy, _ = corrupt(data.train, LabelNoise(rate=folder.noise, seed=folder.seed))
         data = data.with_parts({"train": noisy})
+    return data, {role: torch.tensor([where[str(p)] for p in part.images]) for role, part in data.parts.items()}
+
+
+def features_of(whole: Features, data: RetrievalData, rows: dict[str, torch.Tensor]) -> Features:
+    """The features of a folder, taken from those of all images."""
     features = Features(whole.backbone, data)
-    rows = {role: torch.tensor([where[str(p)] for p in part.images]) for role, part in data.parts.items()}
     for (size, mirrored, _), found in whole._passes.items():
         for role, some in rows.items():
             features._passes[size, mirrored, role] = {pooling: each[some] for pooling, each in found.items()}
+    return features
+
+
+def pilot_lines(whole: Features, every: ImageSet, folder: Folder) -> Iterator[dict[str, Any]]:
+    """One line for each candidate on one folder."""
+    data, rows = data_of(every, folder)
+    features = features_of(whole, data, rows)
 
     def train(some: torch.Tensor, labels: torch.Tensor, start: LinearHead) -> LinearHead:
         return train_head(some, labels, start, _fitting_field)
@@ -155,6 +168,51 @@ def backbone_width(features: Features) -> int:
 
 
 def measure(options: argparse.Namespace) -> None:
+    """Work up the ladder of each folder."""
+    torch.set_num_threads(options.threads)
+    every = load_data("cub", options.root).test
+    tasks = folders(MEASURED, options.protocols, list(range(options.seeds)))
+    used = torch.cat([chosen_images(every, folder) for folder in tasks]).unique()
+    backbone = create_embedder("efficientnet_lite0", weights=options.weights, embedding_dim=None).eval()
+    some = every.subset(used)
+    whole = Features(
+        backbone.to(resolve_device(options.device)), RetrievalData("cub", some, some.of_classes([]), protocol="none")
+    )
+    position = torch.full((len(every),), -1, dtype=torch.int64)
+    position[used] = torch.arange(len(used))
+    for view in dict.fromkeys((whole.base.view, *(each.view for each in whole.views()))):
+        start = time.perf_counter()
+        whole.of(view)
+        print(view, f"{len(used):,} images, {time.perf_counter() - start:.1f} s", flush=True)
+    for folder in tasks:
+        data, rows = data_of(every, folder)
+        start = time.perf_counter()
+        features = features_of(whole, data, {role: position[own] for role, own in rows.items()})
+        found = climb(
+            features.backbone, data, _fitting_field, effort=options.effort, seed=folder.seed, features=features
+        )
+        assert found.before is not None
+        assert found.after is not None
+        line = {
+            "folder": folder.__dict__, "effort": options.effort, "seconds": time.perf_counter() - start,
+            "kept": str(found.chosen.candidate), "rung": found.chosen.name,
+            "rungs": [each.as_dict() for each in found.rungs],
+            "before": {key: found.before.as_dict()[key] for key in HEADLINE},
+            "after": {key: found.after.as_dict()[key] for key in HEADLINE},
+            "queries": found.after.num_queries, "commit": options.commit,
+        }  # fmt: skip
+        with open(options.out, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        print_line(line)
+
+
+def print_line(line: dict[str, Any]) -> None:
+    """One line for people."""
+    gains = ", ".join(f"{100 * (line['after'][k] - line['before'][k]):+.1f}" for k in HEADLINE)
+    print(f"{Folder(**line['folder'])}: {line['kept']}: {gains}, {line['seconds']:.0f} s", flush=True)
+
+
+def command(options: argparse.Namespace) -> None:
     """Run the command on each folder, several at a time."""
     every = load_data("cub", options.root).test
     done = set()
@@ -215,8 +273,7 @@ def measure(options: argparse.Namespace) -> None:
             if line is not None:
                 file.write(json.dumps(line) + "\n")
                 file.flush()
-                gains = ", ".join(f"{100 * (line['after'][k] - line['before'][k]):+.1f}" for k in HEADLINE)
-                print(f"{Folder(**line['folder'])}: {line['kept']}: {gains}, {line['seconds']:.0f} s", flush=True)
+                print_line(line)
 
 
 def table(path: Path) -> str:
@@ -248,7 +305,7 @@ def table(path: Path) -> str:
 def main() -> None:
     """Parse and do."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("pilot", "measure", "table"))
+    parser.add_argument("what", choices=("pilot", "measure", "command", "table"))
     parser.add_argument("file", nargs="?", type=Path)
     parser.add_argument("--root", type=Path)
     parser.add_argument("--weights", default="package")
@@ -268,7 +325,7 @@ def main() -> None:
     if options.what == "table":
         print(table(options.file))
     else:
-        (pilot if options.what == "pilot" else measure)(options)
+        {"pilot": pilot, "measure": measure, "command": command}[options.what](options)
 
 
 if __name__ == "__main__":

@@ -292,6 +292,7 @@ def climb(
     autocast: torch.dtype | None = None,
     monitor: Monitor | None = None,
     keep: Callable[[Embedder], None] = lambda embedder: None,
+    features: Features | None = None,
 ) -> Climb:
     """Work up the ladder on the training images of `data`; the test images are evaluated once, at the end.
 
@@ -306,13 +307,14 @@ def climb(
         autocast: torch.bfloat16 or torch.float16 for mixed precision in the backbone; None for float32.
         monitor: Shows rungs and progress.
         keep: Called with the model after each rung that is better than those before it, and with the first.
+        features: Those of `backbone` and `data`, from a caller that has them already.
     """
     if effort not in EFFORTS:
         raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
     if backbone.head.linear is not None:
         raise ValueError("the ladder starts with a backbone without a linear layer: set model.embedding_dim to null")
     monitor = monitor or Monitor()
-    features = Features(backbone, data, autocast, monitor)
+    features = features or Features(backbone, data, autocast, monitor)
 
     def train(some: Tensor, their_labels: Tensor, start: LinearHead) -> LinearHead:
         return train_head(some, their_labels, start, loss_for, seed=seed, steps=head_steps)
