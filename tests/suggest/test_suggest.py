@@ -9,7 +9,7 @@ from pfml.data.decoding import UnreadableImagesError
 from pfml.evaluation import retrieval_metrics
 from pfml.models import EmbedderConfig, create_embedder
 from pfml.suggest.comparison import Untrained, comparison, untrained_embedder, untrained_scores
-from pfml.suggest.preview import InitialDistances, distances_of, preview, typical_short_side
+from pfml.suggest.preview import InitialDistances, distances_of, preview
 from pfml.suggest.suggestion import suggest, suggest_model, with_values
 from pfml.training import BatchConfig, DataConfig, LossConfig, RunConfig
 from pfml.training.setup import create_batches
@@ -31,7 +31,7 @@ def data_of(train, test=(5, 5, 5)):
 
 def looked(**changes):
     values = {"close_positives": 0.8, "positives": 0.9, "nearest_negatives": 0.7, "negatives": 1.1}
-    return InitialDistances(**{**values, "images_per_second": 50.0, "image_size": 224, **changes})
+    return InitialDistances(**{**values, "images_per_second": 50.0, **changes})
 
 
 def test_the_distances_are_those_of_all_pairs():
@@ -48,7 +48,7 @@ def test_the_distances_are_those_of_all_pairs():
             if i < j:
                 (positives if labels[i] == labels[j] else negatives).append(r)
         nearest.append(min(to_negatives))
-    found = distances_of(points, labels, images_per_second=1.0, image_size=32)
+    found = distances_of(points, labels, images_per_second=1.0)
     assert found.positives == pytest.approx(torch.tensor(positives).quantile(0.5).item(), abs=1e-6)
     assert found.close_positives == pytest.approx(torch.tensor(positives).quantile(0.25).item(), abs=1e-6)
     assert found.negatives == pytest.approx(torch.tensor(negatives).quantile(0.5).item(), abs=1e-6)
@@ -56,7 +56,7 @@ def test_the_distances_are_those_of_all_pairs():
 
 
 def test_without_two_images_of_a_class_the_distance_of_positives_is_not_a_number():
-    found = distances_of(torch.eye(3), torch.arange(3), images_per_second=1.0, image_size=32)
+    found = distances_of(torch.eye(3), torch.arange(3), images_per_second=1.0)
     assert math.isnan(found.positives)
     assert found.negatives == pytest.approx(math.sqrt(2))
 
@@ -121,22 +121,30 @@ def test_samples_are_filtered_since_labels_may_be_noisy():
     assert "noisy labels" in found.reasons["loss.options.trust"]
 
 
-def test_on_a_cpu_the_time_decides_size_and_epochs():
-    small = suggest(data_of([10] * 4), looked(), CPU).config
-    assert (small.model.image_size, small.epochs) == (224, 12)
-    slower = suggest(data_of([50] * 40, [50] * 40), looked(images_per_second=60.0), CPU)
-    assert slower.config.model.image_size < 224
-    assert "too few epochs" in slower.reasons["model.image_size"]
-    hopeless = suggest(data_of([100] * 100), looked(images_per_second=1.0), CPU)
-    assert hopeless.config.epochs == 1
-    assert "use a GPU, or fewer images" in hopeless.reasons["epochs"]
+@pytest.mark.parametrize(("train", "epochs"), [([10] * 4, 12), ([50] * 8, 12), ([50] * 60, 3), ([64] * 10, 8)])
+def test_a_cpu_gets_epochs_by_the_number_of_steps(train, epochs):
+    data = data_of(train)
+    found = suggest(data, looked(), CPU, validation="none").config
+    assert found.epochs == epochs
+    assert epochs == min(max(math.ceil(150 / (len(data.train) // found.batch.size)), 3), 12)
 
 
-def test_small_images_are_not_enlarged_more_than_needed():
-    assert suggest_model(500)[0].image_size == 224
-    assert suggest_model(100)[0].image_size == 128
-    assert suggest_model(20)[0].image_size == 96
-    assert "100 pixels" in suggest_model(100)[1]["model.image_size"]
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_the_plan_follows_from_the_images_and_the_time_is_an_estimate_beside_it(device):
+    data = data_of([50] * 40, [50] * 40)
+    fast, slow = (suggest(data, looked(images_per_second=speed), device) for speed in (1000.0, 1.0))
+    assert fast.config == slow.config, "whatever the load of the machine"
+    minutes = fast.config.epochs * (3 * 30 * 50 + 10 * 50 + 40 * 50) / 60
+    assert f"about {minutes:.2g} min on this machine; a GPU would take minutes" in slow.reasons["epochs"]
+    assert f"about {minutes / 1000:.2g} min on this machine" in fast.reasons["epochs"]
+    assert "would take" not in fast.reasons["epochs"]
+
+
+def test_a_photograph_is_seen_at_the_resolution_of_the_backbone():
+    model, reasons = suggest_model()
+    assert (model.image_size, model.backbone) == (None, "efficientnet_lite0")
+    assert "model.image_size" not in reasons
+    assert suggest(data_of([10] * 4), looked(), CPU).config.model == model
 
 
 def test_every_reason_belongs_to_an_option_and_every_choice_has_a_reason():
@@ -168,10 +176,8 @@ def test_a_preview_takes_a_few_images_of_each_class_and_measures_the_speed():
     torch.manual_seed(0)
     embedder = create_embedder("convnet", embedding_dim=8)
     found = preview(embedder, images, limit=20)
-    assert found.image_size == 32
     assert found.images_per_second > 0
     assert 0 < found.close_positives <= found.positives < 2
-    assert typical_short_side(images) == 8
 
 
 def test_an_unreadable_image_is_listed_with_all_others_of_the_set(tmp_path):
@@ -180,7 +186,7 @@ def test_an_unreadable_image_is_listed_with_all_others_of_the_set(tmp_path):
         path.write_bytes(b"no image")
     images = ImageSet(paths, torch.arange(300), tuple(map(str, range(300))))
     with pytest.raises(UnreadableImagesError, match="300 of 300 images cannot be read"):
-        typical_short_side(images)
+        preview(create_embedder("convnet", embedding_dim=8), images, limit=20)
 
 
 def scores(recall, precision, epoch=3, images=1000):
