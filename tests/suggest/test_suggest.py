@@ -5,11 +5,12 @@ import pytest
 import torch
 
 from pfml.data import ImageSet, RetrievalData, with_validation
+from pfml.data.decoding import UnreadableImagesError
 from pfml.evaluation import retrieval_metrics
 from pfml.models import EmbedderConfig, create_embedder
 from pfml.suggest.comparison import Untrained, comparison, untrained_embedder, untrained_scores
 from pfml.suggest.preview import InitialDistances, distances_of, preview
-from pfml.suggest.suggestion import suggest, with_values
+from pfml.suggest.suggestion import suggest, suggest_model, with_values
 from pfml.training import BatchConfig, DataConfig, LossConfig, RunConfig
 from pfml.training.setup import create_batches
 from small_data import few_glyphs
@@ -47,7 +48,7 @@ def test_the_distances_are_those_of_all_pairs():
             if i < j:
                 (positives if labels[i] == labels[j] else negatives).append(r)
         nearest.append(min(to_negatives))
-    found = distances_of(points, labels)
+    found = distances_of(points, labels, images_per_second=1.0)
     assert found.positives == pytest.approx(torch.tensor(positives).quantile(0.5).item(), abs=1e-6)
     assert found.close_positives == pytest.approx(torch.tensor(positives).quantile(0.25).item(), abs=1e-6)
     assert found.negatives == pytest.approx(torch.tensor(negatives).quantile(0.5).item(), abs=1e-6)
@@ -55,7 +56,7 @@ def test_the_distances_are_those_of_all_pairs():
 
 
 def test_without_two_images_of_a_class_the_distance_of_positives_is_not_a_number():
-    found = distances_of(torch.eye(3), torch.arange(3))
+    found = distances_of(torch.eye(3), torch.arange(3), images_per_second=1.0)
     assert math.isnan(found.positives)
     assert found.negatives == pytest.approx(math.sqrt(2))
 
@@ -120,18 +121,30 @@ def test_samples_are_filtered_since_labels_may_be_noisy():
     assert "noisy labels" in found.reasons["loss.options.trust"]
 
 
-@pytest.mark.parametrize(("train", "epochs"), [([10] * 4, 12), ([50] * 40, 3), ([20] * 20, 12), ([40] * 30, 5)])
-def test_a_cpu_gets_epochs_by_the_number_of_steps_at_the_resolution_of_the_backbone(train, epochs):
-    found = suggest(data_of(train), looked(), CPU)
-    assert (found.config.epochs, found.config.model.image_size) == (epochs, None)
+@pytest.mark.parametrize(("train", "epochs"), [([10] * 4, 12), ([50] * 8, 12), ([50] * 60, 3), ([64] * 10, 8)])
+def test_a_cpu_gets_epochs_by_the_number_of_steps(train, epochs):
+    data = data_of(train)
+    found = suggest(data, looked(), CPU, validation="none").config
+    assert found.epochs == epochs
+    assert epochs == min(max(math.ceil(150 / (len(data.train) // found.batch.size)), 3), 12)
 
 
-def test_the_plan_does_not_depend_on_the_speed_of_the_machine_and_the_time_stands_beside_it():
-    quick, slow = (suggest(data_of([50] * 40), looked(images_per_second=speed), CPU) for speed in (1000.0, 1.0))
-    assert quick.config == slow.config
-    assert "min on this machine" in quick.reasons["epochs"]
-    assert "a GPU would take minutes" in slow.reasons["epochs"]
-    assert "a GPU" not in quick.reasons["epochs"]
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_the_plan_follows_from_the_images_and_the_time_is_an_estimate_beside_it(device):
+    data = data_of([50] * 40, [50] * 40)
+    fast, slow = (suggest(data, looked(images_per_second=speed), device) for speed in (1000.0, 1.0))
+    assert fast.config == slow.config, "whatever the load of the machine"
+    minutes = fast.config.epochs * (3 * 30 * 50 + 10 * 50 + 40 * 50) / 60
+    assert f"about {minutes:.2g} min on this machine; a GPU would take minutes" in slow.reasons["epochs"]
+    assert f"about {minutes / 1000:.2g} min on this machine" in fast.reasons["epochs"]
+    assert "would take" not in fast.reasons["epochs"]
+
+
+def test_a_photograph_is_seen_at_the_resolution_of_the_backbone():
+    model, reasons = suggest_model()
+    assert (model.image_size, model.backbone) == (None, "efficientnet_lite0")
+    assert "model.image_size" not in reasons
+    assert suggest(data_of([10] * 4), looked(), CPU).config.model == model
 
 
 def test_every_reason_belongs_to_an_option_and_every_choice_has_a_reason():
@@ -165,6 +178,15 @@ def test_a_preview_takes_a_few_images_of_each_class_and_measures_the_speed():
     found = preview(embedder, images, limit=20)
     assert found.images_per_second > 0
     assert 0 < found.close_positives <= found.positives < 2
+
+
+def test_an_unreadable_image_is_listed_with_all_others_of_the_set(tmp_path):
+    paths = tuple(tmp_path / f"{k}.png" for k in range(300))
+    for path in paths:
+        path.write_bytes(b"no image")
+    images = ImageSet(paths, torch.arange(300), tuple(map(str, range(300))))
+    with pytest.raises(UnreadableImagesError, match="300 of 300 images cannot be read"):
+        preview(create_embedder("convnet", embedding_dim=8), images, limit=20)
 
 
 def scores(recall, precision, epoch=3, images=1000):
