@@ -23,17 +23,13 @@ def small_embedder(**options):
     return create_embedder("convnet", **{"embedding_dim": 8, "pooling": "avg+max", "image_size": 16, **options})
 
 
-#: All classes of `few_glyphs` in a batch, and all images in an epoch of four steps: where it counts what is learned.
-WHOLE = BatchConfig(size=32, samples_per_class=4)
-
-
 def small_config(**changes):
-    """Two epochs of four steps, each with half of the classes."""
+    """Two epochs of four steps."""
     values = {
         "epochs": 2,
         "warm_up_epochs": 0,
         "batch_norm": "train",
-        "batch": BatchConfig(size=16, samples_per_class=4, per_epoch=4),
+        "batch": BatchConfig(size=32, samples_per_class=4),
         "loss": LossConfig("pfml", {"proxies_per_class": 2}),
         "optimizer": OptimizerConfig("adamw", lr=1e-3),
         "device": "cpu",

@@ -23,7 +23,7 @@ from pfml.runs.config_files import read_config
 from pfml.runs.recipes import published_recipe, recipe_config
 from pfml.runs.saved_loss import load_loss
 from pfml.training import BatchConfig, OptimizerConfig, RunConfig, ScheduleConfig, TrainConfig, train
-from small_data import WHOLE, InterruptAt, few_glyphs, small_config, small_embedder
+from small_data import InterruptAt, few_glyphs, small_config, small_embedder
 
 TRAINED = [name for name, method in METHODS.items() if method.trains and not method.from_teachers]
 C, D = 4, 8
@@ -72,7 +72,6 @@ def beats_the_untrained_net(name, tmp_path):
     base = small_config(
         epochs=3,
         evaluate_every=3,
-        batch=WHOLE,
         loss=LossConfig(name),
         optimizer=OptimizerConfig("adamw", lr=5e-3),
         schedule=ScheduleConfig("one-cycle"),

@@ -22,7 +22,7 @@ from pfml.storage.files import DamagedFileError
 from pfml.storage.manifest import FormatVersionError, digest_of
 from pfml.training import LossConfig, train
 from pfml.training.ensemble import Ensemble, read_ensemble
-from small_data import WHOLE, few_glyphs, small_config
+from small_data import few_glyphs, small_config
 from tiny_network import TINY
 
 FORMATS = Path(__file__).parents[1] / "fixtures" / "formats"
@@ -56,7 +56,7 @@ def test_a_checkpoint_resumes(copied):
     _, state = load_checkpoint(FORMATS / "run" / "checkpoints")
     assert state["config"]["epochs"] == 2
     embedder = load_embedder(copied / "run")
-    results = train(embedder, few_glyphs(), small_config(batch=WHOLE), out=copied / "run", resume=True)
+    results = train(embedder, few_glyphs(), small_config(), out=copied / "run", resume=True)
     assert results["last"]["epoch"] == 2
 
 

@@ -11,7 +11,7 @@ from pfml.runs.checkpoint import has_checkpoint, load_checkpoint
 from pfml.runs.folder import RunFolder
 from pfml.runs.saved_loss import load_loss
 from pfml.training import BatchConfig, LossConfig, Monitor, NonFiniteLossError, OptimizerConfig, ScheduleConfig, train
-from small_data import WHOLE, InterruptAt, few_glyphs, small_config, small_embedder
+from small_data import InterruptAt, few_glyphs, small_config, small_embedder
 
 
 def run(out, *, resume=False, monitor=None, data=None, embedder=None, **changes):
@@ -65,7 +65,7 @@ def test_training_separates_the_classes_it_trains_on(tmp_path, name):
     embedder = small_embedder(image_size=32)
     before = fit(embedder)
     options = {} if name == "proxy-anchor" else {"proxies_per_class": 2}
-    run(tmp_path / "run", embedder=embedder, epochs=6, evaluate_every=6, batch=WHOLE, loss=LossConfig(name, options))
+    run(tmp_path / "run", embedder=embedder, epochs=6, evaluate_every=6, loss=LossConfig(name, options))
     assert fit(embedder) > 1.5 * before
 
 
@@ -165,7 +165,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_before_the_update(tmp_path, mon
         run(tmp_path / "run", embedder=embedder, loss=LossConfig("proxy-anchor"), batch_norm="freeze")
     assert all(torch.equal(value, before[name]) for name, value in embedder.state_dict().items())
     record = json.loads((tmp_path / "run" / "failed_batch.json").read_text())
-    assert len(record["images"]) == 16
+    assert len(record["images"]) == 32
     assert all("DejaVu" in name or "STIX" in name for name in record["images"])
 
 
