@@ -1,6 +1,7 @@
 """Each reader on a small copy of the published layout, and on lists of the published size."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -10,6 +11,8 @@ from scipy.io import savemat
 
 from pfml.data import DATASETS, SeenClassError, load_data
 from pfml.data.datasets import BENCHMARKS
+from pfml.data.readers.in_shop import IN_SHOP
+from pfml.data.readers.sop import SOP
 
 SHARED_CUB = Path(__file__).resolve().parents[3] / "shared" / "data" / "cub200"
 
@@ -231,11 +234,24 @@ def test_sop_has_its_own_division(tmp_path, around):
     assert data.recall_at == (1, 10, 100, 1000)
 
 
-def test_sop_with_too_many_training_images_has_a_remark_for_each_count_and_none_for_its_test_images(tmp_path):
-    write_sop(tmp_path, [*spread(59_551, 11_318), 11_318, 11_318], spread(60_502, 11_316))
+def test_sop_with_too_many_training_images_has_a_remark_for_each_count_and_none_for_its_test_images(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("pfml.data.readers.sop.SOP", replace(SOP, train=(1_500, 110), test=(600, 100)))
+    write_sop(tmp_path, [*spread(1_500, 110), 110, 110], spread(600, 100))
     images, classes = load_data("sop", tmp_path).remarks
-    assert "has 59,551 training images, found 59,553: 2 are too many" in images
-    assert "has 11,318 training classes, found 11,319: 1 is too many" in classes
+    assert "has 1,500 training images, found 1,502: 2 are too many" in images
+    assert "has 110 training classes, found 111: 1 is too many" in classes
+
+
+def test_published_sizes():
+    sizes = {name: (one.train, one.test, one.gallery) for name, one in BENCHMARKS.items()}
+    assert sizes == {
+        "cub": ((5_864, 100), (5_924, 100), None),
+        "cars": ((8_054, 98), (8_131, 98), None),
+        "sop": ((59_551, 11_318), (60_502, 11_316), None),
+        "in-shop": ((25_882, 3_997), (14_218, 3_985), (12_612, 3_985)),
+    }
 
 
 # ------------------------------------------------------------------------------------------------ In-Shop
@@ -255,11 +271,12 @@ def test_in_shop_searches_queries_in_a_gallery(tmp_path, list_folder, pictures):
     assert data.recall_at == (1, 10, 20, 30)
 
 
-def test_in_shop_without_some_gallery_images_has_a_remark_and_none_for_its_other_parts(tmp_path):
-    gallery = spread(12_612 - 5, 3_985)
-    write_in_shop(tmp_path / "list_eval_partition.txt", spread(25_882, 3_997), spread(14_218, 3_985), gallery)
+def test_in_shop_without_some_gallery_images_has_a_remark_and_none_for_its_other_parts(tmp_path, monkeypatch):
+    few = replace(IN_SHOP, train=(250, 39), test=(142, 38), gallery=(1_212, 38))
+    monkeypatch.setattr("pfml.data.readers.in_shop.IN_SHOP", few)
+    write_in_shop(tmp_path / "list_eval_partition.txt", spread(250, 39), spread(142, 38), spread(1_212 - 5, 38))
     (remark,) = load_data("in-shop", tmp_path).remarks
-    assert "has 12,612 gallery images, found 12,607: 5 are missing" in remark
+    assert "has 1,212 gallery images, found 1,207: 5 are missing" in remark
 
 
 def test_in_shop_with_another_status_is_refused(tmp_path):

@@ -130,7 +130,7 @@ def test_a_signal_to_torchrun_stops_all_ranks_at_one_step_with_one_checkpoint(tm
     agent.send_signal(number)
     text = agent.communicate(timeout=60)[0]
     step = outcome(tmp_path / "run")[1]["step"]
-    assert text.count(f"stopped at step {step}, state saved; go on with: pfml train --resume") == 1
+    assert text.count(f"stopped at step {step}, state saved; resume with: pfml train --resume") == 1
     resumed = torchrun("-m", "pfml", "train", "--resume", str(tmp_path / "run"))
     assert "last epoch, epoch 1" in resumed.communicate(timeout=300)[0]
 

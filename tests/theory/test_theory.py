@@ -30,7 +30,7 @@ from pfml.theory.figures import Window
 
 PFML, CPML = LAWS["PFML"](3.0), LAWS["CPML"](3.0)
 LOW, HIGH = (2, 3, 4), (8, 32)
-FEW = TheoryConfig(dims=(2, 3), num_points=8, num_proxies=2, trials=2)
+FEW = TheoryConfig(dims=(2, 4), num_points=32, num_proxies=6, trials=4)
 
 
 @pytest.fixture(autouse=True)
@@ -71,8 +71,7 @@ def outcomes_of(config):
 
 
 def outcomes_in_few_dimensions(name):
-    config = TheoryConfig(dims=(2, 4), num_points=32, num_proxies=6, trials=4)
-    return [outcome for outcome in outcomes_of(config) if outcome.law == name]
+    return [outcome for outcome in outcomes_of(FEW) if outcome.law == name]
 
 
 # ---------------------------------------------------------------------------------------------------------------- field
@@ -276,11 +275,11 @@ def test_bad_settings_are_refused(settings, message):
 def test_the_table_has_a_row_for_each_dimension_and_law():
     table = theory_table(outcomes_of(FEW))
     columns = [list(column.cells) for column in table.columns]
-    assert columns[0] == ["2", "2", "3", "3"]
+    assert columns[0] == ["2", "2", "4", "4"]
     assert columns[1] == ["PFML", "CPML", "PFML", "CPML"]
-    assert columns[2][0] == columns[2][2] == "8 of 8"
+    assert columns[2][0] == columns[2][2] == "32 of 32"
     assert columns[3][0] == columns[3][2] == "100%"
-    assert columns[-1][0].endswith(" of 2")
+    assert columns[-1][0].endswith(" of 4")
     assert columns[-1][1] == ""
     with pytest.raises(ValueError, match="outcomes must not be empty"):
         theory_table([])
