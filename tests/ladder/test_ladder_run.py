@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+from unittest import mock
 
 import pytest
+import yaml
 from PIL import Image
 
 from pfml.cli import main
@@ -80,3 +83,60 @@ def test_options_that_the_ladder_decides_are_refused(photos, tmp_path):
     assert "leave out --ensemble" in failure("--ensemble", "2")
     assert "needs a backbone with pretrained weights" in failure("--model.weights", "none")
     assert not (tmp_path / "run").exists()
+
+
+def printed_config(capsys, *arguments):
+    main(["train", *map(str, arguments), "--print_config", "--device=cpu"])
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def test_the_bare_command_works_up_the_ladder_unless_an_option_says_how_to_train(photos, capsys):
+    assert printed_config(capsys, "--data", photos)["effort"] == "minutes"
+    assert printed_config(capsys, "--data", photos, "--data.split=images", "--seed=3")["effort"] == "minutes"
+    assert printed_config(capsys, "--data", photos, "--effort=seconds")["effort"] == "seconds"
+    assert printed_config(capsys, "--data", photos, "--epochs=3")["effort"] is None
+    assert printed_config(capsys, "--data", photos, "--data.validation=none")["effort"] is None
+    assert printed_config(capsys, "--data", photos, "--model.backbone=convnet")["effort"] is None
+    assert printed_config(capsys, "--data=glyphs", "--loss.name=pfml")["effort"] is None
+
+
+def test_a_finished_ladder_is_not_worked_up_again(run, capsys):
+    before = (run / "log.jsonl").read_bytes()
+    main(["train", f"--resume={run}"])
+    assert "is finished: it kept" in capsys.readouterr().out
+    assert (run / "log.jsonl").read_bytes() == before
+
+
+def test_an_interrupted_ladder_resumes_to_the_same_model(run, photos, tmp_path):
+    out = tmp_path / "run"
+    with mock.patch("pfml.ladder.run.write_untrained", side_effect=OSError("the disk is full")):
+        with pytest.raises(SystemExit):
+            main(["train", "--data", str(photos), "--effort", "seconds", "--out", str(out), "--quiet"])
+    assert load_embedder(out) is not None  # usable from the first rung on
+    main(["train", f"--resume={out}", "--quiet"])
+    whole, again = (RunFolder(each).entries("rung") for each in (run, out))
+    assert [rung["settings"] for rung in whole] == [rung["settings"] for rung in again]
+    assert [rung["scores"] for rung in whole] == [rung["scores"] for rung in again]
+
+
+def test_the_final_model_is_what_was_kept_fitted_to_all_classes(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    main(["train", f"--final={copy}", "--quiet"])
+    final, kept = load_embedder(copy / "final"), load_embedder(copy)
+    assert final.config == kept.config
+    if final.trained_on is not None:
+        assert len(final.trained_on.class_names) == 2 * len(kept.trained_on.class_names)
+    results = json.loads((copy / "final" / "results.json").read_text())
+    assert "test" not in results["last"]
+    assert results["protocol"] == "none"
+
+
+@pytest.mark.parametrize("split", ["images", "none"])
+def test_known_classes_work_up_the_ladder_too(photos, tmp_path, split):
+    out = tmp_path / "run"
+    main(["train", "--data", str(photos), "--data.split", split, "--effort=seconds", "--out", str(out), "--quiet"])
+    results = json.loads((out / "results.json").read_text())
+    assert results["protocol"] == split
+    assert ("test" in results["last"]) == ("known" in results["last"]) == (split == "images")
+    assert results["ladder"]["kept"]["name"] in {"pretrained", "views", "closed form"}
+    assert (out / "report.html").is_file()
