@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from pfml.audit.mixture import fit_mixture
-from pfml.audit.scores import class_attractions, field_scores, fitted_law
+from pfml.audit.scores import field_scores
 from pfml.data import load_data
 from pfml.evaluation import embed
+from pfml.evaluation.class_attraction import class_attractions, fitted_law
 from pfml.models import create_embedder
 from pfml.sphere import unit
 

@@ -31,7 +31,7 @@ from pfml.data.splits import divided
 from pfml.evaluation.metrics import HEADLINE
 from pfml.ladder.crossfit import divisions
 from pfml.ladder.heads import LinearHead, closed_form_grid, train_head
-from pfml.ladder.ladder import FEW_IMAGES, Features, _Ladder, _metrics, fit
+from pfml.ladder.ladder import FEW_IMAGES, LARGER, Features, Rung, View, _Ladder, _metrics, fit
 from pfml.ladder.run import _fitting_field
 from pfml.models import create_embedder
 from pfml.training.environment import resolve_device
@@ -53,21 +53,15 @@ class Folder:
         return f"{self.classes} classes of {self.images}{noise}"
 
 
-#: Those that are measured; none was used to choose anything.
-SIZES = ((10, 20), (12, 60), (20, 8), (20, 30), (30, 12), (40, 20))
+#: Classes, images of each and label noise of those that are measured; none was used to choose anything.
+MEASURED = ((10, 20, 0.0), (12, 60, 0.2), (20, 8, 0.0), (20, 30, 0.2), (30, 12, 0.2), (40, 20, 0.0))
 #: Those of the pilot.
-PILOT = tuple((classes, images) for classes in (8, 12, 20, 40) for images in (8, 20, 60))
+PILOT = tuple((classes, images, noise) for classes in (8, 12, 20, 40) for images in (8, 20, 60) for noise in (0.0, 0.2))
 
 
-def folders(sizes: tuple[tuple[int, int], ...], protocols: list[str], seeds: list[int]) -> list[Folder]:
-    """All combinations, with and without label noise."""
-    return [
-        Folder(classes, images, noise, protocol, seed)
-        for seed in seeds
-        for protocol in protocols
-        for classes, images in sizes
-        for noise in (0.0, 0.2)
-    ]
+def folders(sizes: tuple[tuple[int, int, float], ...], protocols: list[str], seeds: list[int]) -> list[Folder]:
+    """All combinations."""
+    return [Folder(*size, protocol, seed) for seed in seeds for protocol in protocols for size in sizes]
 
 
 def chosen_images(every: ImageSet, folder: Folder) -> torch.Tensor:
@@ -91,7 +85,7 @@ def pilot(options: argparse.Namespace) -> None:
     nothing = every.of_classes([])
     backbone = create_embedder("efficientnet_lite0", weights=options.weights, embedding_dim=None).eval().to(device)
     whole = Features(backbone, RetrievalData("cub", every, nothing, protocol="none"))
-    for view in [whole.base.view, *whole.views()]:
+    for view in views_of(whole):
         start = time.perf_counter()
         whole.of(view)
         print(view, f"{time.perf_counter() - start:.1f} s", flush=True)
@@ -127,12 +121,12 @@ def pilot_lines(whole: Features, every: ImageSet, folder: Folder) -> Iterator[di
     base, labels = features.base, data.train.labels
     ladder.parts = divisions(labels, ladder.protocol, repeats=2 if len(labels) <= FEW_IMAGES else 1)
     grid = closed_form_grid(backbone_width(features), min(len(part.fitted) for part in ladder.parts))
-    plain = [replace(base, pooling=p, view=v) for v in [base.view, *features.views()] for p in features.poolings]
+    plain = [replace(base, pooling=p, view=v) for v in views_of(features) for p in features.poolings]
     scores = ladder.cross_fitted([*plain, *(replace(each, head=head) for each in plain for head in grid)])
-    ladder.before = scores[base]
+    ladder.before = ladder.kept_scores = scores[base]
     rungs = [ladder.rung("", each, found) for each, found in scores.items()]
-    best = max((rung for rung in rungs if rung.candidate.head is not None), key=lambda rung: rung.proof)
-    unheaded = max((rung for rung in rungs if rung.candidate.head is None), key=lambda rung: rung.proof)
+    best = max((rung for rung in rungs if rung.candidate.head is not None), key=proof)
+    unheaded = max((rung for rung in rungs if rung.candidate.head is None), key=proof)
     rungs += [ladder.trained_head(each.candidate) for each in (best, unheaded)]
     for rung in rungs:
         embedder = fit(features, rung.candidate, train)
@@ -142,6 +136,17 @@ def pilot_lines(whole: Features, every: ImageSet, folder: Folder) -> Iterator[di
             "validation": {k: [v.mean, v.error] for k, v in rung.gains.items()},
             "test": {key: test[key] for key in HEADLINE},
         }  # fmt: skip
+
+
+def views_of(features: Features) -> list[View]:
+    """All that were tried."""
+    side = features.base.view.image_size
+    return [View(size, is_flipped) for size in (side, round(side * LARGER)) for is_flipped in (False, True)]
+
+
+def proof(rung: Rung) -> float:
+    """The gains over the pretrained backbone, each less its standard error."""
+    return sum(gain.mean - gain.error for gain in rung.gains.values())
 
 
 def backbone_width(features: Features) -> int:
@@ -159,7 +164,7 @@ def measure(options: argparse.Namespace) -> None:
     seeds = list(range(options.seeds))
     tasks = [
         each
-        for each in folders(SIZES, options.protocols, seeds)
+        for each in folders(MEASURED, options.protocols, seeds)
         if (tuple(each.__dict__.values()), options.effort) not in done
     ]
     deadline = time.time() + 60 * options.minutes

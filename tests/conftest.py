@@ -70,6 +70,26 @@ def quick_interpreter():
         yield
 
 
+@pytest.fixture(scope="module")
+def _tiny_network():
+    """The backbone "tiny", of two convolutions, which is compiled in a third of the time of the small convnet."""
+    from pfml.models.backbone_table import BACKBONES
+    from tiny_network import TINY
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(BACKBONES, "tiny", TINY)
+        yield
+
+
+@pytest.fixture(scope="module")
+def coarse_plots():
+    """Plots of a sixteenth of the pixels, which take most of the time of a page."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pfml.plots.theme.PIXEL_DENSITY", 0.5)
+        patch.setattr("pfml.plots.maps.PIXEL_DENSITY", 1)  # whose tiles have whole pixels
+        yield
+
+
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """A lag of one step, a fused optimizer, channels last, checkpoints in the background, a compiled network."""

@@ -15,6 +15,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if ">>>" in path.read_text()]
 #: Names that examples may use without an import, as a reader would.
 NAMES = {"torch": torch}
+#: Modules whose examples another test runs: `tests/data/test_glyphs.py` has all glyphs, which take seconds to draw.
+ELSEWHERE = {"pfml.data.datasets"}
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -29,10 +31,15 @@ def modules_with_examples() -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("name", modules_with_examples())
+@pytest.mark.parametrize("name", sorted({*modules_with_examples()} - ELSEWHERE))
 def test_examples_of_a_module(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
+    run_examples(name)
+
+
+def run_examples(name):
+    """Run the examples in the docstrings of a module."""
     module = importlib.import_module(name)
     lazy = {public: getattr(module, public) for public in getattr(module, "__all__", ())}
     result = doctest.testmod(module, extraglobs={**NAMES, **lazy}, optionflags=FLAGS)

@@ -7,17 +7,9 @@ import torch
 
 from pfml.audit import audit, detection, precision_recall
 from pfml.audit.mixture import fit_mixture
-from pfml.audit.scores import (
-    ALPHAS,
-    LabelScores,
-    class_attractions,
-    cleanlab_scores,
-    field_scores,
-    fitted_law,
-    knn_scores,
-    knn_votes,
-)
+from pfml.audit.scores import LabelScores, cleanlab_scores, field_scores, knn_scores, knn_votes
 from pfml.data import ImageSet, LabelNoise, corrupt
+from pfml.evaluation.class_attraction import ALPHAS, class_attractions, fitted_law
 from pfml.field import ContrastiveLaw, PowerLaw
 
 CLASSES, EACH, DIM = 6, 30, 8
@@ -66,7 +58,7 @@ def test_attractions_are_those_of_all_others_and_of_the_proxies():
 def test_attractions_do_not_depend_on_how_many_fit_into_memory(monkeypatch):
     points, images, _ = clusters()
     whole = class_attractions(points, images.labels, CLASSES, law=LAW)
-    monkeypatch.setattr("pfml.audit.scores.DISTANCES_AT_ONCE", 500)
+    monkeypatch.setattr("pfml.evaluation.class_attraction.DISTANCES_AT_ONCE", 500)
     torch.testing.assert_close(class_attractions(points, images.labels, CLASSES, law=LAW), whole, rtol=1e-12, atol=0)
 
 

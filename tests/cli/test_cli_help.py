@@ -14,7 +14,10 @@ from pfml.cli.commands import COMMANDS, GROUPS
 from pfml.cli.parser import create_parser, with_declared_spelling
 
 #: Words of a programmer, which say nothing to who types a command.
-INTERNAL = r"<class|Callable|\b(?:Literal|Union|[Tt]uple|dict|list)\[|\bNone\b|`METHODS`|`pfml\.|default: null|remarks`"
+INTERNAL = (
+    r"<class|Callable|\b(?:Literal|Union|[Tt]uple|dict|list)\[|\b(?:None|Preprocessing)\b|`METHODS`|`pfml\."
+    r"|default: null|remarks`"
+)
 #: The options of these are the fields of `RunConfig`, whose checks need torch.
 WITH_TORCH = [name for name, command in COMMANDS.items() if command.run_config]
 #: Modules that `pfml --help` loads: Python's own, the commands, and the parser's.
@@ -101,6 +104,7 @@ def test_help_is_in_words_and_says_something_about_every_option(name, capsys):
     text = help_of(capsys, name)
     assert not (found := re.findall(f".*(?:{INTERNAL}).*", text)), found
     assert f"usage: pfml {name} " in text
+    assert text.count("--json") != 1, "an option that the command does not have"
     parser = create_parser(name, COMMANDS[name])
     assert [action.dest for action in parser._actions if not action.help] == []
 
@@ -112,7 +116,7 @@ def test_help_names_the_kind_of_a_value_and_its_default(capsys):
     assert "--apply Write corrected labels; the originals stay as they are. --" in text
     text = " ".join(help_of(capsys, "train").split())
     assert "--compile, --no-compile Whether" in text
-    assert "--augmentation.random_crop, --no-augmentation.random_crop False for" in text
+    assert "--augmentation.random_crop, --no-augmentation.random_crop Without it" in text
     assert "(default: yes)" in text
     assert "--teachers TEACHERS [TEACHERS ...]" in text
     assert "--schedule.milestones [INT ...]" in text
@@ -125,7 +129,7 @@ COMMON = {
         ("train", "tune", "evaluate", "audit", "embed", "index", "search", "calibrate"), "device json quiet"
     ),
     **dict.fromkeys(("report", "demo", "experiment"), "device quiet"),
-    **dict.fromkeys(("export", "theory"), "quiet"),
+    **dict.fromkeys(("export", "theory"), "json quiet"),
     "serve": "device",
     "methods": "json",
     "completion": "",

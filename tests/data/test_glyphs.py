@@ -11,6 +11,7 @@ import torch
 
 from pfml.data import draw_glyphs, read_glyphs
 from pfml.data.glyphs import FACES, TRAIN_GLYPHS, UNSEEN_GLYPHS, Distortion
+from test_doctests import run_examples
 
 PLAIN = Distortion(rotation=0, scale=1, shear=0, shift=0, noise=0)
 WIDE = "ЖШЩЮЊMW"  # wider than the frame in some faces, hence printed smaller
@@ -88,6 +89,11 @@ def test_images_are_the_same_each_time_and_in_any_selection(glyphs):
     first = glyphs.test.of_classes([UNSEEN_GLYPHS.index("D"), UNSEEN_GLYPHS.index("A")])
     assert (again.images[again.labels == 0] == first.images[first.labels == 0]).all()
     assert (again.images[again.labels == 1] == first.images[first.labels == 1]).all()
+
+
+def test_the_example_of_load_data(glyphs, monkeypatch):
+    monkeypatch.setattr("pfml.data.datasets.read_glyphs", lambda: glyphs)
+    run_examples("pfml.data.datasets")
 
 
 def test_no_two_images_of_a_glyph_are_the_same(glyphs):

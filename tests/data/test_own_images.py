@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from pfml.data import load_data, open_images, without_unreadable
+from pfml.data import LabelNoise, load_data, open_images, without_unreadable
+from pfml.data.corrections import Corrections
 from pfml.data.decoding import UnreadableImagesError, decode_files
 from pfml.data.own_images import about_lone_images, is_own
 from pfml.runs.data import prepare_data
@@ -140,3 +141,62 @@ def test_a_class_with_a_single_image_is_named(photos):
 
 def test_classes_with_two_images_are_not_mentioned(photos):
     assert about_lone_images(load_data(str(photos), seed=None)) == ()
+
+
+# ------------------------------------------------------------------------- held-out images of known classes
+
+
+def known(photos, **options):
+    return load_data(str(photos), split="images", **options)
+
+
+def test_files_of_known_classes_that_cannot_be_read_leave_the_gallery_the_training_images(photos):
+    data = known(photos)
+    held, *others = (sorted(str(path.relative_to(photos)) for path in part.images) for part in (data.test, data.train))
+    assert len(held) == 4
+    trained = next(name for name in others[0] if name.startswith("b/"))
+    spoil(photos, trained, held[0])
+    left = without_unreadable(known(photos))
+    assert left.gallery is left.train
+    assert left.protocol == "images"
+    assert left.train.class_names == left.test.class_names == CLASSES, "a trains, though nothing tests it"
+    assert (len(left.train), len(left.test)) == (7, 3)
+    for part in (left.train, left.test):
+        assert [path.parent.name for path in part.images] == [part.class_names[label] for label in part.labels]
+
+
+def test_a_known_class_whose_training_images_cannot_be_read_is_left_out_with_those_held_out(photos):
+    spoil(photos, *(str(path.relative_to(photos)) for path in known(photos).train.images if path.parent.name == "b"))
+    left = without_unreadable(known(photos))
+    assert left.gallery is left.train
+    assert left.train.class_names == left.test.class_names == ("a", "c", "d")
+    assert len(left.test) == 3, "no query of a class that has nothing to be found"
+    assert any("no training image of the class b can be read" in remark for remark in left.remarks)
+
+
+@pytest.mark.parametrize("split", ["images", "none"])
+def test_where_all_classes_train_noise_and_corrections_change_the_gallery_with_the_training_labels(photos, split):
+    clean = prepare_data(DataConfig(str(photos), split=split)).data
+    noisy, corruption = prepare_data(DataConfig(str(photos), split=split, noise=LabelNoise(0.5)))
+    assert corruption.wrong == len(clean.train) // 2
+    listed = photos.parent / "corrections.csv"
+    Corrections({0: 3, 2: None}).write(listed, clean.train)
+    corrected = prepare_data(DataConfig(str(photos), split=split, corrections=listed)).data
+    assert int(corrected.train.labels[0]) == 3
+    assert len(corrected.train) == len(clean.train) - 1
+    for data in (clean, noisy, corrected):
+        assert (data.gallery is data.train) == (split == "images")
+        assert data.protocol == split
+        assert data.test.labels.tolist() == clean.test.labels.tolist(), "what is tested stays"
+        assert list(data.parts) == ["train", "test"], "a gallery that is the training images is no part of its own"
+
+
+def test_lone_images_of_known_classes_are_named_once(photos):
+    for name in ("a/0.png", "a/1.png"):
+        (photos / name).unlink()
+    remarks = prepare_data(DataConfig(str(photos), split="images")).data.remarks
+    assert [remark for remark in remarks if "single image" in remark] == [
+        "1 of 4 classes has a single image (a), which trains: nothing tests this class"
+    ]
+    [remark] = prepare_data(DataConfig(str(photos), split="none")).data.remarks
+    assert remark.startswith("1 of 4 training classes has a single image (a): ")

@@ -336,6 +336,48 @@ def test_a_class_in_train_and_test_is_refused(tmp_path):
         load_data("folder", tmp_path)
 
 
+def test_folders_train_and_test_may_share_classes_whose_images_are_held_out(tmp_path):
+    for file in ("train/a/1.png", "train/b/1.png", "test/b/2.png"):
+        draw(tmp_path / file)
+    data = load_data("folder", tmp_path, split="images")
+    assert data.gallery is data.train
+    assert (data.train.class_names, data.test.images) == (("a", "b"), (tmp_path / "test/b/2.png",))
+    assert data.test.labels.tolist() == [1]
+    assert len(load_data("folder", tmp_path, split="none").train) == 3
+    draw(tmp_path / "test/c/1.png")
+    with pytest.raises(ValueError, match=f"all test classes of {tmp_path} must train, but c does not"):
+        load_data("folder", tmp_path, split="images")
+
+
+def test_a_folder_that_moves_or_gets_its_files_in_another_order_is_divided_alike(tmp_path):
+    names = [f"{c}/{k}.png" for c in ("wren", "owl", "jay", "kite", "tit", "rook") for k in range(5)]
+    for root, order in (("one", names), ("deep/er/two", names[::-1])):
+        for name in order:
+            draw(tmp_path / root / name)
+    for split in ("classes", "images"):
+        found = [
+            {path.relative_to(tmp_path / root) for path in load_data(str(tmp_path / root), split=split).train.images}
+            for root in ("one", "deep/er/two")
+        ]
+        assert found[0] == found[1]
+        other = load_data(str(tmp_path / "one"), split=split, seed=1).train.images
+        assert {path.relative_to(tmp_path / "one") for path in other} != found[0]
+
+
+def test_a_table_is_divided_as_the_folder_of_its_images_in_any_order_of_its_rows(tmp_path):
+    names = [f"{c}/{k}.png" for c in ("wren", "owl", "jay", "kite") for k in range(5)]
+    for name in names:
+        draw(tmp_path / name)
+    rows = [(name, name.split("/")[0]) for name in names]
+    for number, order in enumerate((rows, rows[::-1])):
+        table = write_table(tmp_path / f"t{number}.csv", ("path", "label"), *order)
+        for split in ("classes", "images", "none"):
+            listed, folder = (load_data(str(path), split=split, seed=5) for path in (table, tmp_path))
+            assert set(listed.train.images) == set(folder.train.images)
+            assert set(listed.test.images) == set(folder.test.images)
+            assert listed.train.class_names == folder.train.class_names
+
+
 def test_files_outside_of_classes_and_empty_classes_are_told(tmp_path):
     for file in ("a/1.png", "b/1.png", "loose.png"):
         draw(tmp_path / file)
@@ -443,6 +485,31 @@ def test_a_table_of_test_images_only_can_be_evaluated_and_says_so(tmp_path):
     data = load_data("csv", write_table(tmp_path / "t.csv", ("path", "label", "split"), ("1.png", "a", "test")))
     assert len(data.train) == 0
     assert "can evaluate on it but not train" in data.remarks[0]
+
+
+def test_the_column_split_decides_what_is_held_out_whatever_the_seed(tmp_path):
+    rows = [("1.png", "a", "train"), ("2.png", "b", "train"), ("3.png", "b", "test"), ("4.png", "a", "test")]
+    shared = write_table(tmp_path / "shared.csv", ("path", "label", "split"), *rows)
+    for seed in (0, 1, None):
+        data = load_data(str(shared), split="images", seed=seed)
+        assert data.train.images == (tmp_path / "1.png", tmp_path / "2.png")
+        assert (data.test.labels.tolist(), data.protocol) == ([1, 0], "images")
+        assert data.gallery is data.train
+    with pytest.raises(SeenClassError, match=r"a, b are also trained on; to test .*set data.split images"):
+        load_data(str(shared))
+    everything = load_data(str(shared), split="none")
+    assert (len(everything.train), len(everything.test), everything.protocol) == (4, 0, "none")
+    other = write_table(tmp_path / "other.csv", ("path", "label", "split"), *rows, ("5.png", "c", "test"))
+    with pytest.raises(ValueError, match=r"all test classes of .*other.csv must train, but c does not"):
+        load_data(str(other), split="images")
+
+
+def test_a_table_of_training_images_alone_trains_where_nothing_is_held_out(tmp_path):
+    rows = [("1.png", "a", "train"), ("2.png", "b", "train")]
+    table = write_table(tmp_path / "t.csv", ("path", "label", "split"), *rows)
+    assert len(load_data(str(table), split="none").train) == 2
+    with pytest.raises(ValueError, match="must have rows whose split is test"):
+        load_data(str(table), split="images")
 
 
 def test_files_that_are_listed_twice_are_told(tmp_path):

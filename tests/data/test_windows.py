@@ -200,6 +200,32 @@ def test_a_window_beyond_what_the_filter_may_read_is_not_a_copy() -> None:
     assert not windows.is_copy
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(("offset", "is_inside"), [(-1, False), (0, True), (7, True), (20, True), (21, False)])
+def test_a_window_on_the_grid_of_a_resize_is_cut_out_of_it_if_it_lies_inside(
+    offset: int, is_inside: bool, axis: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pfml.data import resampling
+
+    image = torch.randint(0, 256, (3, 60, 60), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    start = torch.tensor([[14.0, 14.0]], dtype=torch.float64)
+    start[0, axis] = 2.0 * offset
+    windows = Windows(
+        indices=torch.tensor([0]),
+        start=start,
+        extent=torch.full((1, 2), 20.0, dtype=torch.float64),
+        lower=torch.zeros(1, 2, dtype=torch.int64),
+        upper=torch.full((1, 2), 60),
+        flipped=torch.tensor([False]),
+        size=10,
+    )
+    expected = resample_batch(PixelBuffer.of_pixels(image[None]), windows)
+    weighed, weigh = [], resampling._weigh_one
+    monkeypatch.setattr(resampling, "_weigh_one", lambda *given: weighed.append(given) or weigh(*given))
+    torch.testing.assert_close(resample(lambda _: image, windows), expected, rtol=0, atol=1e-5)
+    assert bool(weighed) != is_inside
+
+
 def test_images_of_the_right_size_are_neither_gathered_nor_interpolated(monkeypatch: pytest.MonkeyPatch) -> None:
     from pfml.data import resampling
 

@@ -13,6 +13,7 @@ from cases import message_of
 
 from pfml.data import with_validation
 from pfml.data.resampling import resample
+from pfml.data.splits import divided
 from pfml.distributed import Ranks
 from pfml.evaluation import embed, evaluate
 from pfml.losses.checks import CollapseWarning
@@ -53,6 +54,13 @@ def training(group, out, changes, resume=False, interrupt_at=None):
             world=world,
         )
     return results
+
+
+def training_on_known_classes(group, out):
+    """`training` on images of all classes, of which some are held out and searched among the others."""
+    torch.manual_seed(1 if group is None else 1 + dist.get_rank(group))
+    data, world = divided(few_glyphs().train, "letters", "images"), None if group is None else Ranks(group)
+    return train(small_embedder(image_size=32), data, config_of(epochs=1), out=out, world=world)
 
 
 def training_with_choice(group, out, changes, resume=False, interrupt_at=None):

@@ -16,6 +16,7 @@ from runs import (
     refusal,
     refusal_of_other_task,
     training,
+    training_on_known_classes,
     training_with_choice,
     warned_training,
 )
@@ -75,6 +76,15 @@ def test_the_steps_are_those_of_one_process(world, tmp_path, case, size):
     assert answers[0].keys() == expected.keys()
     if "alignment" in expected:
         assert answers[0]["alignment"] == pytest.approx(expected["alignment"], rel=1e-3)
+
+
+def test_held_out_images_of_known_classes_are_searched_alike_by_ranks(world, tmp_path):
+    expected = training_on_known_classes(None, tmp_path / "one")
+    answers = world.run(training_on_known_classes, 2, tmp_path / "ranks")
+    assert_same_run(tmp_path / "ranks", tmp_path / "one")
+    assert all(answer == answers[0] for answer in answers)
+    assert answers[0]["protocol"] == "images"
+    assert answers[0]["last"]["test"]["num_queries"] == expected["last"]["test"]["num_queries"] > 0
 
 
 def test_the_steps_of_a_student_are_those_of_one_process(world, tmp_path):

@@ -43,12 +43,10 @@ def printed_rows(text):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, coarse_plots):
     """A demo with small plots, and PCA in place of t-SNE, which takes longer than the training."""
     out = tmp_path_factory.mktemp("demo")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pfml.plots.theme.PIXEL_DENSITY", 0.5)
-        patch.setattr("pfml.plots.maps.PIXEL_DENSITY", 1)
         patch.setattr("pfml.pages.demo.measure_field", partial(measure_field, cells=20))
         patch.setattr("pfml.pages.demo.project", lambda points, seed: project(points, "pca", seed=seed))
         report, text = run(out)

@@ -21,7 +21,7 @@ GLYPHS = "ABCDEFGHKLMN"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Twelve glyphs in a few type faces as class folders: A to F train, G to N test."""
+    """Twelve glyphs in a few type faces as class folders."""
     root = tmp_path_factory.mktemp("glyphs")
     images = draw_glyphs(GLYPHS, copies=1)
     for k, (pixels, label) in enumerate(zip(images.images, images.labels.tolist(), strict=True)):
@@ -84,6 +84,41 @@ def test_no_test_image_is_in_the_data_of_a_trial(config, folder):
     assert not set(real.test.images) & (set(seen.train.images) | set(seen.test.images))
     with pytest.raises(ValueError, match="needs classes to judge by"):
         tuning_data(config, "none")
+
+
+def test_trials_on_known_classes_are_judged_by_other_images_of_them(config, folder, tmp_path):
+    known = replace(config, data=DataConfig(str(folder), split="images"))
+    real, seen = load_data(str(folder), split="images"), tuning_data(known, "half")
+    assert set(seen.train.images) | set(seen.test.images) == set(real.train.images)
+    assert not set(seen.train.images) & set(seen.test.images)
+    assert seen.gallery is seen.train
+    assert seen.test.class_names == real.train.class_names
+    tuned = tune(known, tmp_path, trials=1, space={"loss.options.delta": Range(0.2, 1.0)})
+    assert tuned.config.data.split == "images"
+    assert json.loads((tmp_path / "tuning.json").read_text())["split"] == "images"
+
+
+def test_validation_rows_of_a_table_judge_the_trials(config, folder, tmp_path):
+    splits = dict(zip(GLYPHS, ["train"] * 6 + ["validation"] * 3 + ["test"] * 3, strict=True))
+    glyphs = [(path, path.parent.name[-1]) for path in sorted(folder.rglob("*.png"))]
+    rows = [f"{path},{glyph},{splits[glyph]}" for path, glyph in glyphs]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label,split", *rows]))
+    listed = replace(config, data=DataConfig(str(tmp_path / "list.csv")))
+    for split in ("half", "none"):
+        seen = tuning_data(listed, split)
+        assert (seen.train.class_names, seen.test.class_names) == (tuple("ABCDEF"), tuple("GHK"))
+
+
+def test_with_nothing_held_out_there_is_nothing_to_tune_by(config, folder, tmp_path):
+    everything = replace(config, data=DataConfig(str(folder), split="none"))
+    with pytest.raises(ValueError, match="data.split none holds nothing out: set data.split classes or images"):
+        tune(everything, tmp_path / "study", trials=1)
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_range_is_written_as_it_is_read():
+    for text in ("0.2:1", "log:1e-05:0.001", "int:1:15", "log:int:1:64"):
+        assert str(Range.parse(text)) == text
 
 
 def test_tuning_finds_values_and_resumes(config, tmp_path):

@@ -1,5 +1,6 @@
 """`pfml export` as a user calls it."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -71,10 +72,13 @@ def test_to_onnx_checks_on_images_of_the_data_and_prints_the_largest_difference(
 
     data = RetrievalData("letters", few_glyphs("KL"), few_glyphs())
     monkeypatch.setattr(onnx, "load_listed", lambda config: data)
-    main(["export", str(run), "--to", "onnx"])
-    printed = capsys.readouterr().out
-    assert "the largest difference between onnxruntime and torch is" in printed
-    assert "on 8 images" in printed
+    main(["export", str(run), "--to", "onnx", "--json"])
+    printed = capsys.readouterr()
+    assert "the largest difference between onnxruntime and torch is" in printed.err
+    assert "on 8 images" in printed.err
+    written = json.loads(printed.out)
+    assert (written["to"], written["path"], written["images"]) == ("onnx", str(run / "onnx" / "model.onnx"), 8)
+    assert 0 <= written["largest_difference"] < 1e-4
     assert (run / "onnx" / "model.preprocessing.json").is_file()
     pixels = data.test.images[:2].float() / 255
     found = onnxruntime.InferenceSession(str(run / "onnx" / "model.onnx")).run(None, {"images": pixels.numpy()})[0]
@@ -93,10 +97,12 @@ def test_to_a_bundle_with_onnx_in_a_zip(run, images, tmp_path, capsys):
 
 def test_to_a_bundle_says_what_it_lacks(run, capsys):
     shutil.rmtree(run / "index")
-    main(["export", str(run), "--to", "bundle"])
-    printed = capsys.readouterr().out
-    assert "it has no index" in printed
-    assert "threshold, since" not in printed
+    main(["export", str(run), "--to", "bundle", "--json"])
+    printed = capsys.readouterr()
+    assert "it has no index" in printed.err
+    assert "threshold, since" not in printed.err
+    parts = ["model", "preprocessing", "loss", "threshold"]
+    assert json.loads(printed.out) == {"to": "bundle", "path": str(run / "bundle"), "parts": parts}
     assert load_bundle(run / "bundle").index is None
 
 
@@ -118,8 +124,12 @@ def test_to_qdrant_in_a_folder(run, tmp_path, capsys):
             "x",
             "--index",
             str(other),
+            "--json",
+            "--quiet",
         ]
     )
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == {"to": "qdrant", "path": str(tmp_path / "q"), "collection": "x", "points": 46, "stale": 0}
     for folder, collection in ((run / "qdrant", "my-run"), (tmp_path / "q", "x")):
         client = QdrantClient(path=str(folder))
         assert client.count(collection).count == 3 * 16 - 2

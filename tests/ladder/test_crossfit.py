@@ -97,3 +97,11 @@ def test_too_little_to_divide_is_refused():
         divisions(torch.arange(5), "images")
     with pytest.raises(ValueError, match="classes or images"):
         divisions(torch.arange(5), "folds")
+
+
+def test_of_known_classes_the_error_is_that_of_the_mean_over_images():
+    labels = torch.tensor([0, 0, 1, 1])
+    before = CrossFitted({"map_at_r": torch.zeros(4, dtype=torch.float64)}, labels)
+    differences = torch.tensor([0.1, 0.3, -0.1, 0.2], dtype=torch.float64)
+    gain = Gain.between(before, CrossFitted({"map_at_r": differences}, labels), "map_at_r", protocol="images")
+    assert gain.error == pytest.approx(differences.std().item() / 2)

@@ -50,7 +50,7 @@ def finished(tmp_path_factory, _few_glyphs):
 
 
 @pytest.fixture(scope="module")
-def page(finished):
+def page(finished, coarse_plots):
     """The page that the command has written into the run."""
     with redirect_stdout(StringIO()) as printed:
         main(["report", str(finished), "--device=cpu"])
@@ -213,7 +213,6 @@ def rung(name, candidate, *, is_kept=False, seconds=2.0, **numbers):
         "candidate": candidate,
         "scores": {metric: value for metric, (value, _, _) in numbers.items()},
         "gains": {metric: {"mean": mean, "error": error} for metric, (_, mean, error) in numbers.items()},
-        "proof": 0.0,
         "seconds": seconds,
         "is_kept": is_kept,
         "later": "unknown keys are passed over",

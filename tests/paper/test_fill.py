@@ -48,7 +48,10 @@ def test_only_the_cells_that_were_run_are_filled_and_none_has_the_papers_number(
 
 @pytest.mark.parametrize(
     "changes",
-    [{"dataset": "cars"}, {"backbone": "bn_inception"}, {"dim": 64}, {"method": "hist"}, {"settings": {"a": 1}}],
+    [
+        *({"dataset": "cars"}, {"backbone": "bn_inception"}, {"dim": 64}, {"method": "hist"}, {"settings": {"a": 1}}),
+        {"config": {"data": {"split": "images"}}},
+    ],
 )
 def test_a_run_of_something_else_does_not_enter_the_cell(changes):
     both = fill(TABLES["retrieval"], [record(recall=0.7), record(recall=0.1, seed=1, **changes)])

@@ -32,6 +32,15 @@ def test_the_untrained_model_is_at_epoch_zero(folder):
     assert metric_curve(folder, "run", "recall_at_1", untrained=0.05) == Curve("run", (0.0, 1.0, 2.0), (0.05, 0.2, 0.4))
 
 
+def test_curves_of_two_protocols_are_refused_in_one_plot(folder, tmp_path):
+    folder.write_results({"last": {}, "best_on_test": {}, "validation_selected": None, "protocol": "images"})
+    known = metric_curve(folder, "known", "recall_at_1")
+    assert known.protocol == "images"
+    assert plot_metric([known, known], LIGHT)
+    with pytest.raises(ValueError, match="one protocol, got held-out images of known classes and unseen classes"):
+        plot_metric([known, Curve("unseen", (1.0,), (0.5,))], LIGHT)
+
+
 def test_steps_lie_within_their_epochs(folder):
     assert loss_curve(folder, "run") == Curve("run", (0.25, 0.75, 1.25, 1.75), (8.0, 6.0, 4.0, 2.0))
 

@@ -88,7 +88,7 @@ def test_noise_is_counted():
 def test_each_number_says_what_it_was_chosen_on():
     card = run_card(description(), few_glyphs(), small_config(), results(validation_selected=results()["last"]))
     assert "| 2, last epoch | 50.0 | 62.5 | 30.0 | 25.0 | nothing: training ended there |" in card
-    assert "| 1, best on test | 75.0 | 62.5 | 30.0 | 25.0 | the test classes that it reports" in card
+    assert "| 1, best on test | 75.0 | 62.5 | 30.0 | 25.0 | the test images that it reports" in card
     assert "| 2, validation-selected | 50.0 | 62.5 | 30.0 | 25.0 | validation classes" in card
     assert "validation-selected" not in run_card(description(), few_glyphs(), small_config(), results())
 

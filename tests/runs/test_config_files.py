@@ -1,6 +1,7 @@
 """No configuration can import a module: what would is refused by its key and file before the parser sees it."""
 
 import contextlib
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -13,8 +14,10 @@ import yaml
 from pfml.cli import main, parsed_values
 from pfml.cli.commands import COMMANDS
 from pfml.cli.parser import create_parser
-from pfml.runs.config import RunConfig
-from pfml.runs.config_files import plain, read_config, refuse_code_in_text, shipped_configs
+from pfml.runs.config import DataConfig, RunConfig
+from pfml.runs.config_files import plain, read_config, refuse_code_in_text, shipped_configs, write_config
+from pfml.runs.data import prepare_data
+from small_index import write_images
 
 MARKED = "a module was imported"
 
@@ -193,3 +196,50 @@ def test_the_working_folder_is_not_imported_from_by_python_m(tmp_path):
     assert "data.class_path" in done.stderr
     assert not (tmp_path / "marker").exists()
     shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+
+
+def older_run(folder, images):
+    """The configuration of a run from before classes were divided by a seed."""
+    values = plain(RunConfig(data=DataConfig(str(images))))
+    del values["data"]["split"], values["data"]["split_seed"]
+    content = yaml.safe_dump(values).encode()
+    seal = f"# pfml run, format version 1, sha256 of the next lines: {hashlib.sha256(content).hexdigest()}\n"
+    (folder / "config.yaml").write_bytes(seal.encode() + content)
+    return folder / "config.yaml"
+
+
+def test_the_configuration_of_an_older_run_divides_classes_in_their_order(tmp_path, capsys):
+    images = write_images(tmp_path / "photos", [f"{name}/{k}.png" for name in "abcdef" for k in range(2)])
+    older = older_run(tmp_path, images)
+    data = prepare_data(read_config(older).data).data
+    assert (data.train.class_names, data.test.class_names) == (tuple("abc"), tuple("def"))
+    main(["train", f"--config={older}", "--print_config"])
+    assert yaml.safe_load(capsys.readouterr().out)["data"]["split_seed"] is None, "as the run did"
+    main(["train", f"--config={older}", "--data", str(images), "--print_config"])
+    assert yaml.safe_load(capsys.readouterr().out)["data"]["split_seed"] == 0, "images that are named are divided anew"
+
+
+def test_a_configuration_that_was_written_by_hand_divides_classes_by_a_seed(tmp_path):
+    text = older_run(tmp_path, tmp_path).read_text()
+    (tmp_path / "mine.yaml").write_text(text.split("\n", 1)[1])
+    assert read_config(tmp_path / "mine.yaml").data.split_seed == 0
+
+
+def test_a_run_keeps_its_division_in_its_configuration(tmp_path):
+    for data in (DataConfig("photos", split="images", split_seed=7), DataConfig("photos", split_seed=None)):
+        write_config(tmp_path / "config.yaml", RunConfig(data=data), sealed=True)
+        assert read_config(tmp_path / "config.yaml").data == data
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"split": "image"}, "data.split must be one of classes, images, none, got 'image'; did you mean 'images'"),
+        ({"split_seed": -1}, "split_seed must lie in"),
+        ({"split_seed": 2**63}, "split_seed must lie in"),
+        ({"split": "images", "validation": "half"}, "data.split images trains on all of them: leave data.validation"),
+    ],
+)
+def test_a_division_without_a_meaning_is_refused_at_once(values, message):
+    with pytest.raises(ValueError, match=message):
+        DataConfig("photos", **values)

@@ -8,6 +8,7 @@ import torch
 from pfml.data.image_set import SeenClassError
 from pfml.models.embedder import TrainedOn
 from pfml.search import ModelIdentity, Threshold, calibrate, calibrate_points
+from pfml.search.threshold import calibrate_known_points
 from pfml.storage.files import DamagedFileError
 from small_data import few_glyphs, small_embedder
 from small_index import MODEL
@@ -61,6 +62,59 @@ def test_threshold_and_rates_are_those_of_counting_pairs(rate):
     assert threshold.wrong_classes.count == sum(wrong)
     assert (threshold.chosen_on, threshold.measured_on) == ((120, 10), (120, 10))
     assert threshold.distances["impostor"].tolist() == pytest.approx(impostor, abs=1e-6)
+
+
+def gallery_oracle(points, labels, gallery, gallery_labels):
+    """Distance of each query to the nearest image of its class, and to the nearest when its class is left out."""
+    items = list(zip(gallery.double().tolist(), gallery_labels.tolist(), strict=True))
+    genuine, impostor = [], []
+    for point, label in zip(points.double().tolist(), labels.tolist(), strict=True):
+        genuine.append(min((math.dist(point, item) for item, own in items if own == label), default=None))
+        impostor.append(min(math.dist(point, item) for item, own in items if own != label))
+    return genuine, impostor
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.3])
+def test_known_classes_are_left_out_of_the_whole_gallery_in_turn(rate):
+    points, labels = clustered(spread=0.7)
+    is_query = torch.arange(len(labels)) % 4 == 0
+    queries, gallery = (points[is_query], labels[is_query]), (points[~is_query], labels[~is_query])
+    threshold = calibrate_known_points(*queries, *gallery, model=MODEL, false_accept_rate=rate)
+    choosing, measuring = halves(*queries)
+    _, impostor = gallery_oracle(*choosing, *gallery)
+    around = (threshold.distance - 1e-7, threshold.distance + 1e-7)
+    fewer, more = (sum(d <= t for d in impostor) / len(impostor) for t in around)
+    assert fewer <= rate < more
+    genuine, impostor = gallery_oracle(*measuring, *gallery)
+    assert threshold.false_accepts.count == sum(d <= threshold.distance for d in impostor)
+    assert threshold.false_rejects.count == sum(d > threshold.distance for d in genuine)
+    wrong = [i <= threshold.distance and i < g for g, i in zip(genuine, impostor, strict=True)]
+    assert threshold.wrong_classes.count == sum(wrong)
+    assert (threshold.gallery_size, threshold.protocol) == (180, "images")
+    assert (threshold.chosen_on, threshold.measured_on) == ((30, 10), (30, 10))
+
+
+def test_without_held_out_images_each_is_searched_among_all_others():
+    points, labels = clustered(spread=0.7)
+    threshold = calibrate_known_points(points, labels, model=MODEL, false_accept_rate=0.1)
+    genuine, impostor = oracle(points, labels)
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
+    measured = [k for k, label in enumerate(labels.tolist()) if label in order[10:].tolist()]
+    # an image that chose the distance may be the nearest stranger of one that measures it
+    fewer, more = (sum(impostor[k] <= threshold.distance + gap for k in measured) for gap in (-1e-7, 1e-7))
+    assert fewer <= threshold.false_accepts.count <= more <= fewer + 1
+    assert threshold.false_rejects.count == sum(genuine[k] > threshold.distance for k in measured)
+    assert (threshold.searched_in, threshold.protocol) == (240, "none")
+
+
+def test_a_threshold_of_known_classes_is_loaded_as_one(tmp_path):
+    threshold = calibrate_known_points(*clustered(), model=MODEL, false_accept_rate=0.1)
+    threshold.save(tmp_path)
+    loaded = Threshold.load(tmp_path)
+    assert loaded == threshold
+    assert loaded.protocol == "none"
+    unseen = calibrate_points(*clustered(), model=MODEL, false_accept_rate=0.1)
+    assert (unseen.protocol, unseen.searched_in) == ("classes", 120)
 
 
 def test_images_that_are_alone_in_their_class_are_impostors_only():

@@ -29,3 +29,11 @@ def test_shards_are_about_equal_and_names_need_not_be_unicode():
     assert sum(counts) == 4000
     assert min(counts) > 880
     assert sum(ImageShard(number, 3).holds("/photos/\udce9.jpg") for number in (1, 2, 3)) == 1
+
+
+def test_an_image_is_in_the_same_shard_for_ever():
+    """A folder that an earlier pfml began is completed by this one: the rule may not change."""
+    paths = ("/photos/a.jpg", "/photos/b.jpg", "/photos/c d.png", "/photos/ü.jpg")
+    for count, expected in ((3, [2, 3, 1, 3]), (8, [5, 6, 6, 5])):
+        found = [[k for k in range(1, count + 1) if ImageShard(k, count).holds(path)] for path in paths]
+        assert found == [[number] for number in expected]

@@ -2,9 +2,10 @@ import sys
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from pfml.search import ImageIndex, OtherModelError
-from pfml.search.backends import BACKENDS, backend_for
+from pfml.search.backends import BACKENDS, ExactSearcher, backend_for
 from small_index import MODEL, OTHER, small_index, unit_vectors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -54,6 +55,19 @@ def test_a_filter_searches_these_classes_only_and_never_what_was_removed(tmp_pat
         row for _, row in oracle(unit_vectors(1, seed=3)[0], unit_vectors(60), 5, allowed)
     ]
     assert {hit.class_name for hit in hits} <= set(classes)
+
+
+@pytest.mark.parametrize(("count", "compared"), [(0, 0), (1, 1), (29, 29), (30, 60), (31, 60), (60, 60)])
+def test_of_few_allowed_vectors_only_these_are_compared(count, compared):
+    """From half of them on, a product with all is cheaper than a copy of those; the hits are the same."""
+    vectors, queries = unit_vectors(60), unit_vectors(3, seed=3)
+    allowed = torch.zeros(60, dtype=torch.bool)
+    allowed[torch.randperm(60, generator=torch.Generator().manual_seed(1))[:count]] = True
+    with FlopCounterMode(display=False) as counter:
+        _, rows = ExactSearcher([vectors]).nearest(queries, 5, allowed)
+    assert counter.get_total_flops() == 2 * len(queries) * vectors.shape[1] * compared
+    for query, found in zip(queries, rows, strict=True):
+        assert found.tolist() == [row for _, row in oracle(query, vectors, 5, allowed.nonzero()[:, 0].tolist())]
 
 
 def test_results_depend_neither_on_shards_nor_on_tiles(tmp_path, monkeypatch):

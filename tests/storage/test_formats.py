@@ -12,7 +12,7 @@ from pfml.evaluation import evaluate
 from pfml.export import load_bundle
 from pfml.models import load_embedder
 from pfml.models.backbone_table import BACKBONES
-from pfml.runs.checkpoint import load_checkpoint
+from pfml.runs.checkpoint import load_checkpoint, load_chosen_epoch
 from pfml.runs.config_files import read_config
 from pfml.runs.folder import RunFolder
 from pfml.runs.saved_loss import load_field
@@ -20,7 +20,8 @@ from pfml.search import ImageIndex, ModelIdentity, Threshold, open_run
 from pfml.storage.embeddings import open_embeddings, read_embeddings
 from pfml.storage.files import DamagedFileError
 from pfml.storage.manifest import FormatVersionError, digest_of
-from pfml.training import train
+from pfml.training import LossConfig, train
+from pfml.training.ensemble import Ensemble, read_ensemble
 from small_data import few_glyphs, small_config
 from tiny_network import TINY
 
@@ -57,6 +58,13 @@ def test_a_checkpoint_resumes(copied):
     embedder = load_embedder(copied / "run")
     results = train(embedder, few_glyphs(), small_config(), out=copied / "run", resume=True)
     assert results["last"]["epoch"] == 2
+
+
+def test_a_chosen_epoch_and_an_ensemble_are_read():
+    [weight] = load_chosen_epoch(FORMATS / "run" / "checkpoints", 2).values()
+    assert torch.equal(weight, torch.arange(6.0).view(2, 3))
+    config, ensemble = read_ensemble(FORMATS / "ensemble")
+    assert (config.loss, config.epochs, ensemble) == (LossConfig("proxy-anchor"), 3, Ensemble(2, 7))
 
 
 def test_an_index_is_searched_with_its_run():
@@ -124,6 +132,13 @@ READERS = {
     "run/model/model.json": (other_manifest, lambda path: load_embedder(path.parent), "an embedder", 1),
     "run/loss/loss.json": (other_manifest, lambda path: load_field(path.parents[1]), "a loss", 1),
     "run/checkpoints/last.json": (other_manifest, lambda path: load_checkpoint(path.parent), "a checkpoint", 1),
+    "run/checkpoints/chosen-2.json": (
+        other_manifest,
+        lambda path: load_chosen_epoch(path.parent, 2),
+        "a chosen epoch",
+        1,
+    ),
+    "ensemble/ensemble.json": (other_manifest, lambda path: read_ensemble(path.parent), "an ensemble", 1),
     "run/results.json": (other_manifest, lambda path: RunFolder(path.parent).read_results(), "results of a run", 1),
     "run/threshold.json": (other_manifest, lambda path: Threshold.load(path.parent), "a distance threshold", 1),
     "run/index/index.json": (other_manifest, lambda path: ImageIndex.open(path.parent), "an image index", 2),

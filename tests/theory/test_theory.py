@@ -2,8 +2,10 @@
 
 import functools
 import itertools
+import json
 import math
 import sys
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -303,13 +305,18 @@ def test_pfml_theory_prints_the_table_and_writes_the_figure(tmp_path, capsys, mo
     assert (tmp_path / "[new]" / "theory.png").stat().st_size > 5_000
 
 
-def test_every_option_of_pfml_theory_reaches_the_check(tmp_path, monkeypatch):
+def test_every_option_of_pfml_theory_reaches_the_check_and_json_has_its_outcomes(tmp_path, monkeypatch, capsys):
     asked, few = [], outcomes_of(FEW)
     monkeypatch.setattr("pfml.theory.figures.plot_theory", lambda path: None)
     monkeypatch.setattr("pfml.theory.figures.plot_field", lambda path: None)
     monkeypatch.setattr("pfml.theory.check.theory_outcomes", lambda config: asked.append(config) or [few])
     main([*SMALL, f"--out={tmp_path}", "--seed=7"])
     assert asked == [TheoryConfig(dims=(2,), num_points=8, num_proxies=3, alpha=2.0, trials=2, seed=7)]
+    assert "PFML" in capsys.readouterr().out
+    main([*SMALL, f"--out={tmp_path}", "--json", "--quiet"])
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == [asdict(outcome) for outcome in few]
+    assert printed.err == ""
 
 
 @pytest.mark.slow

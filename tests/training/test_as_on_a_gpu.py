@@ -3,15 +3,17 @@
 import pytest
 import torch
 
-from pfml.models import load_embedder
+from pfml.models import create_embedder, load_embedder
 from pfml.runs.checkpoint import load_checkpoint
 from pfml.training import LossConfig, train
-from small_data import InterruptAt, few_glyphs, small_config, small_embedder
+from small_data import InterruptAt, few_glyphs, small_config
+
+pytestmark = pytest.mark.usefixtures("_tiny_network")
 
 
 def run(out, *, resume=False, monitor=None, **changes):
     torch.manual_seed(1)
-    embedder = small_embedder()
+    embedder = create_embedder("tiny", embedding_dim=8)
     train(embedder, few_glyphs(), small_config(**changes), out=out, resume=resume, monitor=monitor)
     return embedder
 

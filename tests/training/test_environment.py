@@ -3,19 +3,29 @@
 import pytest
 import torch
 
+from pfml.models import create_embedder
 from pfml.runs.checkpoint import load_checkpoint
 from pfml.runs.config import RunConfig
 from pfml.runs.config_files import read_config, write_config
 from pfml.training import BatchConfig, LossConfig, OptimizerConfig, TrainConfig, train
 from pfml.training.environment import COMPILED_FROM, compiled, compiles
-from small_data import InterruptAt, few_glyphs, small_config, small_embedder
+from small_data import InterruptAt, few_glyphs, small_config
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+pytestmark = pytest.mark.usefixtures("_tiny_network")
 
 
 def run(out, *, resume=False, monitor=None, **changes):
     torch.manual_seed(1)
-    train(small_embedder(), few_glyphs(), small_config(**changes), out=out, resume=resume, monitor=monitor)
+    train(
+        create_embedder("tiny", embedding_dim=8),
+        few_glyphs(),
+        small_config(**changes),
+        out=out,
+        resume=resume,
+        monitor=monitor,
+    )
     return load_checkpoint(out / "checkpoints")[0]["embedder/head.linear.weight"]
 
 

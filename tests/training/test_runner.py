@@ -1,5 +1,7 @@
 import csv
+import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,12 +9,15 @@ import torch
 from PIL import Image
 
 from pfml.data import LabelNoise
+from pfml.evaluation import embed, evaluate
 from pfml.models import EmbedderConfig, load_embedder
+from pfml.runs.checkpoint import load_checkpoint
 from pfml.runs.config_files import read_config
 from pfml.runs.data import load_checked, prepare_data
-from pfml.training import DataConfig, Monitor, RunConfig, StorageConfig, run
+from pfml.training import DataConfig, LossConfig, Monitor, RunConfig, StorageConfig, run
+from pfml.training.ensemble import Ensemble, run_ensemble
 from pfml.training.runner import create_run_embedder
-from small_data import small_config
+from small_data import interrupted_repeatedly, small_config
 
 COLORS = {"a": 30, "b": 90, "c": 150, "d": 210}
 
@@ -203,3 +208,85 @@ def test_an_embedder_of_another_configuration_is_refused(folder, tmp_path):
     other = create_run_embedder(replace(asked, model=EmbedderConfig("convnet", embedding_dim=16)))
     with pytest.raises(ValueError, match=r"must be the one of config\.model"):
         run(asked, tmp_path / "run", embedder=other)
+
+
+# ------------------------------------------------------------------------------------- what is held out
+
+
+def divided_config(folder, split, **changes):
+    return config(folder, data=DataConfig(str(folder), split=split), **changes)
+
+
+def test_held_out_images_of_known_classes_are_searched_among_those_that_train(folder, tmp_path):
+    results = run(divided_config(folder, "images"), tmp_path / "run")
+    assert results["protocol"] == "images"
+    assert results["last"]["test"]["num_queries"] == 8, "a fifth of 8 images of each of 4 classes"
+    embedder, data = load_embedder(tmp_path / "run"), prepare_data(DataConfig(str(folder), split="images")).data
+    queries, gallery = embed(embedder, data.test), embed(embedder, data.train)
+    hits = 0
+    for query, label in zip(queries, data.test.labels.tolist(), strict=True):
+        nearest = min(range(len(gallery)), key=lambda k: math.dist(query.tolist(), gallery[k].tolist()))
+        hits += int(data.train.labels[nearest]) == label
+    assert results["last"]["test"]["recall_at_1"] == pytest.approx(hits / 8)
+    assert {*embedder.trained_on.class_names} == {*COLORS}
+
+
+def test_a_run_on_all_images_is_evaluated_on_nothing(folder, tmp_path):
+    remarks = Remarks()
+    results = run(divided_config(folder, "none"), tmp_path / "run", monitor=remarks)
+    assert (results["protocol"], results["best_on_test"], results["model"]) == ("none", None, "last")
+    assert "test" not in results["last"]
+    assert [line for line in remarks.lines if "decoded" in line] == [remarks.lines[0]]
+    assert remarks.lines[0].startswith("train: 32 images")
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert "Nothing was held out of training, so that these weights were evaluated on nothing." in card
+    assert "R@1" not in card
+    with pytest.raises(ValueError, match="nothing was held out of training, so that there is nothing to evaluate on"):
+        evaluate(load_embedder(tmp_path / "run"), prepare_data(DataConfig(str(folder), split="none")).data)
+
+
+def test_the_card_says_what_the_numbers_are_about(folder, tmp_path):
+    cards = {}
+    for split in ("classes", "images"):
+        run(divided_config(folder, split), tmp_path / split)
+        cards[split] = (tmp_path / split / "model" / "README.md").read_text()
+    assert "Retrieval among images of classes that it was not trained on, in %" in cards["classes"]
+    assert (
+        "Held-out images of the classes that it was trained on, searched among its training images" in cards["images"]
+    )
+    for split, name in (("classes", "unseen classes"), ("images", "held-out images of known classes")):
+        assert f"image retrieval, {name}" in cards[split]
+
+
+@pytest.mark.parametrize("split", ["images", "none"])
+def test_an_interrupted_run_resumes_to_the_same_bits_whatever_is_held_out(folder, tmp_path, split):
+    asked = divided_config(folder, split, epochs=2, checkpoint_every=1)
+    run(asked, tmp_path / "whole")
+    stopped = interrupted_repeatedly(partial(run, asked, tmp_path / "broken"), (1, 2, 2))
+    assert len(stopped) == 3
+    whole, broken = (load_checkpoint(tmp_path / name / "checkpoints") for name in ("whole", "broken"))
+    assert whole[0].keys() == broken[0].keys()
+    assert all(torch.equal(value, broken[0][name]) for name, value in whole[0].items())
+    for mine, theirs in zip(whole[1]["history"], broken[1]["history"], strict=True):
+        assert mine.get("test") == theirs.get("test")
+        assert mine["loss"] == theirs["loss"]
+
+
+def test_a_run_does_not_resume_on_another_division(folder, tmp_path):
+    run(divided_config(folder, "images"), tmp_path / "run")
+    other = config(folder, data=DataConfig(str(folder), split="images", split_seed=1))
+    with pytest.raises(ValueError, match="other images or labels"):
+        run(other, tmp_path / "run", resume=True)
+
+
+def test_a_student_of_known_classes_may_have_teachers_of_the_same_classes(folder, tmp_path):
+    run(divided_config(folder, "images"), tmp_path / "teacher")
+    student = {"loss": LossConfig("relaxed-contrastive"), "teachers": (str(tmp_path / "teacher"),)}
+    assert run(divided_config(folder, "images", **student), tmp_path / "student")["protocol"] == "images"
+    with pytest.raises(ValueError, match="must be unseen"):
+        run(config(folder, **student), tmp_path / "unseen")
+
+
+def test_an_ensemble_on_all_images_compares_nothing(folder, tmp_path):
+    assert run_ensemble(divided_config(folder, "none"), tmp_path / "run", Ensemble(2, 1)) == {}
+    assert load_embedder(tmp_path / "run").trained_on is not None

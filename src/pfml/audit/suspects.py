@@ -11,19 +11,10 @@ from torch import Tensor
 
 from pfml.audit.detection import Detection, detection
 from pfml.audit.mixture import fit_mixture
-from pfml.audit.scores import (
-    SCORES,
-    K,
-    LabelScores,
-    class_attractions,
-    field_scores,
-    fitted_law,
-    knn_votes,
-    strength,
-    unjudged,
-)
+from pfml.audit.scores import SCORES, K, LabelScores, field_scores, knn_votes, unjudged
 from pfml.data import ImageSet
 from pfml.evaluation import nearest
+from pfml.evaluation.class_attraction import class_attractions, fitted_law, strength
 from pfml.evaluation.nearest_neighbors import directions
 from pfml.field import DecayLaw
 from pfml.typos import did_you_mean
@@ -191,7 +182,7 @@ def audit(
         embeddings: (n, D), normalized here.
         images: With the given labels; at least two of at least two classes.
         proxies: (C, M, D) further charges; None for none.
-        law: "fitted" (see `pfml.audit.scores.fitted_law`), or a law that decays, such as that of the run.
+        law: "fitted" (`pfml.evaluation.class_attraction.fitted_law`), or a law that decays, such as that of the run.
         true_labels: (n,) if they are known: the result then says how well mislabeled images were found.
         compare: Other scores, keys of `pfml.audit.scores.SCORES`.
         k: Neighbors of the k-NN scores.

@@ -42,6 +42,7 @@ def audit(
 ) -> None:
     """Find images of a run that are probably mislabeled; write suspects, a page, corrected labels."""
     from pfml.audit import audit_run, write_suspects
+    from pfml.data.image_set import PROTOCOLS
     from pfml.data.splits import described_test
     from pfml.pages.audit import about_unjudged, write_audit_page
     from pfml.runs.config_files import read_config
@@ -76,7 +77,7 @@ def audit(
     folder = run / ("audit-unseen" if unseen else "audit")
     everyone = found.suspects(found.ranked(max(top, len(listed))), neighbors=neighbors)
     write_suspects(folder / "suspects.csv", everyone, listed)
-    title = f"Audit of {run.name}{', unseen classes' if unseen else ''}"
+    title = f"Audit of {run.name}{f', {PROTOCOLS[data.protocol]}' if unseen else ''}"
     write_audit_page(folder / "audit.html", found, shown, title=title, threshold=threshold)
     if len(found.unjudged):
         print_line(console, about_unjudged(found))

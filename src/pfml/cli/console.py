@@ -18,6 +18,7 @@ __all__ = [
     "create_console",
     "preferred_run",
     "print_json",
+    "print_known",
     "print_model",
     "print_results",
     "print_scores",
@@ -107,10 +108,28 @@ def print_results(console: Console, results: dict[str, Any]) -> None:
         print_scores(console, protocol, scores)
     else:
         print_line(console, f"{protocol}: the model was evaluated on nothing")
+    if "known" in results["last"]:
+        print_known(console, results["last"]["known"])
     if "alignment" in results:
         alignment = results["alignment"]
         distances = f"{alignment['paper']:.3f} (the paper's form), {alignment['wasserstein2']:.3f} (true W2)"
         print_line(console, f"distance of proxies to their data: {distances}")
+
+
+def print_known(console: Console, known: dict[str, Any]) -> None:
+    """A table of how often images are taken for the right one of the known classes (`Classification.as_dict`)."""
+    from rich.table import Table
+
+    from pfml.evaluation.classification import predictor_label
+
+    images = known["num_queries"] - known["num_without_class"]
+    table = Table("class by", "accuracy", "95 % interval", title=f"known classes: accuracy on {images:,} images, in %")
+    for name, one in known["accuracy"].items():
+        low, high = one["interval"]
+        table.add_row(predictor_label(name, known), f"{100 * one['value']:.1f}", f"{100 * low:.1f} to {100 * high:.1f}")
+    console.print(table)
+    if known["num_without_class"]:
+        print_line(console, f"{known['num_without_class']:,} images are not counted: the gallery lacks their classes")
 
 
 def print_verification(console: Console, pairs: Verification) -> None:

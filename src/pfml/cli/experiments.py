@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pfml.cli.console import create_console
-from pfml.cli.parser import add_device_option, add_quiet_option
+from pfml.cli.console import create_console, print_json
+from pfml.cli.parser import add_device_option, add_json_option, add_quiet_option
 from pfml.terminal import print_line
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from pfml.experiments.plan import Plan
     from pfml.experiments.run import Estimate, Summary
-    from pfml.theory.check import TheoryConfig
+    from pfml.theory.check import Outcome, TheoryConfig
 
 #: Dimensions that `pfml theory` checks.
 DIMS = (2, 3, 4, 8, 32, 128, 512)
@@ -215,6 +216,7 @@ def theory(
     proxies: int = 4,
     alpha: float = 3.0,
     trials: int = 10,
+    as_json: bool = False,
     quiet: bool = False,
 ) -> None:
     """Check Proposition 1 and Corollary 1 on random points: print a table, write field.png and theory.png."""
@@ -224,13 +226,15 @@ def theory(
     config = TheoryConfig(
         dims=tuple(dims), num_points=points, num_proxies=proxies, alpha=alpha, trials=trials, seed=seed
     )
-    console = create_console(quiet=quiet)
+    console = create_console(stderr=as_json, quiet=quiet)
     out.mkdir(parents=True, exist_ok=True)
-    _print_theory(config, console)
+    outcomes = _print_theory(config, console)
     plot_theory(out / "theory.png")
     plot_field(out / "field.png")
     print_line(console, f"{out / 'theory.png'}: the same proxies in the field of PFML and of CPML")
     print_line(console, f"{out / 'field.png'}: the class potentials and forces of the paper's Figure 2")
+    if as_json:
+        print_json([asdict(outcome) for outcome in outcomes])
 
 
 def add_experiment_arguments(parser: ArgumentParser) -> None:
@@ -299,10 +303,11 @@ def add_theory_arguments(parser: ArgumentParser) -> None:
     add("--proxies", type=int, default=4, help="Proxies of the class.")
     add("--alpha", type=float, default=3.0, help="Rate of decay of the PFML field.")
     add("--trials", type=int, default=10, help="Random point sets per dimension.")
+    add_json_option(parser)
     add_quiet_option(parser)
 
 
-def _print_theory(config: TheoryConfig, console: Console) -> None:
+def _print_theory(config: TheoryConfig, console: Console) -> list[Outcome]:
     import torch
     from rich.progress import Progress
 
@@ -310,10 +315,11 @@ def _print_theory(config: TheoryConfig, console: Console) -> None:
 
     # The matrices are small: with several threads, most of the time goes into waking them.
     torch.set_num_threads(1)
-    outcomes = []
+    outcomes: list[Outcome] = []
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("Checking the theory", total=len(config.dims) * len(LAWS))
         for group in theory_outcomes(config):
             outcomes += group
             progress.advance(bar)
     console.print(theory_table(outcomes))
+    return outcomes

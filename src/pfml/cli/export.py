@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pfml.cli.console import create_console, preferred_run, print_model
-from pfml.cli.parser import add_quiet_option
+from pfml.cli.console import create_console, preferred_run, print_json, print_model
+from pfml.cli.parser import add_json_option, add_quiet_option
 from pfml.export.vector_databases import VECTOR_DATABASES
 from pfml.terminal import print_line, shell_words
 
@@ -32,6 +32,7 @@ def export(
     path: Path | None = None,
     collection: str | None = None,
     index: Path | None = None,
+    as_json: bool = False,
     quiet: bool = False,
 ) -> None:
     """Export a run: to an ONNX file, to a bundle that one call loads, or to a vector database."""
@@ -41,20 +42,22 @@ def export(
         if value is not None and key not in TARGETS.get(to, DATABASE_OPTIONS):
             option = key.replace("_", "-")
             raise ValueError(f"--{option} must be left out with --to {to}, which has no use for it, got {value}")
-    console = create_console(quiet=quiet)
+    console = create_console(stderr=as_json, quiet=quiet)
     name = _collection_name(run)
     run = preferred_run(console, run)
     if to in TARGETS:
         print_model(console, run)
     if to == "onnx":
-        _onnx(console, run, out or run / "onnx" / "model.onnx", images)
+        written = _onnx(console, run, out or run / "onnx" / "model.onnx", images)
     elif to == "bundle":
         if images and not with_onnx:
             raise ValueError("--images must go with --with-onnx, which they check; got --images alone")
-        _bundle(console, run, out or run / "bundle", images, with_onnx)
+        written = _bundle(console, run, out or run / "bundle", images, with_onnx)
     else:
         folder = path or (run / to if url is None else None)
-        _database(console, to, index or run / "index", collection or name, url, folder)
+        written = _database(console, to, index or run / "index", collection or name, url, folder)
+    if as_json:
+        print_json({"to": to, **written})
 
 
 def add_export_arguments(parser: ArgumentParser) -> None:
@@ -76,10 +79,11 @@ def add_export_arguments(parser: ArgumentParser) -> None:
     add("--path", type=Path, help="Folder of a local vector database; by default in the run, by its name.")
     add("--collection", help="Name of the collection; by default that of the run.")
     add("--index", type=Path, help="Folder of the index to export; by default `index` in the run.")
+    add_json_option(parser)
     add_quiet_option(parser)
 
 
-def _onnx(console: Console, run: Path, out: Path, images: list[Path] | None) -> None:
+def _onnx(console: Console, run: Path, out: Path, images: list[Path] | None) -> dict[str, Any]:
     from pfml.export import export_onnx
     from pfml.export.onnx import check_images
     from pfml.models import load_embedder
@@ -89,9 +93,11 @@ def _onnx(console: Console, run: Path, out: Path, images: list[Path] | None) -> 
     difference = f"{result.largest_difference:.2g}, on {result.images} images"
     print_line(console, f"{result.path}: the largest difference between onnxruntime and torch is {difference}")
     print_line(console, f"{result.preprocessing}: the preprocessing of an image")
+    checked = {"images": result.images, "largest_difference": result.largest_difference}
+    return {"path": result.path, "preprocessing": result.preprocessing, **checked}
 
 
-def _bundle(console: Console, run: Path, out: Path, images: list[Path] | None, with_onnx: bool) -> None:
+def _bundle(console: Console, run: Path, out: Path, images: list[Path] | None, with_onnx: bool) -> dict[str, Any]:
     from pfml.export import export_bundle
     from pfml.export.onnx import check_images
 
@@ -101,9 +107,12 @@ def _bundle(console: Console, run: Path, out: Path, images: list[Path] | None, w
     for part, command in (("index", f"pfml index {typed} FOLDER"), ("threshold", f"pfml calibrate {typed}")):
         if part not in parts:
             print_line(console, f"it has no {part}, since {run} has none: {command} makes it")
+    return {"path": out, "parts": parts}
 
 
-def _database(console: Console, name: str, index: Path, collection: str, url: str | None, folder: Path | None) -> None:
+def _database(
+    console: Console, name: str, index: Path, collection: str, url: str | None, folder: Path | None
+) -> dict[str, Any]:
     from pfml.export import export_index
     from pfml.search import ImageIndex
 
@@ -112,6 +121,7 @@ def _database(console: Console, name: str, index: Path, collection: str, url: st
     print_line(console, f"{url or folder}: {result.points:,} points in the collection {collection!r}")
     if result.stale:
         print_line(console, f"{result.stale:,} points there belong to images that the index no longer has; they stay")
+    return {"path": url or folder, "collection": collection, "points": result.points, "stale": result.stale}
 
 
 def _collection_name(run: Path) -> str:

@@ -134,8 +134,9 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_quiet_option(parser: argparse.ArgumentParser) -> None:
-    """Add --quiet."""
-    parser.add_argument("--quiet", action="store_true", help="Print errors only, and what --json asks for.")
+    """Add --quiet; after --json, where a command has both."""
+    rest = ", and what --json asks for" if "--json" in parser._option_string_actions else ""
+    parser.add_argument("--quiet", action="store_true", help=f"Print errors only{rest}.")
 
 
 def with_declared_spelling(arguments: list[str], options: Iterable[str]) -> list[str]:

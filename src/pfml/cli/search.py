@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from pfml.data import ImageSet
+    from pfml.data import ImageSet, RetrievalData
     from pfml.data.decoding import Track
     from pfml.search import Hit, ImageIndex, Threshold
 
@@ -221,9 +221,11 @@ def calibrate(
     as_json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Choose the distance beyond which an image is unknown, on classes that were not trained on: threshold.json."""
+    """Choose the distance beyond which an image is unknown, on unseen classes, or by leaving known ones out."""
+    from pfml.data import RetrievalData
     from pfml.models import load_embedder
     from pfml.search import calibrate as threshold_of
+    from pfml.search import calibrate_known
     from pfml.training.environment import resolve_device
     from pfml.training.progress import ProgressMonitor
 
@@ -232,16 +234,21 @@ def calibrate(
     embedder = load_embedder(run).to(resolve_device(device))
     images, described = _calibration_images(console, run, data, root)
     track = ProgressMonitor(console).track
-    threshold = threshold_of(
-        embedder, images, false_accept_rate=false_accept_rate, seed=seed, data=described, track=track
-    )
+    rate = false_accept_rate
+    if isinstance(images, RetrievalData):
+        threshold = calibrate_known(embedder, images, false_accept_rate=rate, seed=seed, source=described, track=track)
+    else:
+        threshold = threshold_of(embedder, images, false_accept_rate=rate, seed=seed, data=described, track=track)
     file = threshold.save(run)
     _print_threshold(console, threshold)
+    if threshold.protocol != "classes" and embedder.trained_on is not None:
+        print_line(console, _about_known(threshold, run))
     print_line(console, f"{file}: pfml search {shell_words(str(run))} IMAGE calls images beyond this distance unknown")
     if as_json:
         measured = {name: asdict(getattr(threshold, name)) for name in RATES}
         chosen = {"distance": threshold.distance, "false_accept_rate": threshold.false_accept_rate}
-        print_json({"threshold": str(file), "data": threshold.data, **chosen, **measured})
+        of_what = {"data": threshold.data, "protocol": threshold.protocol}
+        print_json({"threshold": str(file), **of_what, **chosen, **measured})
 
 
 def add_calibrate_arguments(parser: ArgumentParser) -> None:
@@ -292,7 +299,7 @@ def _about(threshold: Threshold | None, index: ImageIndex, run: Path) -> str:
     """What "unknown" rests on."""
     if threshold is None:
         return f"no threshold: nothing is called unknown; pfml calibrate {shell_words(str(run))} finds one"
-    images = threshold.measured_on[0]
+    images = threshold.searched_in
     text = f"unknown: farther than {threshold.distance:.3f}, for a false accept rate of {threshold.false_accept_rate:g}"
     if len(index) > LARGER * images:
         text += f"; measured among {images:,} images: with {len(index):,} more is accepted falsely"
@@ -342,12 +349,17 @@ def _short(path: str) -> str:
         return path
 
 
-def _calibration_images(console: Console, run: Path, data: str | None, root: Path | None) -> tuple[ImageSet, str]:
-    """The validation images, or the test images if there are none, and what they are."""
+def _calibration_images(
+    console: Console, run: Path, data: str | None, root: Path | None
+) -> tuple[ImageSet | RetrievalData, str]:
+    """Validation images, or test images if there are none; all data if no class is unseen; and what they are."""
+    from dataclasses import replace
+
     from pfml.data import load_data, with_validation
     from pfml.data.own_images import own_images
     from pfml.data.readers.table import splits_of
     from pfml.runs.config_files import read_config
+    from pfml.runs.data import prepare_data
     from pfml.search.threshold import FEWEST_CLASSES
     from pfml.training.progress import ProgressMonitor
 
@@ -360,8 +372,13 @@ def _calibration_images(console: Console, run: Path, data: str | None, root: Pat
         files = [folder / "config.yaml" for folder in (run, run.parent) if (folder / "config.yaml").is_file()]
         if not files:
             raise ValueError(f"{run} does not say its data: name it with --data, and --root if it is not a path")
-        config = read_config(files[0]).data
-        data, root, validation = config.name, root or config.root, config.validation
+        config = replace(loaded := read_config(files[0]).data, root=root or loaded.root)
+        if config.split != "classes":
+            known = prepare_data(config, track).data  # with the labels that the run was trained on
+            for remark in known.remarks:
+                print_line(console, remark)
+            return known, f"{'held-out' if known.protocol == 'images' else 'training'} images of {config.name}"
+        data, root, validation = config.name, config.root, config.validation
         unreadable = config.unreadable
         division = {"split": config.split, "seed": config.split_seed, "added": config.added}
     images = with_validation(own_images(data, load_data(data, root, **division), unreadable, track), validation)
@@ -404,6 +421,9 @@ def _all_classes(console: Console, table: Path, track: Track) -> tuple[ImageSet,
 
 def _print_threshold(console: Console, threshold: Threshold) -> None:
     (images, classes), (others, other_classes) = threshold.chosen_on, threshold.measured_on
+    if threshold.protocol != "classes":
+        about = f"no class is unseen: each is left out in turn of a gallery of {threshold.searched_in:,} images"
+        print_line(console, about)
     print_line(console, f"threshold {threshold.distance:.4f}, chosen on {images:,} images of {classes:,} classes")
     print_line(console, f"measured on {others:,} images of {other_classes:,} other classes ({threshold.data}):")
     rates = {
@@ -415,6 +435,15 @@ def _print_threshold(console: Console, threshold: Threshold) -> None:
         print_line(console, f"  {name + ':':<40}{rate}")
     if threshold.false_rejects.value > MANY_REJECTS:
         print_line(console, _warning(threshold))
+
+
+def _about_known(threshold: Threshold, run: Path) -> str:
+    """What it means that the model was trained on the classes that were left out."""
+    own = "" if threshold.protocol == "images" else " and on these images, which makes known ones look too near"
+    return (
+        f"the model was trained on the classes left out{own}: strangers may look more alike to it than measured; "
+        f"pfml calibrate {shell_words(str(run))} --data FOLDER measures classes that it has not seen"
+    )
 
 
 def _warning(threshold: Threshold) -> str:

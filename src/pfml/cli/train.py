@@ -412,10 +412,11 @@ def _run(
     learned = learned_by(out)
     which = f" ({learned.moment})" if learned is not None and learned.moment else ""
     print_line(console, f"{out}: config, log, results; the model{which}: pfml.load_embedder({str(out)!r})")
-    if data is not None and data.data.protocol != "none":  # a page shows searches for what was held out
+    if data is not None:
         page = write_run_page(out, data=data.data, embedder=embedder)
-        print_line(console, f"{page}: curves, search results, a map, the hardest classes")
-    elif data is None:
+        searched = "" if data.data.protocol == "none" else "search results, a map, the hardest classes, "
+        print_line(console, f"{page}: curves, {searched}the field, the configuration")
+    else:
         print_line(console, f"a page about it: pfml report {shell_words(str(out))}")
     return results
 
@@ -431,9 +432,10 @@ def _run_ladder(
     print_results(console, done.results)
     print_line(console, done.conclusion)
     print_line(console, f"{out}: config, log, results; the model: pfml.load_embedder({str(out)!r})")
-    if data is not None and data.data.protocol != "none":
+    if data is not None:
         page = write_run_page(out, data=data.data)
-        print_line(console, f"{page}: search results, a map, the hardest classes")
+        searched = "" if data.data.protocol == "none" else "search results, a map, the hardest classes, "
+        print_line(console, f"{page}: the ladder, {searched}the configuration")
     return done.results
 
 

@@ -148,7 +148,7 @@ class Augmentation:
         scale: Least and largest area of a crop, as a part of the image's area; drawn uniformly.
         ratio: Least and largest width / height of a crop; drawn log-uniformly.
         flip: Probability that a crop is mirrored left to right.
-        random_crop: False for the windows of the Preprocessing, for small sets such as glyphs.
+        random_crop: Without it, training images are cropped as test images are, for small sets such as glyphs.
     """
 
     scale: tuple[float, float] = (0.08, 1.0)

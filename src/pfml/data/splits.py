@@ -218,8 +218,8 @@ def wholly_unseen(data: RetrievalData, seen: Iterable[str]) -> RetrievalData:
     return replace(data, train=nothing, test=data.train.joined(data.test), is_halved=False)
 
 
-def described_test(data: RetrievalData) -> str:
-    """What is tested, with its counts, for a title.
+def described_test(data: RetrievalData, *, held_out: str = "held-out") -> str:
+    """What is tested, with its counts, for a title; `held_out` is what images of known classes are called.
 
     Example:
         >>> described_test(divided(ImageSet.unlabeled(torch.zeros(2, 3, 8, 8, dtype=torch.uint8)), "two", "none"))
@@ -230,7 +230,7 @@ def described_test(data: RetrievalData) -> str:
     kind, classes = (
         ("unseen", data.test.num_classes) if data.protocol == "classes" else ("known", len(data.test.labels.unique()))
     )
-    held = "held-out " if data.protocol == "images" else ""
+    held = f"{held_out} " if data.protocol == "images" else ""
     return f"{len(data.test):,} {held}images of {classes:,} {kind} classes"
 
 

@@ -1,6 +1,7 @@
-"""Metrics only: retrieval, verification, clustering, and the alignment of proxies with data."""
+"""Metrics only: retrieval, classification, verification, clustering, and the alignment of proxies with data."""
 
 from pfml.evaluation.alignment import Alignment, proxy_alignment
+from pfml.evaluation.classification import Classification, classification_metrics
 from pfml.evaluation.clustering import kmeans, normalized_mutual_information
 from pfml.evaluation.metrics import METRICS, Metric
 from pfml.evaluation.model_evaluation import EmbeddedTest, embed, embed_test, evaluate
@@ -13,6 +14,7 @@ from pfml.evaluation.verification import Verification, verification_metrics
 __all__ = [
     "METRICS",
     "Alignment",
+    "Classification",
     "EmbeddedTest",
     "Expansion",
     "KReciprocal",
@@ -20,6 +22,7 @@ __all__ = [
     "QueryScores",
     "RetrievalMetrics",
     "Verification",
+    "classification_metrics",
     "embed",
     "embed_test",
     "evaluate",

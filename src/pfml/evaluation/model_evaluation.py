@@ -17,6 +17,7 @@ from pfml.data.image_source import ImageSource, open_images
 from pfml.data.pinned_memory import to_device
 from pfml.distributed.schedule import shard_sizes, shard_slice
 from pfml.distributed.world import World
+from pfml.evaluation.classification import Classification, classification_metrics
 from pfml.evaluation.retrieval import RetrievalMetrics, retrieval_metrics
 from pfml.models.embedder import Embedder, evaluation_mode
 
@@ -78,15 +79,7 @@ def evaluate(
         recall_at = data.recall_at if isinstance(data, RetrievalData) else (1, 2, 4, 8)
 
     def metrics() -> RetrievalMetrics:
-        return retrieval_metrics(
-            embedded.queries,
-            embedded.labels,
-            gallery=embedded.gallery,
-            gallery_labels=embedded.gallery_labels,
-            recall_at=recall_at,
-            nmi=nmi,
-            seed=seed,
-        )
+        return embedded.retrieval(recall_at=recall_at, nmi=nmi, seed=seed)
 
     return _metrics_by_first(metrics, world or World())
 
@@ -104,6 +97,24 @@ class EmbeddedTest:
     labels: Tensor
     gallery: Tensor | None = None
     gallery_labels: Tensor | None = None
+
+    def retrieval(self, *, recall_at: Sequence[int], nmi: bool = False, seed: int = 0) -> RetrievalMetrics:
+        """How well classes are found; see `retrieval_metrics`."""
+        return retrieval_metrics(
+            self.queries,
+            self.labels,
+            gallery=self.gallery,
+            gallery_labels=self.gallery_labels,
+            recall_at=recall_at,
+            nmi=nmi,
+            seed=seed,
+        )
+
+    def classification(self, proxies: Tensor | None = None) -> Classification:
+        """How often queries are taken for the right class of the gallery; see `classification_metrics`."""
+        if self.gallery is None or self.gallery_labels is None:
+            raise ValueError("known classes must have a gallery of their images, got queries without one")
+        return classification_metrics(self.queries, self.labels, self.gallery, self.gallery_labels, proxies=proxies)
 
 
 def embed_test(

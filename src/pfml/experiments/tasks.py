@@ -64,6 +64,10 @@ def train_run(run: PlannedRun, context: RunContext) -> Outcome:
     """Train and evaluate, resuming from a checkpoint if there is one; evaluate only, for a method without training."""
     folder, steps = RunFolder(context.folder), _Steps(context.monitor)
     data = prepared(run.config.data)
+    if data.data.protocol != "classes":
+        raise ValueError(
+            f"experiments compare results on unseen classes: data.split must be classes, got {data.data.protocol!r}"
+        )
     results = train(run.config, folder.path, data=data, resume=folder.config.exists(), monitor=steps)
     flat, counts = _flat(results), _image_counts(data.data)
     if not run.config.loss.trains:

@@ -6,8 +6,9 @@ every image is judged once in each repetition. Two protocols divide them:
 - "classes": a part is some of the classes, and its images are searched among each other. So are unseen classes.
 - "images": a part is some of the images of every class, and they are searched among the images that were fitted to.
 
-Candidates are compared on the same queries, so that what is hard for all of them cancels. Images of one class are
-alike, so that the standard error is that of the mean over classes.
+Candidates are compared on the same queries, so that what is hard for all of them cancels. What is drawn at random says
+what the standard error is: unseen classes are other classes, and images of one class are alike, so that it is that of
+the mean over classes; known classes stay, so that it is that of the mean over images.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class CrossFitted:
 
 @dataclass(frozen=True)
 class Gain:
-    """The difference of a metric between two candidates, with the standard error of the mean over classes."""
+    """The difference of a metric between two candidates, with its standard error."""
 
     mean: float
     error: float
@@ -85,11 +86,11 @@ class Gain:
         return self.mean - 1.96 * self.error, self.mean + 1.96 * self.error
 
     @classmethod
-    def between(cls, before: CrossFitted, after: CrossFitted, metric: str) -> Gain:
-        """From one candidate to another, on the same images."""
+    def between(cls, before: CrossFitted, after: CrossFitted, metric: str, *, protocol: str = "classes") -> Gain:
+        """From one candidate to another, on the same images; over classes or images, by the protocol."""
         difference = after.scores[metric] - before.scores[metric]
         judged = ~difference.isnan()
-        labels = before.labels[judged]
+        labels = before.labels[judged] if protocol == "classes" else torch.arange(int(judged.sum()))
         classes, position = labels.unique(return_inverse=True)
         counts = torch.bincount(position, minlength=len(classes)).double()
         sums = torch.zeros(len(classes), dtype=torch.float64).index_add_(0, position, difference[judged])

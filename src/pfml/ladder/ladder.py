@@ -1,14 +1,16 @@
-"""The ladder: candidates of rising cost, and the best of them that validation proves.
+"""The ladder: candidates of rising cost, and the best of them by validation.
 
 1. "pretrained": the backbone before any training.
-2. "closed form": another pooling, and a linear head computed from the features (`ClosedFormHeads`). Seconds.
-3. "views": the best of these on larger images, and on the mean of an image and its mirror image. A minute.
-4. "trained head": the best so far, its head trained by the potential field on the same features. A minute.
+2. "views": the same backbone with generalized mean pooling; on larger images, averaged with the mirror image. Nothing
+   is fitted to the images.
+3. "closed form": a linear head computed from the features (`ClosedFormHeads`). Seconds.
+4. "trained head": a head trained by the potential field on the same features. A minute.
 5. "fine-tuned": the best so far, all of it trained at low rates (`pfml.ladder.fine_tuning`). As long as it takes.
 
 Up to the fourth rung the images pass through the backbone once for each view; everything else is computed from their
-features. Each candidate is cross-fitted (`pfml.ladder.crossfit`) and compared with the pretrained backbone, on the same
-queries. What validation proves is kept (`Rung.is_proved`); if that is nothing, the backbone itself is.
+features. Each candidate is cross-fitted (`pfml.ladder.crossfit`), and candidates are compared on the same queries. What
+is fitted to the images must prove to be better than what was kept before it, by twice the standard error. Views are
+better on other photographs (docs/FOLDERS.md), and are kept unless validation speaks against them (`Rung.is_better`).
 
 Validation divides the training images as the data are divided: by classes if the test classes are unseen, else by
 images, since then all classes are known.
@@ -44,16 +46,14 @@ __all__ = ["Candidate", "Climb", "Features", "FineTune", "Rung", "View", "climb"
 #: Validation on unseen classes needs so many to divide.
 FEWEST_CLASSES = 4
 
-#: Poolings that are tried for a backbone with feature maps.
-POOLINGS = ("avg", "gem")
-#: Sides of larger crops that are tried, relative to the backbone's own.
-LARGER = (9 / 7,)
+#: The pooling of views, for a backbone with feature maps, and the side of larger crops relative to the backbone's own.
+POOLING, LARGER = "gem", 9 / 7
 #: Whitening of a trained head's start where no head in closed form is better than none, and its dimensions at most.
 GENTLE, MOST_TRAINED = 0.25, 256
 #: Validation divides up to so many images twice; more images need it less.
 FEW_IMAGES = 1500
-#: A rung must not lose more R@1 than this, by its gain less its standard error.
-MOST_LOST = {"recall_at_1": 0.005, "map_at_r": 0.0}
+#: What is fitted must be better by so many standard errors, and must not lose more R@1 than this.
+ERRORS, MOST_LOST = 2.0, 0.005
 
 
 @dataclass(frozen=True)
@@ -122,11 +122,11 @@ class Rung:
     """The best candidate of one rung.
 
     Args:
-        name: "pretrained", "closed form", "views", "trained head" or "fine-tuned".
+        name: "pretrained", "views", "closed form", "trained head" or "fine-tuned".
         candidate: Which it is.
         scores: Metric -> its cross-fitted value on the training images.
         gains: Metric -> its gain over the pretrained backbone.
-        over_last: Metric -> its gain over what was kept before it, where that must be proved as well; else empty.
+        over_last: Metric -> its gain over what was kept before it.
         seconds: That the rung took.
     """
 
@@ -138,16 +138,14 @@ class Rung:
     seconds: float = 0.0
 
     @property
-    def proof(self) -> float:
-        """The sum of the gains, each less its standard error."""
-        return sum(gain.mean - gain.error for gain in self.gains.values())
-
-    @property
-    def is_proved(self) -> bool:
-        """Whether it is better than the pretrained backbone beyond chance, and loses hardly any R@1."""
-        is_safe = all(gain.mean - gain.error >= -MOST_LOST[metric] for metric, gain in self.gains.items())
-        is_further = not self.over_last or sum(gain.mean - gain.error for gain in self.over_last.values()) > 0
-        return self.proof > 0 and is_safe and is_further
+    def is_better(self) -> bool:
+        """Whether it is kept in place of what was kept before it; see above."""
+        if not self.over_last:
+            return False
+        if not self.candidate.learns:
+            return sum(gain.mean + gain.error for gain in self.over_last.values()) > 0
+        is_proved = sum(gain.mean - ERRORS * gain.error for gain in self.over_last.values()) > 0
+        return is_proved and self.over_last["recall_at_1"].mean >= -MOST_LOST
 
     def as_dict(self) -> dict[str, Any]:
         """For the log."""
@@ -157,7 +155,7 @@ class Rung:
             "settings": self.candidate.as_dict(),
             "scores": self.scores,
             "gains": {metric: {"mean": gain.mean, "error": gain.error} for metric, gain in self.gains.items()},
-            "proof": self.proof,
+            "over_last": {metric: {"mean": gain.mean, "error": gain.error} for metric, gain in self.over_last.items()},
             "seconds": self.seconds,
         }
 
@@ -217,23 +215,24 @@ class Features:
 
     @property
     def base(self) -> Candidate:
-        """The pretrained backbone as it came."""
+        """The pretrained backbone itself."""
         return Candidate(View(self.backbone.preprocessing.crop), self.backbone.head.pooling)
 
     @property
     def poolings(self) -> tuple[str, ...]:
-        """Its own pooling, and others that it could have."""
+        """Its own pooling, and the one of views if it could have that."""
         own = self.backbone.head.pooling
         is_map = self.backbone.backbone.num_prefix_tokens == 0 and own != "token"
-        return tuple(dict.fromkeys((own, *POOLINGS))) if is_map else (own,)
+        return tuple(dict.fromkeys((own, POOLING))) if is_map else (own,)
 
-    def views(self) -> list[View]:
-        """Those to try beside the own one: larger crops for a convolutional backbone, and the flip test of each."""
-        own = self.base.view
-        sides = [own.image_size]
-        if self.backbone.config.backbone in BACKBONES:  # which are all convolutional
-            sides += [round(own.image_size * factor) for factor in LARGER]
-        return [View(side, is_flipped) for side in sides for is_flipped in (False, True)][1:]
+    def views(self, *, is_quick: bool = False) -> list[Candidate]:
+        """The same backbone in other ways, the one that is usually best first; only one pass of the images if quick."""
+        base, pooling = self.base, self.poolings[-1]
+        side = base.view.image_size
+        is_free = self.backbone.config.backbone in BACKBONES  # which are all convolutional: they see any size
+        larger = View(round(side * LARGER) if is_free else side, flip_test=True)
+        every = [Candidate(view, pooling) for view in ([base.view] if is_quick else [larger, base.view])]
+        return [each for each in every if each != base]
 
     def of(self, view: View, role: str = "train") -> dict[str, Tensor]:
         """Pooling -> (N, F) of the images of a role."""
@@ -337,15 +336,8 @@ def climb(
 
 
 def best_of(rungs: Sequence[Rung]) -> Rung:
-    """What is kept: the rung with the best proof, or the first one, the pretrained backbone, if none is proved.
-
-    A rung that was compared with what was kept before it is better than that if it is proved.
-    """
-    kept = rungs[0]
-    for rung in rungs[1:]:
-        if rung.is_proved and (rung.over_last or kept is rungs[0] or rung.proof > kept.proof):
-            kept = rung
-    return kept
+    """What is kept: the last rung that is better than what was kept before it, else the pretrained backbone."""
+    return [rungs[0], *(rung for rung in rungs if rung.is_better)][-1]
 
 
 def fit(features: Features, candidate: Candidate, train: TrainHead, fine_tune: FineTune | None = None) -> Embedder:
@@ -374,7 +366,6 @@ class _Ladder:
     def __post_init__(self) -> None:
         self.labels = self.features.data.train.labels
         self.protocol = "classes" if self.features.data.protocol == "classes" else "images"
-        self.kept: list[Rung] = []
 
     def rungs(self, effort: str) -> Iterator[Rung]:
         """The rungs that the effort allows; the first one alone if there is too little to validate on."""
@@ -386,41 +377,58 @@ class _Ladder:
         self.parts = divisions(
             self.labels, self.protocol, seed=self.seed, repeats=2 if len(self.labels) <= FEW_IMAGES else 1
         )
-        yield from self.remembered(self.on_features(base, effort))
-        if effort == "hours" and self.fine_tune is not None:
-            yield self.fine_tuned(best_of(self.kept).candidate)
-
-    def remembered(self, rungs: Iterator[Rung]) -> Iterator[Rung]:
-        """The same rungs, so that each may build on the best of those before it."""
-        for rung in rungs:
-            self.kept.append(rung)
-            yield rung
-
-    def on_features(self, base: Candidate, effort: str) -> Iterator[Rung]:
-        """The rungs that are computed from features."""
-        fewest = min(len(part.fitted) for part in self.parts)
-        grid = closed_form_grid(self.features.backbone.head.num_features, fewest)
-        plain = [replace(base, pooling=pooling) for pooling in self.features.poolings]
         self.before = self.cross_fitted([base])[base]
+        self.kept, self.kept_scores = base, self.before
         yield self.rung("pretrained", base, self.before)
-        headed = [replace(each, head=head) for each in plain for head in grid]
-        yield self.best("closed form", self.cross_fitted([*(each for each in plain if each != base), *headed]))
+        yield from self.views(is_quick=effort == "seconds")
+        yield self.closed_form()
         if effort == "seconds":
             return
-        shapes = dict.fromkeys((replace(best_of(self.kept).candidate, head=None), best_of(self.kept).candidate))
-        views = self.features.views()
-        yield self.best("views", self.cross_fitted([replace(each, view=view) for view in views for each in shapes]))
-        yield self.trained_head(best_of(self.kept).candidate)
+        yield self.trained_head(self.kept)
+        if effort == "hours" and self.fine_tune is not None:
+            yield self.fine_tuned(self.kept)
 
     def rung(self, name: str, candidate: Candidate, found: CrossFitted) -> Rung:
-        """A rung of this candidate, compared with the pretrained backbone."""
-        gains = {metric: Gain.between(self.before, found, metric) for metric in HEADLINE}
-        return Rung(name, candidate, {metric: found.mean(metric) for metric in HEADLINE}, gains)
+        """A rung of this candidate, compared with the pretrained backbone and with what was kept before it."""
+        gains, over_last = (self.gains(before, found) for before in (self.before, self.kept_scores))
+        scores = {metric: found.mean(metric) for metric in HEADLINE}
+        return Rung(name, candidate, scores, gains, over_last if candidate != self.features.base else {})
 
-    def best(self, name: str, scores: dict[Candidate, CrossFitted]) -> Rung:
-        """The candidate with the best proof, one that is proved if there is any."""
-        every = [self.rung(name, each, found) for each, found in scores.items()]
-        return max(every, key=lambda rung: (rung.is_proved, rung.proof))
+    def gains(self, before: CrossFitted, after: CrossFitted) -> dict[str, Gain]:
+        """Metric -> the gain from one candidate to another."""
+        return {metric: Gain.between(before, after, metric, protocol=self.protocol) for metric in HEADLINE}
+
+    def after(self, rung: Rung, found: CrossFitted) -> Rung:
+        """The same rung; what is better is kept from here on."""
+        if rung.is_better:
+            self.kept, self.kept_scores = rung.candidate, found
+        return rung
+
+    def views(self, *, is_quick: bool) -> Iterator[Rung]:
+        """The first view that validation does not speak against; the first of all if there is none."""
+        first: Rung | None = None
+        for candidate in self.features.views(is_quick=is_quick):
+            found = self.cross_fitted([candidate])[candidate]
+            rung = self.rung("views", candidate, found)
+            first = first or rung
+            if rung.is_better:
+                yield self.after(rung, found)
+                return
+        if first is not None:
+            yield first
+
+    def closed_form(self) -> Rung:
+        """The head that is best by its gain less its errors."""
+        fewest = min(len(part.fitted) for part in self.parts)
+        grid = closed_form_grid(self.features.backbone.head.num_features, fewest)
+        scores = self.cross_fitted([replace(self.kept, head=head) for head in grid])
+        every = {each: self.rung("closed form", each, found) for each, found in scores.items()}
+
+        def proof(rung: Rung) -> tuple[bool, float]:
+            return rung.is_better, sum(gain.mean - gain.error for gain in rung.over_last.values())
+
+        best = max(every.values(), key=proof)
+        return self.after(best, scores[best.candidate])
 
     def cross_fitted(self, candidates: Sequence[Candidate]) -> dict[Candidate, CrossFitted]:
         """Scores of candidates whose heads, if any, are in closed form."""
@@ -451,7 +459,7 @@ class _Ladder:
             self.features.of(best.view)[best.pooling],
             lambda some, labels: {candidate: _head(some, labels, candidate, self.train) or _unchanged},
         )
-        return self.rung("trained head", candidate, found[candidate])
+        return self.after(self.rung("trained head", candidate, found[candidate]), found[candidate])
 
     def fine_tuned(self, best: Candidate) -> Rung:
         """`best`, trained as a whole on each part of one division and judged on the rest, beside `best` itself."""
@@ -476,8 +484,8 @@ class _Ladder:
             "fine-tuned",
             candidate,
             {metric: after.mean(metric) for metric in HEADLINE},
-            {metric: Gain.between(base, after, metric) for metric in HEADLINE},
-            {metric: Gain.between(found[best], after, metric) for metric in HEADLINE},
+            self.gains(base, after),
+            self.gains(found[best], after),
         )
 
 

@@ -59,8 +59,8 @@ def check_trust(trust: Any, proxies_per_class: int, law: DecayLaw) -> None:
 @torch.no_grad()
 def trusted(fits: Tensor, trust: float) -> Tensor:
     """Whether each sample of a batch is trusted, (n,), given the `fit` of all of them."""
-    if not len(fits):
-        return fits >= 0
+    if not len(fits):  # none has no median
+        return fits.bool()
     fits = fits.float()
     return fits >= trust * fits.median().clamp(max=1.0)
 

@@ -15,12 +15,15 @@ from torch import Tensor
 
 from pfml.data import RetrievalData
 from pfml.data.decoding import Track
+from pfml.data.image_set import PROTOCOLS
+from pfml.data.splits import described_test
 from pfml.evaluation import verification_metrics
 from pfml.evaluation.metrics import HEADLINE, meanings, metric_label, metric_text, shown_metrics
 from pfml.evaluation.verification import Estimate
 from pfml.ladder.crossfit import Gain
 from pfml.losses import PotentialFieldLoss
 from pfml.models import Embedder
+from pfml.pages.known_classes import known_classes
 from pfml.pages.page import Plot, Table, in_themes, render, short, write_page
 from pfml.pages.run_analysis import HardPair, RunAnalysis, analyze_run, class_scores, hard_pairs
 from pfml.plots.curves import loss_curve, mean_loss_curve, metric_curve, plot_loss, plot_metric
@@ -36,7 +39,12 @@ from pfml.version import __version__
 
 __all__ = ["run_page", "write_run_page"]
 
-ROLES = {"test": "test classes", "validation": "validation classes"}
+#: Role -> what a curve is of, by protocol.
+ROLES = {
+    "classes": {"test": "test classes", "validation": "validation classes"},
+    "images": {"test": "held-out images"},
+    "none": {},
+}
 QUERIES, FOUND, SIDE = 6, 7, 88
 MAP_CLASSES, MAP_IMAGES, MAP_SIDE = 24, 16, 64
 FEWEST_POINTS = 4  # of a map
@@ -76,7 +84,7 @@ def write_run_page(
     Args:
         run: As `pfml train` leaves it.
         out: Another file.
-        device: Where to embed the unseen images.
+        device: Where to embed the test images.
         track: Shows the progress.
         data: The data of the run, from a caller that has them; None to load them.
         embedder: One of the run that is no longer needed, to load weights into; None to build one.
@@ -89,7 +97,7 @@ def write_run_page(
 def run_page(run: RunAnalysis) -> str:
     """The page as HTML: metrics, plots and settings of one run."""
     data, rungs = run.data, logged_rungs(run.folder)
-    kept = _kept(rungs)
+    kept, is_tested = _kept(rungs), len(data.test) > 0
     first_rank = run.search.scores.first_rank[run.search.scores.num_matches > 0]
     return render(
         "run.html",
@@ -99,17 +107,21 @@ def run_page(run: RunAnalysis) -> str:
         recall_at_1=(first_rank == 1).double().mean().item(),
         moment=run.moment,
         loss_epoch=run.loss_epoch,
-        test={"images": len(data.test), "classes": data.test.num_classes},
+        protocol=PROTOCOLS[data.protocol],
+        is_tested=is_tested,
+        is_unseen=data.protocol == "classes",
+        tested=described_test(data),
         train_classes=data.train.num_classes,
         validation_classes=None if data.validation is None else data.validation.num_classes,
         final=final_classes(run.folder.path),
-        results=None if run.results is None else _results(run, run.results, rungs),
+        results=None if run.results is None or not is_tested else _results(run, run.results, rungs),
         ladder=_ladder(rungs),
+        known=known_classes(run, _proxy_points(run)) if data.protocol == "images" else None,
         curves=_curves(run),
-        verification=_verification(run),
-        retrievals=_retrievals(run),
-        map=_map(run),
-        classes=_classes(run),
+        verification=_verification(run) if is_tested else None,
+        retrievals=_retrievals(run) if is_tested else [],
+        map=_map(run) if is_tested else None,
+        classes=_classes(run) if is_tested else None,
         pairs=[_pair(run, pair) for pair in hard_pairs(run.search, count=PAIRS)],
         proxies=_proxies(run),
         diagnostics=_diagnostics(run),
@@ -237,16 +249,16 @@ def _estimate_texts(estimate: Estimate) -> tuple[str, str]:
 
 def _curves(run: RunAnalysis) -> dict[str, Any] | None:
     """Loss and headline metrics over epochs; None if the log has no step of training."""
-    entries = run.folder.entries("evaluation")
+    entries, roles = run.folder.entries("evaluation"), ROLES[run.data.protocol]
     if not run.folder.entries("step") or not entries or entries[0]["epoch"] == 0:
         return None
     steps, means = loss_curve(run.folder, "loss"), mean_loss_curve(run.folder, "loss")
     metrics = []
-    for key in HEADLINE:
+    for key in HEADLINE if roles else ():
         start = {"test": None if run.untrained is None else run.untrained.scores[key]}
         curves = [
             metric_curve(run.folder, name, key, role=role, untrained=start.get(role))
-            for role, name in ROLES.items()
+            for role, name in roles.items()
             if role in entries[0]
         ]
         label = metric_label(key)
@@ -278,14 +290,14 @@ def _retrievals(run: RunAnalysis) -> list[dict[str, Any]]:
 
 
 def _map(run: RunAnalysis, *, seed: int = 0) -> dict[str, Any]:
-    """t-SNE of unseen images."""
+    """t-SNE of test images."""
     labels = run.search.labels
     chosen = choose_images(labels, classes=MAP_CLASSES, per_class=MAP_IMAGES, seed=seed)
     classes, plot = len(labels[chosen].unique()), None
     if len(chosen) >= FEWEST_POINTS:
         coordinates = project(run.search.embeddings[chosen], seed=seed)
         tiles = thumbnails(run.data.test, chosen, side=MAP_SIDE)
-        alt = f"t-SNE map of {classes} unseen classes"
+        alt = f"t-SNE map of {classes} classes: {PROTOCOLS[run.data.protocol]}"
         plot = in_themes(partial(plot_photo_map, coordinates, labels[chosen], tiles), alt)
     return {"plot": plot, "images": len(chosen), "classes": classes}
 

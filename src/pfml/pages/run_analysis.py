@@ -1,4 +1,4 @@
-"""The analysis of a run for the page about it: its folder read, its unseen images searched, confusions counted."""
+"""The analysis of a run for the page about it: its folder read, its test images searched, confusions counted."""
 
 from __future__ import annotations
 
@@ -111,6 +111,13 @@ def search_unseen(
     return Search(points, labels, items, gallery_labels, scores, first[:, 0], similarity[:, 0])
 
 
+def _nothing(queries: Tensor) -> Search:
+    """The search of no queries, (0, D)."""
+    none = torch.empty(0, dtype=torch.int64)
+    scores = QueryScores(none, none, queries[:, 0].double(), queries[:, 0].double())
+    return Search(queries, none, None, None, scores, none, queries[:, 0])
+
+
 def class_scores(search: Search) -> list[ClassScore]:
     """One for each class that has a query with a match, worst first (R@1, then MAP@R, then label)."""
     scores, found = search.scores, search.found_labels
@@ -156,7 +163,7 @@ class RunAnalysis:
     Args:
         folder, config, data: Of the run.
         results: As in results.json; None if the run has not ended.
-        search: Every image of the unseen classes, searched by the embedder that is reported.
+        search: Every test image, searched by the embedder that is reported; none where nothing was held out.
         moment: Which epoch that embedder is of, in words.
         loss_epoch: Which epoch the loss is of, in words.
         loss: The trained loss; None if the folder does not hold it.
@@ -194,7 +201,7 @@ def analyze_run(
     data: RetrievalData | None = None,
     embedder: Embedder | None = None,
 ) -> RunAnalysis:
-    """The analysis of the run in the folder `run`; embeds its unseen images.
+    """The analysis of the run in the folder `run`; embeds its test images.
 
     Args:
         run: With config.yaml and model/ in it, as `pfml train` leaves it.
@@ -213,8 +220,6 @@ def analyze_run(
         )
     config = read_config(folder.config)
     data = prepare_data(config.data, track).data if data is None else data
-    if data.protocol == "none":
-        raise ValueError(f"{run} held nothing out of training, so that there is nothing to search for on a page")
     where = resolve_device(device)
     model, last = folder.chosen_and_last()
     chosen = load_embedder(model, into=embedder).to(where)
@@ -223,9 +228,11 @@ def analyze_run(
     def points_of(embedder: Embedder, images: ImageSet) -> Tensor:
         return embed(embedder, images, autocast=precision(config.autocast), track=track).cpu()
 
+    is_tested = len(data.test) > 0
     gallery = None if data.gallery is None else points_of(chosen, data.gallery)
     gallery_labels = None if data.gallery is None else data.gallery.labels
-    search = search_unseen(points_of(chosen, data.test), data.test.labels, gallery, gallery_labels)
+    queries = points_of(chosen, data.test) if is_tested else torch.empty(0, chosen.embedding_dim)
+    search = search_unseen(queries, data.test.labels, gallery, gallery_labels) if is_tested else _nothing(queries)
     loss, remark = _trained_loss(run)
     some, points = data.train.subset([]), torch.empty(0, chosen.embedding_dim)
     if loss is not None:

@@ -320,6 +320,8 @@ def find_cells(table: Table, record: Record) -> RunCells | None:
     settings = record["settings"]
     if not set(table.settings) <= set(settings):
         return None
+    if record["config"].get("data", {}).get("split", "classes") != "classes":
+        return None  # the paper's numbers are of unseen classes
     fitting: dict[Frozen, list[int]] = {}
     for number, column in enumerate(table.columns):
         required, average = column.get("settings", {}), column.get("average")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pfml.data.image_set import PROTOCOLS
 from pfml.plots.theme import Theme, new_figure, style_axes
 from pfml.runs.folder import RunFolder
 
@@ -21,11 +22,18 @@ MARKERS = "osD^v"
 
 @dataclass(frozen=True)
 class Curve:
-    """A number over epochs; epoch 0 is before training."""
+    """A number over epochs; epoch 0 is before training.
+
+    Args:
+        name: In the legend.
+        epochs, values: Its points.
+        protocol: What was held out of training, a key of `pfml.data.image_set.PROTOCOLS`.
+    """
 
     name: str
     epochs: tuple[float, ...]
     values: tuple[float, ...]
+    protocol: str = "classes"
 
 
 def metric_curve(
@@ -42,7 +50,8 @@ def metric_curve(
     """
     points = [] if untrained is None else [(0.0, untrained)]
     points += [(float(entry["epoch"]), entry[role][metric]) for entry in _evaluations(folder)]
-    return Curve(name, *_columns(points))
+    protocol = folder.read_results().get("protocol", "classes") if folder.results.is_file() else "classes"
+    return Curve(name, *_columns(points), protocol=protocol)
 
 
 def loss_curve(folder: RunFolder, name: str) -> Curve:
@@ -67,13 +76,17 @@ def plot_metric(
     """One metric of several runs over epochs in percent, with dashed levels of what needs no training.
 
     Args:
-        curves: Of one metric, shares; curve k has color k + 1 of the theme, color 0 is that of the levels.
+        curves: Of one metric, shares; curve k has color k + 1 of the theme, color 0 is that of the levels. All have
+            one protocol: numbers of unseen classes and of known ones cannot be compared.
         theme: Colors.
         levels: Name -> share.
         width: In CSS pixels.
     """
     from matplotlib.ticker import MaxNLocator
 
+    protocols = {curve.protocol: PROTOCOLS[curve.protocol] for curve in curves}
+    if len(protocols) > 1:
+        raise ValueError(f"curves of one plot must have one protocol, got {' and '.join(protocols.values())}")
     figure = new_figure(theme, width=width, height=round(0.74 * width))
     axes = figure.subplots()
     style_axes(axes, theme)

@@ -2,6 +2,8 @@
 
 Whoever gets the folder without the run must be able to tell what the model has learned from, how good it is and how
 that was measured, and what it is not good for.
+
+By Jinja2, and not by huggingface_hub's ModelCard: that renders the same template, and loads 390 modules for it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pfml.data import RetrievalData
 from pfml.data.image_set import PROTOCOLS
+from pfml.evaluation.classification import predictor_label
 from pfml.evaluation.metrics import metric_label, metric_text, shown_metrics
 from pfml.models.embedder import EMBEDDER
 from pfml.runs.config import TrainConfig
@@ -43,7 +46,7 @@ class Choice(NamedTuple):
 #: Entry of results.json -> how its epoch was chosen.
 CHOICES = {
     "last": Choice("last epoch", "nothing: training ended there"),
-    "best_on_test": Choice("best on test", "the test classes that it reports, which is optimistic"),
+    "best_on_test": Choice("best on test", "the test images that it reports, which is optimistic"),
     "validation_selected": Choice("validation-selected", "validation classes, which are neither trained nor tested on"),
 }
 #: Protocol -> what the numbers are about.
@@ -119,7 +122,11 @@ def run_card(
 @cache
 def _template() -> Template:
     environment = create_environment("pfml.runs", "pfml.models")
-    environment.filters |= {"metric_label": metric_label, "metric_text": metric_text}
+    environment.filters |= {
+        "metric_label": metric_label,
+        "metric_text": metric_text,
+        "predictor_label": predictor_label,
+    }
     return environment.get_template("run.md")
 
 

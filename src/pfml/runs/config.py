@@ -146,7 +146,7 @@ class ScheduleConfig:
         every: Epochs between steps.
         factor: Of a step.
         milestones: Epochs after which "milestones" lowers the rates, counted from the start of the run, warm-up
-            included: (19, 39) trains 19 epochs at the full rate.
+            included: 19 and 39 train 19 epochs at the full rate.
     """
 
     name: Literal["constant", "step", "milestones", "cosine", "one-cycle"] = "constant"

@@ -8,6 +8,7 @@ The proxies lie there by themselves too, so that they can be read without the pa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from pfml.storage.files import DamagedFileError
 from pfml.storage.manifest import Format
 from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
 
-__all__ = ["TrainedField", "load_field", "load_loss", "load_loss_of_classes", "save_loss"]
+__all__ = ["TrainedField", "load_field", "load_loss", "load_loss_of_classes", "load_proxies", "save_loss"]
 
 NAME = "loss"
 LOSS = Format("loss", 1, "train it again")
@@ -110,6 +111,17 @@ def load_field(run_folder: str | Path) -> TrainedField:
         )
     # a copy: what is loaded is mapped, and a server that keeps the field would follow changes of the file
     return TrainedField(proxies.float().clone(), law or PowerLaw(), names, method, has_own_law=law is not None)
+
+
+def load_proxies(run_folder: str | Path, class_names: Sequence[str], dim: int) -> Tensor | None:
+    """The proxies (C, M, D) of these classes in their order; None if a run has none of some class, or no loss."""
+    if not (RunFolder(Path(run_folder)).loss / f"{NAME}.json").is_file():
+        return None
+    field = load_field(run_folder)
+    position = {name: k for k, name in enumerate(field.class_names)}
+    if not field.proxies.shape[1] or field.proxies.shape[2] != dim or not set(class_names) <= set(position):
+        return None
+    return field.proxies[[position[name] for name in class_names]]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pfml.search.collection import CollectionUpdate, ImageShard, embed_collectio
 from pfml.search.identity import ModelIdentity, OtherModelError
 from pfml.search.index import Entry, Hit, ImageIndex, Points
 from pfml.search.opened import OpenedRun, open_run
-from pfml.search.threshold import Rate, Threshold, calibrate, calibrate_points
+from pfml.search.threshold import Rate, Threshold, calibrate, calibrate_known, calibrate_points
 from pfml.search.update import Listing, Update, list_images, update_index
 from pfml.storage.lock import LockedError
 
@@ -40,6 +40,7 @@ __all__ = [
     "Threshold",
     "Update",
     "calibrate",
+    "calibrate_known",
     "calibrate_points",
     "embed_collection",
     "list_images",

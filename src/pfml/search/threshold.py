@@ -8,19 +8,22 @@ Each image of a half of the classes is a query among the other images of that ha
 A threshold accepts what is not farther: the false accept rate is the share of impostors that it accepts, the false
 reject rate the share of genuine queries that it does not. The rates belong to galleries of the size that they were
 measured with: in a larger one an impostor finds something nearer.
+
+A model that was trained on all classes has no unseen ones. Then its known classes are left out of the gallery in turn
+(`calibrate_known`): the same two distances of held-out images, in a gallery of all training images.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from pfml.data.decoding import Track
-from pfml.data.image_set import ImageSet, refuse_seen_classes
+from pfml.data.image_set import ImageSet, RetrievalData, refuse_seen_classes
 from pfml.evaluation.model_evaluation import embed
 from pfml.evaluation.nearest_neighbors import directions
 from pfml.models.embedder import Embedder
@@ -31,7 +34,15 @@ from pfml.storage.files import DamagedFileError
 from pfml.storage.manifest import Format
 from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
 
-__all__ = ["THRESHOLD", "Rate", "Threshold", "calibrate", "calibrate_points"]
+__all__ = [
+    "THRESHOLD",
+    "Rate",
+    "Threshold",
+    "calibrate",
+    "calibrate_known",
+    "calibrate_known_points",
+    "calibrate_points",
+]
 
 #: The format of threshold.json.
 THRESHOLD = Format("distance threshold", 1, "calibrate again with pfml calibrate")
@@ -82,8 +93,11 @@ class Threshold:
         wrong_classes: On these, of images whose class is in the index, the share whose nearest neighbor is accepted
             and of another class.
         chosen_on: Number of images and of classes that chose the distance.
-        measured_on: Number of images and of classes that the rates were measured on, also the gallery's size there.
+        measured_on: Number of images and of classes that the rates were measured on.
         distances: Those that the rates were measured on, "genuine" and "impostor", for plots.
+        gallery_size: Images that these were searched among; None, as in older files, for the measured ones themselves.
+        protocol: "classes" if the model has not seen the classes that were measured on; else what was held out of
+            training, "images" or "none": known classes were left out of the gallery in turn.
     """
 
     distance: float
@@ -96,6 +110,13 @@ class Threshold:
     chosen_on: tuple[int, int]
     measured_on: tuple[int, int]
     distances: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+    gallery_size: int | None = None
+    protocol: str = "classes"
+
+    @property
+    def searched_in(self) -> int:
+        """How many images the measured ones were searched among."""
+        return self.measured_on[0] if self.gallery_size is None else self.gallery_size
 
     def __post_init__(self) -> None:
         if not 0 <= self.distance <= 2:
@@ -134,6 +155,8 @@ class Threshold:
                 wrong_classes=Rate(**content["wrong_classes"]),
                 chosen_on=_pair(content["chosen_on"]),
                 measured_on=_pair(content["measured_on"]),
+                gallery_size=None if content.get("gallery_size") is None else int(content["gallery_size"]),
+                protocol=str(content.get("protocol", "classes")),
                 # what is loaded is mapped: it would follow the file
                 distances={name: values.clone() for name, values in tensors.items() if name != "none"},
             )
@@ -178,6 +201,86 @@ def calibrate(
     )
 
 
+def calibrate_known(
+    embedder: Embedder,
+    data: RetrievalData,
+    *,
+    false_accept_rate: float = 0.01,
+    seed: int = 0,
+    batch_size: int = 128,
+    source: str = "",
+    track: Track | None = None,
+) -> Threshold:
+    """The distance beyond which an image is unknown to an embedder that was trained on all classes at hand.
+
+    With the protocol "images", held-out images are searched in the gallery of `data`, the training images. With "none"
+    there are training images alone: each is searched among the others. The arguments are those of `calibrate`.
+
+    Args:
+        embedder: On the device where it is to compute.
+        data: With the protocol "images" or "none".
+        false_accept_rate: Of images whose class is not in the index, the share that may be accepted.
+        seed: Of the division of the classes.
+        batch_size: Images that the model embeds at a time.
+        source: What the data are, in words.
+        track: Shows the progress, as track(iterable, description, total).
+    """
+    if data.protocol == "classes":
+        raise ValueError("known classes must be all that there are, got unseen ones: calibrate on these")
+
+    def points(images: ImageSet) -> Tensor:
+        return embed(embedder, images, batch_size=batch_size, track=track).cpu()
+
+    queries, gallery = (data.train, None) if data.protocol == "none" else (data.test, data.gallery or data.train)
+    return calibrate_known_points(
+        points(queries),
+        queries.labels,
+        None if gallery is None else points(gallery),
+        None if gallery is None else gallery.labels,
+        false_accept_rate=false_accept_rate,
+        model=ModelIdentity.of(embedder),
+        seed=seed,
+        data=source,
+    )
+
+
+def calibrate_known_points(
+    points: Tensor,
+    labels: Tensor,
+    gallery: Tensor | None = None,
+    gallery_labels: Tensor | None = None,
+    *,
+    model: ModelIdentity,
+    false_accept_rate: float = 0.01,
+    seed: int = 0,
+    data: str = "",
+) -> Threshold:
+    """`calibrate_known` for vectors: images of half of the classes choose the distance, the others measure it.
+
+    A query is an impostor when its class is left out of the gallery, of which all other classes stay.
+
+    Args:
+        points: Queries, (N, D).
+        labels: (N,).
+        gallery: (G, D) that they are searched in; None to search the queries among each other, each without itself.
+        gallery_labels: (G,).
+        model: What made the vectors.
+        false_accept_rate: Of images whose class is not in the index, the share that may be accepted.
+        seed: Of the division of the classes.
+        data: What the images are, in words.
+    """
+    _check_rate(points, labels, false_accept_rate)
+    points, halves = directions(points, "points"), _halves(labels, seed)
+    if gallery_labels is not None and len(gallery_labels.unique()) < 2:
+        raise ValueError("a gallery must have another class when one is left out, got images of a single class")
+    protocol, size = ("none", len(points)) if gallery is None else ("images", len(gallery))
+    items = None if gallery is None else directions(gallery, "gallery")
+    found = _distances(points, labels, items, gallery_labels)
+    choosing, measuring = (found.rows(half) for half in halves)
+    threshold = _threshold(choosing, measuring, false_accept_rate, model, data, seed)
+    return replace(threshold, gallery_size=size, protocol=protocol)
+
+
 def calibrate_points(
     points: Tensor,
     labels: Tensor,
@@ -188,13 +291,24 @@ def calibrate_points(
     data: str = "",
 ) -> Threshold:
     """`calibrate` for vectors (N, D) with labels (N,), which must be of classes that the model has not seen."""
+    _check_rate(points, labels, false_accept_rate)
+    points = directions(points, "points")
+    halves = _halves(labels, seed)
+    choosing, measuring = (_distances(points[half], labels[half]) for half in halves)
+    return _threshold(choosing, measuring, false_accept_rate, model, data, seed)
+
+
+def _check_rate(points: Tensor, labels: Tensor, false_accept_rate: float) -> None:
     if not 0 < false_accept_rate < 1:
         raise ValueError(f"false_accept_rate must lie between 0 and 1, got {false_accept_rate}")
     if labels.shape != points.shape[:1]:
         raise ValueError(f"labels must be ({len(points)},), one per point, got {tuple(labels.shape)}")
-    points = directions(points, "points")
-    halves = _halves(labels, seed)
-    choosing, measuring = (_distances(points[half], labels[half]) for half in halves)
+
+
+def _threshold(
+    choosing: _Distances, measuring: _Distances, false_accept_rate: float, model: ModelIdentity, data: str, seed: int
+) -> Threshold:
+    """The largest distance that keeps the rate on some classes, and its rates on others."""
     needed = math.ceil(1 / false_accept_rate - 1e-9)
     fewest = min(len(choosing.impostor), len(measuring.impostor))
     if fewest < needed:
@@ -232,6 +346,10 @@ class _Distances:
     impostor: Tensor
     labels: Tensor
 
+    def rows(self, chosen: Tensor) -> _Distances:
+        """Those of some queries."""
+        return _Distances(self.genuine[chosen], self.impostor[chosen], self.labels[chosen])
+
 
 def _smallest_rate(images: int) -> float:
     """The smallest rate that so many images can show, 1 of them, rounded up to three digits."""
@@ -251,20 +369,25 @@ def _halves(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     return first.nonzero()[:, 0], (~first).nonzero()[:, 0]
 
 
-def _distances(points: Tensor, labels: Tensor) -> _Distances:
-    """Each image as a query among the others, in bounded memory."""
-    rows = max(MEMORY // (4 * len(points)), 1)
+def _distances(
+    points: Tensor, labels: Tensor, gallery: Tensor | None = None, gallery_labels: Tensor | None = None
+) -> _Distances:
+    """Each image as a query in the gallery, or among the others, in bounded memory."""
+    items = points if gallery is None else gallery
+    item_labels = labels if gallery_labels is None else gallery_labels
+    rows = max(MEMORY // (4 * len(items)), 1)
     own, other, alone = [], [], []
     for indices in torch.arange(len(points)).split(rows):
         with full_precision(points.device):
-            similarities = points[indices] @ points.T
-        same = labels[indices, None] == labels[None, :]
+            similarities = points[indices] @ items.T
+        same = labels[indices, None] == item_labels[None, :]
         other.append(similarities.masked_fill(same, -torch.inf).argmax(dim=1))
-        same[torch.arange(len(indices)), indices] = False
+        if gallery is None:
+            same[torch.arange(len(indices)), indices] = False
         own.append(similarities.masked_fill_(~same, -torch.inf).argmax(dim=1))
         alone.append(~same.any(dim=1))
-    genuine = distances_between(points, points[torch.cat(own)])
-    impostor = distances_between(points, points[torch.cat(other)])
+    genuine = distances_between(points, items[torch.cat(own)])
+    impostor = distances_between(points, items[torch.cat(other)])
     return _Distances(genuine.masked_fill(torch.cat(alone), torch.nan), impostor, labels)
 
 

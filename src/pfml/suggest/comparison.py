@@ -29,7 +29,7 @@ class Untrained:
     """Retrieval by the pretrained backbone before training, without an embedding layer.
 
     Args:
-        scores: Metrics on the test classes.
+        scores: Metrics on the test images.
         image_size: Side of the crops that it saw; None if that is not known.
     """
 
@@ -57,7 +57,7 @@ def untrained_scores(
     monitor: Monitor | None = None,
     world: World | None = None,
 ) -> Untrained:
-    """The metrics of `untrained_embedder` on the test classes of a run."""
+    """The metrics of `untrained_embedder` on the test images of a run."""
     monitor, world = monitor or Monitor(), world or World()
     embedder.to(world.device or resolve_device(config.device))
     autocast = precision(config.autocast)

@@ -29,7 +29,7 @@ from pfml.data.image_source import ImageSource
 from pfml.data.pinned_memory import to_device
 from pfml.data.seeding import generator_for
 from pfml.distributed import World
-from pfml.evaluation import embed, evaluate, proxy_alignment
+from pfml.evaluation import EmbeddedTest, embed, evaluate, proxy_alignment
 from pfml.losses.checks import DeferredCheck, deferred_checks
 from pfml.models import Embedder
 from pfml.models.freezing import set_trainable, start_training_mode
@@ -429,9 +429,11 @@ class Training:
         loss = whole_loss(self.loss, self.config.loss, self.data.train.num_classes, self.embedder.embedding_dim)
         results = summarize(self.state.history, select_by=self.config.select_by, protocol=self.data.protocol)
         self.become_model(loss, results)
-        points = self.embeddings("train") if has_proxies(self.loss) else None
+        is_known = self.data.protocol == "images"
+        points = self.embeddings("train") if has_proxies(self.loss) or is_known else None
+        held_out = self.embedded_test(points) if points is not None and is_known else None
         self.stop_if_requested()
-        results = self.world.by_first(lambda: self.written(loss, points, results))
+        results = self.world.by_first(lambda: self.written(loss, points, results, held_out))
         # a caller that starts another run would not notice it
         if stop := self.world.all_reduce_max(self.shutdown.number):
             raise Interrupted("stopped when the run had ended, its results are written", stop)
@@ -466,14 +468,36 @@ class Training:
         self.embedder.load_state_dict(by_prefix(tensors, "embedder/"))
         loss.load_state_dict(by_prefix(tensors, "loss/"))
 
-    def written(self, loss: Any, embeddings: Tensor | None, results: dict[str, Any]) -> dict[str, Any]:
-        """The results, after writing all that a run ends with; `embeddings` are None for a loss without proxies."""
+    def embedded_test(self, train: Tensor) -> EmbeddedTest:
+        """Embeddings of the test images and of their gallery; `train` are those of the training images."""
+        gallery = self.data.gallery
+        assert gallery is not None
+        items = train if gallery is self.data.train else self.embeddings("gallery")
+        return EmbeddedTest(self.embeddings("test"), self.data.test.labels, items, gallery.labels)
+
+    def written(
+        self, loss: Any, train: Tensor | None, results: dict[str, Any], held_out: EmbeddedTest | None = None
+    ) -> dict[str, Any]:
+        """The results, after writing all that a run ends with.
+
+        Args:
+            loss: As training left it.
+            train: Embeddings of the training images; None for a loss without proxies.
+            results: The evaluations to report.
+            held_out: Embeddings of held-out images of known classes, whose accuracy is measured; None for others.
+        """
         self.folder.require_there()
         self.embedder.save(self.folder.model)
         names, dim = self.data.train.class_names, self.embedder.embedding_dim
         save_loss(self.folder.loss, loss, self.config.loss, names, dim)
-        if embeddings is not None:
-            alignment = proxy_alignment(loss.proxy_points(), embeddings, self.data.train.labels)
+        proxies = loss.proxy_points() if has_proxies(self.loss) else None
+        if held_out is not None:
+            known = held_out.classification(None if proxies is None else proxies.detach()).as_dict()
+            results["last"] = {**results["last"], "known": known}
+            if not self.folder.entries("known"):
+                self.folder.append("known", self.step, **known)
+        if train is not None and proxies is not None:
+            alignment = proxy_alignment(proxies, train, self.data.train.labels)
             results["alignment"] = {"paper": alignment.paper, "wasserstein2": alignment.wasserstein2}
         self.folder.write_results(results)
         write_run_cards(self.folder, self.data, self.config, results)

@@ -10,7 +10,7 @@ from typing import Any
 from pfml.data import Corruption, RetrievalData
 from pfml.data.decoding import listing_all_unreadable
 from pfml.distributed import World
-from pfml.evaluation import evaluate
+from pfml.evaluation import EmbeddedTest, embed_test
 from pfml.models import Embedder
 from pfml.runs.card import write_run_cards
 from pfml.runs.checkpoint import has_checkpoint
@@ -97,12 +97,18 @@ def _evaluate_untrained(
     for role, images in (("test", data), ("validation", data.validation)):
         if images is not None and not (role == "test" and data.protocol == "none"):
             autocast = precision(config.autocast)
-            metrics = evaluate(
-                embedder, images, recall_at=data.recall_at, autocast=autocast, track=monitor.track, world=world
-            )
-            entry[role] = metrics.as_dict()
+            embedded = embed_test(embedder, images, autocast=autocast, track=monitor.track, world=world)
+            entry |= world.by_first(lambda: _scored(embedded, role, data))  # noqa: B023 - called at once
     results: dict[str, Any] = world.by_first(lambda: write_untrained(config, data, folder, embedder, entry))
     return results
+
+
+def _scored(embedded: EmbeddedTest, role: str, data: RetrievalData) -> dict[str, Any]:
+    """The metrics of a role, and of held-out images of known classes also the accuracies."""
+    found: dict[str, Any] = {role: embedded.retrieval(recall_at=data.recall_at).as_dict()}
+    if role == "test" and data.protocol == "images":
+        found["known"] = embedded.classification().as_dict()
+    return found
 
 
 def write_untrained(
@@ -120,9 +126,13 @@ def write_untrained(
         data: What it was evaluated on.
         folder: Where; it has been started.
         embedder: The model.
-        entry: Its evaluation, as a line of the history.
+        entry: Its evaluation, as a line of the history: "epoch", "test", and with the protocol "images" "known", which
+            is `pfml.evaluation.classification_metrics(...).as_dict()`. Without "known" the images are embedded for it.
         more: What else the results say.
     """
+    if data.protocol == "images" and "known" not in entry:
+        embedded = embed_test(embedder, data, autocast=precision(config.autocast))
+        entry = {**entry, "known": embedded.classification().as_dict()}
     write_config(folder.config, config, sealed=True)
     folder.forget_after(0, 0)  # the same lines, if an evaluation was interrupted here
     folder.append("evaluation", 0, **entry)

@@ -50,19 +50,14 @@ def read_folder(root: Path, *, split: Protocol = "classes", seed: int | None = 0
 
 
 def listed_folder(root: Path) -> tuple[ImageSet, tuple[str, ...]]:
-    """All images of the class folders in `root`, however many, and remarks; none are divided.
-
-    Args:
-        root: The folder around the class folders.
-    """
+    """All images of the class folders in `root`, however many there are, and remarks on what was left out."""
+    if not root.is_dir():
+        raise FileNotFoundError(f"the root of class folders must be a folder, got {root}, which is none")
     if all(_class_folders(root / part) for part in ("train", "test")):
-        raise ValueError(f"images that are added are divided like those before: give the class folders of {root} alone")
+        raise ValueError(f"{root} is divided into train and test already: give a folder of class folders")
     images, remarks = _image_set(root)
     if not len(images):
-        raise ValueError(
-            f"{root} must have folders with images ({', '.join(IMAGE_SUFFIXES)}), one per class, "
-            f"got none{_about_loose_images(root)}"
-        )
+        raise ValueError(f"{root} must have a folder with images per class, got none{_about_loose_images(root)}")
     return images, remarks
 
 
