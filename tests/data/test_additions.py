@@ -119,12 +119,12 @@ def test_a_table_is_added_like_a_folder(tmp_path):
         (lambda path: path / "missing", "must be a folder of class folders or a .csv file, got .*missing"),
         (
             lambda path: (path / "none").mkdir() or path / "none",
-            "must have folders with images .*, one per class, got none",
+            "must have a folder with images per class, got none",
         ),
         (lambda path: path / "photos", "all images of .*photos are there already, the first is"),
         (
             lambda path: draw(path / "halves" / "train", ["a"]) and draw(path / "halves" / "test", ["b"]).parent,
-            "class folders of",
+            "is divided into train and test already",
         ),
     ],
 )

@@ -206,7 +206,7 @@ def test_bad_input_gets_a_sentence(trained, photos, more, tmp_path):
     assert "needs the images to add: --data FOLDER" in failure(*base)
     assert "are images of" in failure(*base, "--data", photos)
     assert "must be a folder of class folders or a .csv file" in failure(*base, "--data", tmp_path / "missing")
-    assert "must have folders with images" in failure(*base, "--data", tmp_path)
+    assert "must have a folder with images per class" in failure(*base, "--data", tmp_path)
     assert "leave out --data.split" in failure(*base, "--data", more, "--data.split", "none")
     assert "leave out --model" in failure(*base, "--data", more, "--model.pooling", "max")
     assert "leave out --config and --recipe" in failure(*base, "--data", more, "--config", "glyphs")

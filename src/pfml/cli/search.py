@@ -384,11 +384,6 @@ def _calibration_images(
     images = with_validation(own_images(data, load_data(data, root, **division), unreadable, track), validation)
     for remark in images.remarks:
         print_line(console, remark)
-    if images.protocol == "none":
-        raise ValueError(
-            f'{run} has seen all classes of {data}, and "unknown" is chosen on classes that a model has not seen: '
-            f"give images of other classes, --data FOLDER"
-        )
     if images.validation is not None and images.validation.num_classes >= FEWEST_CLASSES:
         return images.validation, f"validation classes of {data}"
     if images.validation is not None:
