@@ -109,9 +109,9 @@ def test_a_finished_ladder_is_not_worked_up_again(run, capsys):
 
 def test_an_interrupted_ladder_resumes_to_the_same_model(run, photos, tmp_path):
     out = tmp_path / "run"
-    with mock.patch("pfml.ladder.run.write_untrained", side_effect=OSError("the disk is full")):
-        with pytest.raises(SystemExit):
-            main(["train", "--data", str(photos), "--effort", "seconds", "--out", str(out), "--quiet"])
+    full = mock.patch("pfml.ladder.run.write_untrained", side_effect=OSError("the disk is full"))
+    with full, pytest.raises(SystemExit):
+        main(["train", "--data", str(photos), "--effort", "seconds", "--out", str(out), "--quiet"])
     assert load_embedder(out) is not None  # usable from the first rung on
     main(["train", f"--resume={out}", "--quiet"])
     whole, again = (RunFolder(each).entries("rung") for each in (run, out))
