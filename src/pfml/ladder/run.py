@@ -19,14 +19,16 @@ from pfml.ladder.heads import STEPS, LinearHead, train_head
 from pfml.ladder.ladder import Candidate, Climb, Features, climb, fit
 from pfml.methods import LossConfig
 from pfml.models import Embedder
+from pfml.models.embedder import learned_by
 from pfml.runs.config import RunConfig
 from pfml.runs.config_files import read_config, write_config
-from pfml.runs.data import PreparedData, prepare_data
+from pfml.runs.data import PreparedData, load_checked, prepare_data
 from pfml.runs.folder import RunFolder, of_model
 from pfml.suggest.comparison import untrained_embedder
 from pfml.suggest.preview import distances_of
 from pfml.suggest.suggestion import suggest_loss
 from pfml.training.environment import precision, resolve_device
+from pfml.training.final import moved_corrections
 from pfml.training.progress import Monitor
 from pfml.training.runner import write_untrained
 
@@ -139,11 +141,14 @@ def finish_ladder(run: str | Path, out: str | Path, *, monitor: Monitor | None =
     if not kept:
         raise ValueError(f"{run} has not chosen a rung of its ladder yet: resume it first")
     candidate = Candidate.of(kept[-1]["settings"])
-    before, _ = prepare_data(config.data, monitor.track)
-    config = replace(config, data=replace(config.data, split="none", validation="none"))
-    images, _ = prepare_data(config.data, monitor.track)
-    scale = images.train.num_classes / before.train.num_classes
+    learned = learned_by(source.path)
+    everything = replace(config.data, split="none", validation="none", corrections=None)
+    loaded = load_checked(everything, monitor.track)
     folder.start()
+    everything = replace(everything, corrections=moved_corrections(config.data, loaded, folder, monitor.track))
+    config = replace(config, data=everything)
+    images, _ = prepare_data(everything, loaded=loaded)
+    scale = 1.0 if learned is None else images.train.num_classes / len(learned.class_names)
     write_config(folder.config, config, sealed=True)
 
     def train(some: Tensor, labels: Tensor, start: LinearHead) -> LinearHead:

@@ -14,7 +14,7 @@ from pfml.data.corrections import Corrections
 from pfml.data.decoding import Track
 from pfml.data.own_images import is_own
 from pfml.models.embedder import learned_by
-from pfml.runs.config import RunConfig
+from pfml.runs.config import DataConfig, RunConfig
 from pfml.runs.config_files import read_config
 from pfml.runs.data import load_checked, prepare_data
 from pfml.runs.final import Validated, final_folder, write_validated
@@ -22,7 +22,7 @@ from pfml.runs.folder import RunFolder, of_model
 from pfml.terminal import shell_words
 from pfml.training.ensemble import is_ensemble
 
-__all__ = ["Final", "begin_final", "steps_alike"]
+__all__ = ["Final", "begin_final", "moved_corrections", "steps_alike"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +77,7 @@ def begin_final(run: str | Path, track: Track | None = None) -> Final:
     epochs, per_epoch = _trained_length(source)
     _write(out, Validated.of(source, classes=classes, steps=epochs * per_epoch))
     loaded = load_checked(data, track)
-    if config.data.corrections is not None:
-        before = prepare_data(replace(config.data, corrections=None), track).data
-        corrections = Corrections.read(config.data.corrections, before.train)
-        corrections.moved(before.train, loaded.train).write(out.corrections, loaded.train)
-        data = replace(data, corrections=out.corrections.absolute())
+    data = replace(data, corrections=moved_corrections(config.data, loaded, out, track))
     train = prepare_data(data, loaded=loaded).data.train
     now = len(train.labels.unique())
     steps = steps_alike(per_epoch, classes, now)
@@ -149,6 +145,25 @@ def _checked_config(source: RunFolder) -> RunConfig:
             f"{run} has trained nothing ({config.loss.name}): its model knows no image, and is the final one already"
         )
     return config
+
+
+def moved_corrections(
+    before: DataConfig, loaded: RetrievalData, out: RunFolder, track: Track | None = None
+) -> Path | None:
+    """The list of corrections of a run, written to `out` for all of its images; None if there is none.
+
+    Args:
+        before: The data of the run.
+        loaded: All of its images.
+        out: The folder of the final run.
+        track: Shows the progress.
+    """
+    if before.corrections is None:
+        return None
+    train = prepare_data(replace(before, corrections=None), track).data.train
+    corrections = Corrections.read(before.corrections, train)
+    corrections.moved(train, loaded.train).write(out.corrections, loaded.train)
+    return out.corrections.absolute()
 
 
 def _trained_length(source: RunFolder) -> tuple[int, int]:
