@@ -91,7 +91,7 @@ def pilot(options: argparse.Namespace) -> None:
         start = time.perf_counter()
         whole.of(view)
         print(view, f"{time.perf_counter() - start:.1f} s", flush=True)
-    tasks = folders(PILOT, ["classes", "images"], list(range(options.seeds)))
+    tasks = folders(PILOT, ["classes", "images"], options.seeds)
     with ThreadPoolExecutor(options.jobs) as pool, open(options.out, "a", encoding="utf-8") as file:
         for lines in pool.map(lambda folder: list(pilot_lines(whole, every, folder)), tasks):
             for line in lines:
@@ -171,7 +171,7 @@ def measure(options: argparse.Namespace) -> None:
     """Work up the ladder of each folder."""
     torch.set_num_threads(options.threads)
     every = load_data("cub", options.root).test
-    tasks = folders(MEASURED, options.protocols, list(range(options.seeds)))
+    tasks = folders(MEASURED, options.protocols, options.seeds)
     used = torch.cat([chosen_images(every, folder) for folder in tasks]).unique()
     backbone = create_embedder("efficientnet_lite0", weights=options.weights, embedding_dim=None).eval()
     some = every.subset(used)
@@ -219,10 +219,9 @@ def command(options: argparse.Namespace) -> None:
     if Path(options.out).is_file():
         lines = map(json.loads, Path(options.out).read_text(encoding="utf-8").splitlines())
         done = {(tuple(line["folder"].values()), line["effort"]) for line in lines}
-    seeds = list(range(options.seeds))
     tasks = [
         each
-        for each in folders(MEASURED, options.protocols, seeds)
+        for each in folders(MEASURED, options.protocols, options.seeds)
         if (tuple(each.__dict__.values()), options.effort) not in done
     ]
     deadline = time.time() + 60 * options.minutes
@@ -315,7 +314,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--effort", default="minutes")
     parser.add_argument("--protocols", nargs="+", default=["classes", "images"])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--limit", type=int, default=0, help="classes of the pilot, to try it")

@@ -248,6 +248,7 @@ def test_every_option_and_the_preprocessing_are_stored(tmp_path: Path) -> None:
         freeze_patch_embedding=True,
         image_size=32,
         resize=40,
+        flip_test=True,
     )
     default = EmbedderConfig()
     assert all(getattr(embedder.config, f.name) != getattr(default, f.name) for f in dataclasses.fields(default))
@@ -257,6 +258,22 @@ def test_every_option_and_the_preprocessing_are_stored(tmp_path: Path) -> None:
     assert loaded.config == embedder.config
     assert loaded.preprocessing == embedder.preprocessing
     assert sum(not p.requires_grad for p in loaded.parameters()) == 2
+
+
+def test_a_flip_test_averages_features_of_image_and_mirror_image_outside_of_training() -> None:
+    torch.manual_seed(0)
+    plain = create_embedder("convnet", embedding_dim=8, pooling="gem").eval()
+    flipped = create_embedder("convnet", embedding_dim=8, pooling="gem", flip_test=True).eval()
+    flipped.load_state_dict(plain.state_dict())
+    images = torch.rand(3, 3, 32, 32)
+    features = (plain.features(images) + plain.features(images.flip(-1))) / 2
+    assert torch.allclose(flipped.features(images), features, atol=1e-6)
+    assert torch.allclose(flipped(images), plain.head.embedded(features), atol=1e-6)
+    assert torch.allclose(flipped(images), flipped(images.flip(-1)), atol=1e-6)
+    assert not torch.allclose(flipped(images), plain(images), atol=1e-4)
+    plain.train()
+    flipped.train()
+    assert torch.equal(flipped(images), plain(images))
 
 
 def test_loading_never_touches_a_hub_or_the_original_weight_file(

@@ -42,6 +42,8 @@ class ModelIdentity:
         """
         structure = asdict(embedder.config)
         del structure["weights"]  # where training began: the weights themselves are hashed
+        if not structure["flip_test"]:
+            del structure["flip_test"]  # a model from before this option is the same model
         settings = {"embedder": structure, "preprocessing": embedder.preprocessing.to_dict()}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         for name, tensor in sorted(embedder.state_dict().items()):
