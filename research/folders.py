@@ -171,7 +171,7 @@ def measure(options: argparse.Namespace) -> None:
     """Work up the ladder of each folder."""
     torch.set_num_threads(options.threads)
     every = load_data("cub", options.root).test
-    tasks = folders(MEASURED, options.protocols, options.seeds)
+    tasks = folders(tuple(MEASURED[k] for k in options.only), options.protocols, options.seeds)
     used = torch.cat([chosen_images(every, folder) for folder in tasks]).unique()
     backbone = create_embedder("efficientnet_lite0", weights=options.weights, embedding_dim=None).eval()
     some = every.subset(used)
@@ -315,6 +315,7 @@ def main() -> None:
     parser.add_argument("--effort", default="minutes")
     parser.add_argument("--protocols", nargs="+", default=["classes", "images"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", type=int, nargs="+", default=list(range(len(MEASURED))), help="some of MEASURED")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--limit", type=int, default=0, help="classes of the pilot, to try it")
