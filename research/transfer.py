@@ -50,7 +50,7 @@ from pfml.runs.folder import RunFolder
 from pfml.training import Monitor
 from pfml.training.environment import precision, reproducible, resolve_device, seeded
 from pfml.training.loop import Training
-from pfml.training.readback import Batch
+from pfml.training.readback import Batch, Outcome
 from pfml.training.setup import open_sources
 from pfml.training.teachers import Teachers
 
@@ -91,6 +91,8 @@ class Student:
         beside: A share of relational KL beside the loss, by the size of its forces.
         side: What teachers see is resized to this; 0 for the student's crops.
         still: Whether teachers see the whole image once, instead of each crop.
+        mixed: The share of a batch whose crops are mixed with others of it (mixup), for teachers and student alike.
+        cut: Whether a rectangle of the other crop takes the place of its pixels (CutMix) instead of their mean.
     """
 
     teachers: tuple[str, ...] = FOUR
@@ -99,6 +101,8 @@ class Student:
     beside: float = 0.0
     side: int = 0
     still: bool = False
+    mixed: float = 0.0
+    cut: bool = False
 
 
 def rc(teachers: tuple[str, ...] = FOUR, *, epochs: int = 30, sigma: float = 1.0, **more: Any) -> Student:
@@ -181,9 +185,17 @@ for _length, _epochs in LENGTHS.items():
         f"3 rc, 2 par, 2 recipe, {_length}": rc(_named("par recipe", "01"), epochs=_epochs),
         f"3 rc, 4 par, {_length}": rc(_named("par", "0123"), epochs=_epochs),
     }
+STUDENTS |= {
+    "4 rc, mixup": rc(FOUR_PA, mixed=1.0, **LONG),
+    "4 rc, half mixup": rc(FOUR_PA, mixed=0.5, **LONG),
+    "4 rc, half cutmix": rc(FOUR_PA, mixed=0.5, cut=True, **LONG),
+}
 #: Students of one stream of batches, and so of little cost, as teachers of a second generation.
-FIRST_GENERATION = ("2 rc, 4 pa", "2 rc, 4 pa.288", "2 rc, 4 pa, 2 pa.eff", "2 rc, sigma 1.3")
-STUDENTS |= {"2 rc, second generation": rc(_second(FIRST_GENERATION), **LONG)}
+FIRST_GENERATION = ("2 rc, 4 pa", "2 rc, sigma .8", "2 rc, sigma 1.3", "4 rc, half mixup")
+STUDENTS |= {
+    "2 rc, second generation": rc(_second(FIRST_GENERATION), **LONG),
+    "4 rc, second generation, half mixup": rc(_second(FIRST_GENERATION), mixed=0.5, **LONG),
+}
 
 #: Groups of teachers whose concatenation and whose soup are measured.
 ENSEMBLES: dict[str, tuple[str, ...]] = {
@@ -276,7 +288,7 @@ def rounds() -> dict[str, list[Task]]:
             *(Task("students", (name,), 0, 0.0) for name in ("2 rc, 64 dimensions", "2 rc, 4 pa")),
             *(Task("students", (name,), 0, 0.0) for name in ("2 rc, efficientnet", "2 rc, 4 pa.288")),
             *(Task("students", (name,), 0, 0.0) for name in ("2 rc, 4 pa, 2 pa.eff", "2 rc, sigma 1.3")),
-            *(Task("students", (name,), 0, 0.0) for name in ("2 rc, sigma .8", "2 rc, second generation")),
+            Task("students", ("2 rc, sigma .8",), 0, 0.0),
             Task("students", ("2 rc, 4 pa, 4 pa.288",), 0, 0.0),
         ],
         "2 noisy": [
@@ -287,6 +299,17 @@ def rounds() -> dict[str, list[Task]]:
             Task("students", ("2 rc, 4 par", "1 rc, robust", "2 rc, 4 recipe"), 0, 0.5),
             Task("students", ("2 rc, 4 par",), 0, 0.2),
             Task("teachers", _named("pa", "01"), 0, 0.5),
+        ],
+        # what a second generation and mixed crops give; the answers of four teachers serve three students
+        "4": [
+            Task("teachers", FOUR_PA, 0, 0.0),
+            Task("students", ("4 rc, half mixup",), 0, 0.0),
+            Task("answers", ("2 rc, 4 pa", *FOUR_PA), 0, 0.0),
+            *(Task("students", (name,), 0, 0.0) for name in FIRST_GENERATION[:3]),
+            Task("students", ("4 rc, half cutmix",), 0, 0.0),
+            Task("students", ("2 rc, second generation",), 0, 0.0),
+            Task("students", ("4 rc, mixup",), 0, 0.0),
+            Task("students", ("4 rc, second generation, half mixup",), 0, 0.0),
         ],
         # on the test classes, in 30 or 60 epochs; the second round decides which of them
         **{f"3 {title}, {length}": tasks for length in LENGTHS for title, tasks in _test_rounds(length).items()},
@@ -377,6 +400,13 @@ class StudentRun(TeacherRun):
             self.writer.wait()
             raise TimeoutError(f"time is up at epoch {self.state.epoch} of {self.folder.path.name}")
 
+    def update(self, indices: Tensor, pixels: Tensor) -> list[Outcome]:
+        """Of a batch whose crops may be mixed."""
+        if self.spec.mixed:
+            generator = generator_for(self.config.seed, "mixing", self.step)
+            pixels = mixed_crops(pixels, self.spec.mixed, generator, cut=self.spec.cut)
+        return super().update(indices, pixels)
+
     def initialize_head(self) -> None:
         """Or start from the mean of the teachers."""
         if self.spec.start == "soup":
@@ -398,6 +428,32 @@ class StudentRun(TeacherRun):
             ]
             loss = loss + self.spec.beside * sizes[0] / sizes[1].clamp_min(1e-12) * second
         return loss
+
+
+def mixed_crops(pixels: Tensor, share: float, generator: torch.Generator, *, cut: bool) -> Tensor:
+    """The first crops of a random order of a batch, each with another one of the batch.
+
+    Mixup takes the mean by a weight that is uniform in [0, 1]; CutMix replaces a rectangle of that share of the area.
+    """
+    count, height, width = len(pixels), *pixels.shape[-2:]
+    order = torch.randperm(count, generator=generator)
+    chosen, others = order[: round(share * count)], order.roll(1)[: round(share * count)]
+    weights = torch.rand(len(chosen), generator=generator)
+    if cut:
+        places = torch.rand(len(chosen), 2, generator=generator)
+        sides = weights.sqrt()[:, None] * torch.tensor([height, width])
+        starts = places * (torch.tensor([height, width]) - sides)
+        rows, columns = torch.arange(height)[None], torch.arange(width)[None]
+        inside = [
+            (line >= starts[:, k, None]) & (line < (starts + sides)[:, k, None]) for k, line in enumerate((rows, columns))
+        ]
+        share_of_other = (inside[0][:, None, :, None] & inside[1][:, None, None, :]).float()
+    else:
+        share_of_other = weights[:, None, None, None]
+    chosen, others = chosen.to(pixels.device), others.to(pixels.device)
+    result = pixels.clone()
+    result[chosen] = torch.lerp(pixels[chosen], pixels[others], share_of_other.to(pixels))
+    return result
 
 
 def soup(embedders: list[Embedder]) -> dict[str, Tensor]:
@@ -487,9 +543,9 @@ class Bench:
     def taught(self, run: StudentRun, indices: Tensor, pixels: Tensor) -> Tensor:
         """What the teachers of a run say of its batch."""
         spec, config, names = run.spec, run.config, self.full(run.spec)
-        files = {name: self.answer_file(name, config, self.noise) for name in names}
+        files = {} if spec.mixed else {name: self.answer_file(name, config, self.noise) for name in names}
         said = {name: self.written_answers(file)[run.step] for name, file in files.items() if self.is_written(file)}
-        stream = spec.still, spec.side, config.seed, config.batch, config.augmentation, run.step
+        stream = spec.still, spec.side, spec.mixed, spec.cut, config.seed, config.batch, config.augmentation, run.step
         keys = {name: (name, self.noise, *((True,) if spec.still else stream)) for name in names if name not in said}
         if missing := tuple(name for name, key in keys.items() if key not in self._answers):
             answers = self.asked_now(missing, spec, run, pixels)
@@ -774,7 +830,7 @@ def learn(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
             yield line("student", name, run, task, start) | {
                 "teachers": bench.full(spec),
                 **({"seconds_from_epoch": continued} if continued else {}),
-                "spec": {"start": spec.start, "beside": spec.beside, "side": spec.side, "still": spec.still},
+                "spec": {key: getattr(spec, key) for key in ("start", "beside", "side", "still", "mixed", "cut")},
             }
 
 

@@ -110,20 +110,17 @@ def _evaluated(run: Path, data: str | None, root: Path | None, known: bool, trac
     from pfml.data import load_data
     from pfml.data.new_images import new_images_of_known_classes
     from pfml.data.own_images import is_own, own_images
-    from pfml.runs.config_files import read_config
-    from pfml.runs.data import prepare_data
+    from pfml.runs.data import data_of_run, load_checked, names_data, prepare_data
 
     if known and (data is None or not is_own(data) or root is not None):
         raise ValueError("--known takes new images of known classes: give their folder or CSV by its path, --data PATH")
-    if data is not None and not known:
+    config = data_of_run(run)
+    if data is not None and not known and (config is None or not names_data(config, data, root)):
         return own_images(data, load_data(data, root), "auto", track)
-    # a model inside of a run's folder belongs to that run
-    files = [folder / "config.yaml" for folder in (run, run.parent) if (folder / "config.yaml").is_file()]
-    if not files and known:
+    if config is None and known:
         raise ValueError(f"{run} must be a run, whose configuration says which images it was trained on, for --known")
-    if not files:
+    if config is None:
         raise ValueError(f"{run} does not say its data: name it with --data, and --root if it is not a path")
-    config = read_config(files[0]).data
     config = replace(config, root=root or config.root)
     if known:
         assert data is not None
@@ -136,8 +133,7 @@ def _evaluated(run: Path, data: str | None, root: Path | None, known: bool, trac
             f"nothing was held out of the training of {run}: give --data PATH --known with new images of its classes, "
             f"or --data PATH with other classes"
         )
-    loaded = load_data(config.name, config.root, split=config.split, seed=config.split_seed)
-    return own_images(config.name, loaded, config.unreadable, track)
+    return load_checked(config, track)
 
 
 def _known_content(found: Classification, class_names: Sequence[str]) -> dict[str, Any]:

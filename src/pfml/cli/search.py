@@ -358,30 +358,26 @@ def _calibration_images(
     from pfml.data import load_data, with_validation
     from pfml.data.own_images import own_images
     from pfml.data.readers.table import splits_of
-    from pfml.runs.config_files import read_config
-    from pfml.runs.data import prepare_data
+    from pfml.runs.data import data_of_run, load_checked, names_data, prepare_data
     from pfml.search.threshold import FEWEST_CLASSES
     from pfml.training.progress import ProgressMonitor
 
-    validation, unreadable, track = "none", "auto", ProgressMonitor(console).track
-    division: dict[str, Any] = {}
+    track = ProgressMonitor(console).track
     if data is not None and (table := _table_of(data, root)) is not None and splits_of(table) == {"train"}:
         return _all_classes(console, table, track)
-    if data is None:
-        # a model inside of a run's folder belongs to that run
-        files = [folder / "config.yaml" for folder in (run, run.parent) if (folder / "config.yaml").is_file()]
-        if not files:
+    config = data_of_run(run)
+    if data is not None and (config is None or not names_data(config, data, root)):
+        images = own_images(data, load_data(data, root), "auto", track)
+    else:
+        if config is None:
             raise ValueError(f"{run} does not say its data: name it with --data, and --root if it is not a path")
-        config = replace(loaded := read_config(files[0]).data, root=root or loaded.root)
+        config = replace(config, root=root or config.root)
         if config.split != "classes":
             known = prepare_data(config, track).data  # with the labels that the run was trained on
             for remark in known.remarks:
                 print_line(console, remark)
             return known, f"{'held-out' if known.protocol == 'images' else 'training'} images of {config.name}"
-        data, root, validation = config.name, config.root, config.validation
-        unreadable = config.unreadable
-        division = {"split": config.split, "seed": config.split_seed, "added": config.added}
-    images = with_validation(own_images(data, load_data(data, root, **division), unreadable, track), validation)
+        data, images = config.name, with_validation(load_checked(config, track), config.validation)
     for remark in images.remarks:
         print_line(console, remark)
     if images.validation is not None and images.validation.num_classes >= FEWEST_CLASSES:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from pfml.data import Corruption, RetrievalData, corrupt, load_data, with_validation
 from pfml.data.corrections import Corrections
 from pfml.data.decoding import Track
-from pfml.data.own_images import own_images
+from pfml.data.own_images import is_own, own_images
 from pfml.runs.config import DataConfig
+from pfml.runs.config_files import read_config
 
-__all__ = ["PreparedData", "load_checked", "load_listed", "prepare_data"]
+__all__ = ["PreparedData", "data_of_run", "load_checked", "load_listed", "names_data", "prepare_data"]
 
 
 class PreparedData(NamedTuple):
@@ -24,6 +26,21 @@ class PreparedData(NamedTuple):
 
     data: RetrievalData
     corruption: Corruption | None = None
+
+
+def data_of_run(run: Path) -> DataConfig | None:
+    """The data that a run's configuration names, also for a model inside of the run's folder; None without one."""
+    files = (folder / "config.yaml" for folder in (run, run.parent))
+    return next((read_config(file).data for file in files if file.is_file()), None)
+
+
+def names_data(config: DataConfig, name: str, root: Path | None) -> bool:
+    """Whether a name and a root, as typed, are those of a run's own images: then they are divided as the run did."""
+    return is_own(config.name) and is_own(name) and _place(config.name, config.root) == _place(name, root)
+
+
+def _place(name: str, root: Path | None) -> Path:
+    return (root if root is not None and name in ("folder", "csv") else Path(name)).expanduser().resolve()
 
 
 def load_listed(config: DataConfig) -> RetrievalData:
