@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -56,6 +57,8 @@ class Student:
         self.pixels = torch.rand(batch, 3, side, side, generator=torch.Generator().manual_seed(0)).to(device)
         others = [on_device(Embedder(config), device).eval() for _ in range(NUMBER)]
         self.teachers = Teachers(others, device, compiling=self.compiling)
+        with patch("pfml.training.teachers.fuse"):
+            self.one_by_one = Teachers(others, device)
         self.said = self.teachers(self.pixels)
 
     def step(self, said: Tensor) -> None:
@@ -101,6 +104,10 @@ def teachers_section(recorder: Recorder, setting: Setting, rates: Rates) -> None
     with reproducible(False):
         alone = f"{NUMBER} teachers"
         recorder.attempt("teachers", alone, lambda: row(alone, lambda: student().teachers(student().pixels), NUMBER))
+        single = f"{NUMBER} teachers, operation by operation"
+        recorder.attempt(
+            "teachers", single, lambda: row(single, lambda: student().one_by_one(student().pixels), NUMBER)
+        )
         without = "step without teachers"
         recorder.attempt("teachers", without, lambda: row(without, student().without, 3))
         both = f"step with {NUMBER} teachers; without / with"

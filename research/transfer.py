@@ -30,7 +30,6 @@ from unittest.mock import patch
 import torch
 from candidates import FINAL, PROXY_ANCHOR, base_config, candidate_config
 from cub import Workbench, _anywhere, data_of, decode, divide, with_weights
-from fused_resnet import teachers_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -445,7 +444,8 @@ def mixed_crops(pixels: Tensor, share: float, generator: torch.Generator, *, cut
         starts = places * (torch.tensor([height, width]) - sides)
         rows, columns = torch.arange(height)[None], torch.arange(width)[None]
         inside = [
-            (line >= starts[:, k, None]) & (line < (starts + sides)[:, k, None]) for k, line in enumerate((rows, columns))
+            (line >= starts[:, k, None]) & (line < (starts + sides)[:, k, None])
+            for k, line in enumerate((rows, columns))
         ]
         share_of_other = (inside[0][:, None, :, None] & inside[1][:, None, None, :]).float()
     else:
@@ -557,7 +557,7 @@ class Bench:
 
     def teachers_of(self, embedders: list[Embedder]) -> Teachers:
         """Teachers as they are asked here."""
-        return teachers_of(embedders, self.device, compiling=self.options.compile, fused=self.options.fused)
+        return Teachers(embedders, self.device, compiling=self.options.compile)
 
     def stream(self, student: str, seed: int) -> RunConfig:
         """The configuration that says which batches and crops a student sees."""
@@ -858,8 +858,8 @@ def line(kind: str, candidate: str, run: Any, task: Task, start: float) -> dict[
 
 _bench: Bench
 
-#: Microseconds of an H200 for an image, as round 1 had them with four processes: trained, and seen by a teacher.
-TRAINED, SEEN = 140.0, 75.0
+#: Microseconds of an H200 for an image: trained, as round 1 had it with four processes, and seen by a teacher.
+TRAINED, SEEN = 140.0, 44.0
 #: ... and how many times as long other networks take: the larger image by its area, the small one by guess.
 TIMES = {"": 1.0, "288": 1.65, "64": 1.0, "eff": 0.8}
 #: Steps of 100 images in an epoch.
@@ -977,7 +977,6 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--fused", action="store_true", help="teachers by cuDNN's fused convolutions: fused_resnet.py")
     parser.add_argument("--minutes", type=float, default=60.0, help="nothing goes on after these, but is saved")
     parser.add_argument("--save-every", type=float, default=60.0, help="seconds between checkpoints of a student")
     parser.add_argument(

@@ -11,10 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from pfml.methods import METHODS, create_loss
-from pfml.models import create_embedder
 from pfml.runs.recipes import published_recipe
 from small_data import few_glyphs
 
@@ -27,7 +25,7 @@ def research():
     """The scripts as modules; `trial` adds a method to the table, which is taken off again."""
     before = dict(METHODS)
     sys.path.insert(0, str(ROOT / "research"))
-    names = ("trial", "candidates", "tables", "plots", "choose", "cub", "fused_resnet", "transfer")
+    names = ("trial", "candidates", "tables", "plots", "choose", "cub", "transfer")
     try:
         yield {name: importlib.import_module(name) for name in names}
     finally:
@@ -230,23 +228,6 @@ def test_a_student_whose_time_is_up_continues_where_it_was(bench):
     assert line["seconds_from_epoch"] == 1
     assert [epoch["loss"] for epoch in line["history"]] == whole[name]
     assert not stopped.exists()
-
-
-def test_fused_teachers_say_what_the_others_do(research, one_thread):
-    torch.manual_seed(0)
-    embedder = create_embedder("resnet50_he", weights="none", embedding_dim=8).eval()
-    for module in embedder.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            torch.nn.init.uniform_(module.running_mean, -0.1, 0.1)
-            torch.nn.init.uniform_(module.bias, -0.1, 0.1)
-    crops, cpu = torch.rand(2, 3, 64, 64), torch.device("cpu")
-    ways = [
-        research["fused_resnet"].teachers_of([embedder, embedder], cpu, compiling=False, fused=fused)
-        for fused in (False, True)
-    ]
-    for teachers in ways:
-        teachers.sides = [64, 64]
-    torch.testing.assert_close(ways[1](crops), ways[0](crops), rtol=1e-4, atol=1e-5)
 
 
 def test_a_test_has_teachers_of_its_own_for_each_seed(research):

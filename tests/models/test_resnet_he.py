@@ -10,6 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+from pfml.models.batch_norm_folding import folded
+from pfml.models.fused_resnet import fuse
 from pfml.models.resnet_he import ResNet50He
 from pfml.models.weights import load_weights
 from pfml.storage.files import load_tensors
@@ -51,6 +53,24 @@ def test_features_are_those_of_a_resnet_whose_strides_are_on_the_1x1(timm_backbo
         torch.testing.assert_close(features, timm_backbone.forward_features(images), rtol=1e-9, atol=1e-9)
     assert features.shape == (2, 2048, 2, 2)
     assert not torch.allclose(features, torchvision_like, rtol=1e-2)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_fused_convolutions_give_the_same_features(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    torch.manual_seed(0)
+    backbone = ResNet50He().eval().to(device)
+    for layer in backbone.modules():
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            torch.nn.init.uniform_(layer.running_mean, -0.1, 0.1)
+            torch.nn.init.uniform_(layer.bias, -0.1, 0.1)
+    images = torch.rand(2, 3, 64, 64, device=device)
+    fast = folded(backbone, images)
+    fuse(fast)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(images), backbone(images), rtol=1e-3, atol=1e-3)
+        assert not torch.allclose(fast(images.flip(0)), backbone(images), rtol=1e-3, atol=1e-3)
 
 
 def test_eps_is_that_of_keras() -> None:

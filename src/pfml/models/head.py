@@ -14,11 +14,18 @@ __all__ = ["LAYER_NORMS", "POOLINGS", "Head"]
 
 #: The power of generalized mean pooling (Radenovic et al., TPAMI 2019): 1 is the mean, infinity the maximum.
 GEM_POWER = 3.0
+
+
+def _maximum(tokens: Tensor) -> Tensor:
+    # Not amax, whose gradient looks for the maximum again: compiled in bfloat16 it may find none, and divides by zero.
+    return tokens.max(1).values
+
+
 #: pooling -> features (B, T, C) to (B, C); "token" takes the first token, the others never see prefix tokens
 POOLINGS: dict[str, Callable[[Tensor], Tensor]] = {
     "avg": lambda tokens: tokens.mean(1),
-    "max": lambda tokens: tokens.amax(1),
-    "avg+max": lambda tokens: tokens.mean(1) + tokens.amax(1),
+    "max": _maximum,
+    "avg+max": lambda tokens: tokens.mean(1) + _maximum(tokens),
     "gem": lambda tokens: tokens.clamp_min(1e-6).pow(GEM_POWER).mean(1).pow(1 / GEM_POWER),
     "token": lambda tokens: tokens[:, 0],
 }

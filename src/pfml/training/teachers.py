@@ -18,6 +18,8 @@ from pfml.losses.distillation import combined
 from pfml.models import Embedder, EmbedderConfig, load_embedder
 from pfml.models.batch_norm_folding import folded
 from pfml.models.embedder import model_folder
+from pfml.models.fused_resnet import fuse
+from pfml.models.resnet_he import ResNet50He
 from pfml.runs.config import TrainConfig
 
 __all__ = ["Teachers", "load_teachers", "require_unseen", "teacher_digests"]
@@ -32,14 +34,15 @@ Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
 class Teachers:
     """Embeddings of a batch by several trained embedders, side by side (`pfml.losses.distillation.combined`).
 
-    BatchNorm is folded into the convolutions. On a GPU the backbones compute in bfloat16, and all forward passes are
-    one CUDA graph for each shape of a batch, since Python launches a ResNet-50's kernels more slowly than they run.
-    Compiled, teachers of one architecture share one program, whatever their weights.
+    BatchNorm is folded into the convolutions. On a GPU the backbones compute in bfloat16, those of `resnet50_he` by
+    fused convolutions, and all forward passes are one CUDA graph for each shape of a batch, since Python launches a
+    ResNet-50's kernels more slowly than they run. Compiled, teachers of one architecture share one program, whatever
+    their weights.
 
     Args:
         embedders: Left as they are.
         device: Where to compute.
-        compiling: Whether torch.compile compiles the forward passes: half of the time on a GPU, after half a minute.
+        compiling: Whether torch.compile compiles forward passes that are not fused, which takes half a minute.
     """
 
     def __init__(self, embedders: Sequence[Embedder], device: torch.device, *, compiling: bool = False) -> None:
@@ -52,7 +55,10 @@ class Teachers:
         self._weights = [dict(each.state_dict()) for each in self.networks]
         programs: dict[tuple[EmbedderConfig, int], Forward] = {}
         self._forwards = [
-            programs.setdefault((replace(each.config, weights="none"), side), _forward(network, compiling))
+            programs.setdefault(
+                (replace(each.config, weights="none"), side),
+                _forward(network, compiling and not self._is_fused(network)),
+            )
             for each, side, network in zip(embedders, self.sides, self.networks, strict=True)
         ]
         self._graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
@@ -85,7 +91,12 @@ class Teachers:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         network.to(self.device)
         network.backbone.to(self.precision)
+        if self._is_fused(network):
+            fuse(network.backbone)
         return network
+
+    def _is_fused(self, network: Embedder) -> bool:
+        return self.device.type == "cuda" and isinstance(network.backbone, ResNet50He)
 
     def _replayed(self, crops: Tensor) -> Tensor:
         if crops.shape not in self._graphs:
