@@ -244,3 +244,14 @@ def test_of_many_classes_the_most_confused_are_shown(folder, monkeypatch):
     page = run_page(analyze_run(folder / "images", device="cpu"))
     assert re.search(r"The 3 of \d classes that are confused most", page)
     assert "more pairs of classes are left out" in page
+
+
+@pytest.mark.parametrize("command", ["evaluate", "calibrate"])
+def test_the_runs_own_folder_is_divided_as_the_run_did_also_where_it_is_named(folder, command, monkeypatch):
+    options = ("--device=cpu", "--json", *(["--false-accept-rate=0.2"] if command == "calibrate" else []))
+    wanted = json.loads(printed_by(command, folder / "images", *options))
+    monkeypatch.chdir(folder)
+    assert json.loads(printed_by(command, folder / "images", "--data", "photos", *options)) == wanted
+    if command == "evaluate":
+        assert wanted["protocol"] == "images"
+        assert "nothing was held out" in failure(command, folder / "none", "--data", "photos", *options)
