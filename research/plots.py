@@ -1,6 +1,6 @@
-"""The plots of docs/REPRODUCTION.md, from the results.
+"""The plots of docs/REPRODUCTION.md and docs/STUDENTS.md, from the results.
 
-python research/plots.py results/cub-test.jsonl results/cub-validation.jsonl --out docs
+python research/plots.py results/cub-test.jsonl results/cub-validation.jsonl results/transfer-validation.jsonl --out docs
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pfml.plots.theme import LIGHT, Theme, add_legend, new_figure, png_of_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["main", "plot_ablations", "plot_methods", "plot_paper", "plot_states"]
+__all__ = ["main", "plot_ablations", "plot_methods", "plot_paper", "plot_states", "plot_students"]
 
 #: Candidate -> what readers call it.
 NAMES = {
@@ -47,6 +47,11 @@ PAPER = ({"73.4": 73.4, "66.7, 20 % label noise": 66.7}, {"0.16": 0.16})
 OVER_TIME = {"t literal": "Eq. 6 to the letter", "t no proxy pairs": "without proxy pairs"}
 #: Ablations of the recipe: what is varied, and the value that the recipe has.
 SWEEPS = {"M": 5.0, "delta": 1.0, "alpha": 24.0, "delta_rep": 1.3}
+#: What is shown over epochs, trained on labels or by teachers: a name and a color of the theme.
+LONG = {
+    "8 recipe, 100 epochs": ("trained on labels: the recipe", 4),
+    "1 rc, 90 epochs": ("trained by four teachers: a student", 2),
+}
 #: What the state of a field has, under which heading, and where its axis begins.
 MEASURES: dict[str, Callable[[dict[str, Any]], float]] = {
     "R@1 on test classes, %": lambda entry: 100 * float(entry["test"]["recall_at_1"]),
@@ -165,21 +170,48 @@ def plot_ablations(lines: list[dict[str, Any]], theme: Theme) -> Figure:
     return figure
 
 
+def plot_students(lines: list[dict[str, Any]], theme: Theme) -> Figure:
+    """R@1 on validation classes over epochs, by labels and by teachers; means over seeds."""
+    figure = new_figure(theme, width=720, height=330)
+    axes = figure.subplots()
+    style_axes(axes, theme)
+    for name, (label, color) in LONG.items():
+        runs = [line["history"] for line in lines if line["candidate"] == name and not line["noise"]]
+        scores = [
+            statistics.mean(100 * entry["test"]["recall_at_1"] for entry in same) for same in zip(*runs, strict=True)
+        ]
+        epochs = [entry["epoch"] for entry in runs[0]]
+        axes.plot(epochs, scores, color=theme.series[color], marker="o", markersize=4, label=label)
+    teachers = [line for line in lines if line["candidate"] in ("teacher pa", "teacher recipe") and not line["noise"]]
+    level = statistics.mean(100 * line["history"][-1]["test"]["recall_at_1"] for line in teachers)
+    axes.axhline(level, color=theme.muted, linestyle=":", linewidth=1.5)
+    axes.annotate(
+        "teachers, 8 epochs on labels", (100, level), (0, -11), textcoords="offset points", ha="right", fontsize=8
+    )
+    axes.set_title("R@1 on validation classes, %", fontsize=9, loc="left")
+    axes.set_xlabel("epoch", fontsize=9)
+    add_legend(figure, theme, columns=2)
+    return figure
+
+
 def main() -> None:
     """Write all plots."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tested", type=Path, help="runs on the test classes")
     parser.add_argument("validated", type=Path, help="runs on the validation classes")
+    parser.add_argument("taught", type=Path, help="students on the validation classes")
     parser.add_argument("--out", type=Path, default=Path("docs"))
     options = parser.parse_args()
-    tested, validated = (
-        [json.loads(line) for line in path.read_text().splitlines()] for path in (options.tested, options.validated)
+    tested, validated, taught = (
+        [json.loads(line) for line in path.read_text().splitlines()]
+        for path in (options.tested, options.validated, options.taught)
     )
     for name, plot, lines in (
         ("cub-test", plot_methods, tested),
         ("cub-eq6", plot_states, tested),
         ("cub-paper", plot_paper, tested),
         ("cub-ablation", plot_ablations, validated),
+        ("cub-students", plot_students, validated + taught),
     ):
         path = options.out / f"{name}.png"
         path.write_bytes(png_of_figure(plot(lines, LIGHT)))

@@ -110,10 +110,11 @@ def test_the_recipe_is_what_validation_chose(research, monkeypatch, capsys):
 
 
 def test_the_plots_are_written(research, monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "argv", ["plots.py", *map(str, reversed(STORED.values())), "--out", str(tmp_path)])
+    files = (STORED["test"], STORED["validation"], ROOT / "results" / "transfer-validation.jsonl")
+    monkeypatch.setattr(sys, "argv", ["plots.py", *map(str, files), "--out", str(tmp_path)])
     research["plots"].main()
     assert {path.name for path in tmp_path.iterdir()} == {
-        "cub-test.png", "cub-eq6.png", "cub-paper.png", "cub-ablation.png",
+        "cub-test.png", "cub-eq6.png", "cub-paper.png", "cub-ablation.png", "cub-students.png",
     }  # fmt: skip
 
 
