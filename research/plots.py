@@ -1,6 +1,6 @@
 """The plots of docs/REPRODUCTION.md and docs/STUDENTS.md, from the results.
 
-python research/plots.py results/cub-test.jsonl results/cub-validation.jsonl results/transfer-validation.jsonl --out docs
+python research/plots.py results/cub-test.jsonl results/cub-validation.jsonl results/transfer-validation.jsonl
 """
 
 from __future__ import annotations
