@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import redirect_stdout
+from io import StringIO
 from unittest import mock
 
 import pytest
@@ -34,8 +36,24 @@ def photos(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(photos, tmp_path_factory, coarse_plots):
     out = tmp_path_factory.mktemp("ladder") / "run"
-    main(["train", "--data", str(photos), "--effort", "seconds", "--out", str(out), "--quiet"])
+    with redirect_stdout(StringIO()) as printed:
+        main(["train", "--data", str(photos), "--effort", "seconds", "--out", str(out)])
+    (out / "printed.txt").write_text(printed.getvalue())
     return out
+
+
+def test_the_command_prints_each_decision_and_one_table_of_before_and_after(run):
+    printed = (run / "printed.txt").read_text()
+    rungs = RunFolder(run).entries("rung")
+    for rung in rungs[1:]:
+        (line,) = [line for line in printed.splitlines() if line.startswith(f"{rung['name']}: ")]
+        assert line.endswith((": kept", ": not kept"))
+    assert "not kept" not in next(line for line in printed.splitlines() if line.startswith("pretrained: "))
+    (kept,) = [rung["name"] for rung in rungs if rung["is_kept"]]
+    rows = [line for line in printed.splitlines() if line.startswith("│")]
+    assert [row.split("│")[1].strip() for row in rows] == ["pretrained backbone", f"the model ({kept})"]
+    assert "epoch" not in printed
+    assert "<h2>Learning curves</h2>" not in (run / "report.html").read_text()
 
 
 def test_the_run_says_each_rung_and_which_was_kept(run):

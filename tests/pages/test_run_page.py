@@ -1,3 +1,4 @@
+import html
 import json
 import re
 import shutil
@@ -248,7 +249,8 @@ def test_the_ladder_is_shown_after_the_results_with_a_plot_of_each_metric(finish
         assert len(axes.get_yticklabels()) == 3
     (results,) = sections(page, "Results")
     assert results.tables[0][-1][0] == "the model (closed form)"
-    assert "The ladder (closed form) with" in page
+    assert "The ladder with" in page
+    assert "by the run's model (closed form)" in html.unescape(page)
 
 
 @pytest.mark.usefixtures("_without_plots")

@@ -213,6 +213,13 @@ def test_the_comparison_says_whether_training_has_helped():
     assert said(scores(0.9, 0.5)).endswith("training has improved R@1 and left MAP@R as it was")
     assert "has not helped" in said(scores(0.8, 0.5))
     assert "pfml train --data 'my pets' --loss.name zero-shot" in said(scores(0.7, 0.4))
+    by_ladder = comparison(before, {"last": scores(0.9, 0.6, epoch=0), "model": "last", "ladder": {}}, config)
+    assert by_ladder.endswith(
+        "R@1 80.0% before the ladder and 90.0% after, MAP@R 50.0% and 60.0%: the ladder has helped"
+    )
+    worse = comparison(before, {"last": scores(0.7, 0.5, epoch=0), "model": "last", "ladder": {}}, config)
+    assert "the ladder has not helped here, though it did on the images that validated it" in worse
+    assert "zero-shot" not in worse
     smaller = replace(config, model=replace(config.model, image_size=160))
     assert "80.0% before training (at 224 pixels) and 90.0% after (epoch 3, at 160 pixels)" in said(
         scores(0.9, 0.6), config=smaller

@@ -89,8 +89,14 @@ def print_validated(console: Console, run: Path) -> None:
     print_line(console, f"index, search, serve and export of {run.parent} use it; an index of its own: {index}")
 
 
-def print_results(console: Console, results: dict[str, Any]) -> None:
-    """Print the scores of a run, and how far its proxies are from their data."""
+def print_results(console: Console, results: dict[str, Any], *, before: dict[str, Any] | None = None) -> None:
+    """Print the scores of a run, and how far its proxies are from their data.
+
+    Args:
+        console: Where to.
+        results: Of the run.
+        before: The scores of the pretrained backbone, for a run that worked up the ladder.
+    """
     from pfml.data.image_set import PROTOCOLS
 
     names = {
@@ -103,6 +109,9 @@ def print_results(console: Console, results: dict[str, Any]) -> None:
         for key, name in names.items()
         if (entry := results[key]) is not None and "test" in entry
     }
+    if "ladder" in results and scores:  # which has no epochs
+        first = {} if before is None else {"pretrained backbone": before}
+        scores = {**first, f"the model ({results['ladder']['kept']['name']})": results["last"]["test"]}
     protocol = PROTOCOLS[results.get("protocol", "classes")]
     if scores:
         print_scores(console, protocol, scores)

@@ -427,9 +427,11 @@ def _run_ladder(
     """The results of a run that works up the ladder; prints them, and what was kept."""
     from pfml.ladder.run import run_ladder
     from pfml.pages.run import write_run_page
+    from pfml.runs.folder import RunFolder
 
     done = run_ladder(config, out, data=data, resume=resume, monitor=monitor)
-    print_results(console, done.results)
+    untrained = RunFolder(out).entries("untrained")
+    print_results(console, done.results, before=untrained[-1]["test"] if untrained else None)
     print_line(console, done.conclusion)
     print_line(console, f"{out}: config, log, results; the model: pfml.load_embedder({str(out)!r})")
     if data is not None:

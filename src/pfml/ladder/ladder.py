@@ -166,7 +166,8 @@ class Rung:
             for metric, gain in self.gains.items()
         )
         against = f"; against the pretrained model {gained}" if self.name != "pretrained" else ""
-        return f"{self.name}: {self.candidate}: {shown or 'not validated'}{against}"
+        decision = f": {'kept' if self.is_better else 'not kept'}" if self.over_last else ""
+        return f"{self.name}: {self.candidate}: {shown or 'not validated'}{against}{decision}"
 
 
 #: From positions of training images, a name for them, an embedder fitted to them and their embeddings by it, to that

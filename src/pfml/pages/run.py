@@ -102,10 +102,10 @@ def run_page(run: RunAnalysis) -> str:
     return render(
         "run.html",
         title=f"Run {run.folder.path.absolute().name}",
-        method=run.config.loss.name if kept is None else f"The ladder ({kept.name})",
+        method=run.config.loss.name if kept is None else "The ladder",
         backbone=run.config.model.backbone,
         recall_at_1=(first_rank == 1).double().mean().item(),
-        moment=run.moment,
+        moment=run.moment if kept is None else kept.name,
         loss_epoch=run.loss_epoch,
         protocol=PROTOCOLS[data.protocol],
         is_tested=is_tested,

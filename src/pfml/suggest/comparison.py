@@ -79,7 +79,7 @@ def untrained_command(config: RunConfig) -> str:
 
 
 def comparison(untrained: Untrained, results: dict[str, Any], config: RunConfig) -> str:
-    """A sentence that says whether training has helped, by both R@1 and MAP@R.
+    """A sentence that says whether training, or the ladder, has helped, by both R@1 and MAP@R.
 
     Scores that round to the same shown value count as equal.
     """
@@ -91,9 +91,12 @@ def comparison(untrained: Untrained, results: dict[str, Any], config: RunConfig)
     at, at_trained = (f" (at {own} pixels)", f", at {size} pixels") if apart else ("", "")
     labels = [metric_label(key) for key in HEADLINE]
     protocol = PROTOCOLS[results.get("protocol", "classes")]
+    is_ladder = "ladder" in results
+    what = "the ladder" if is_ladder else "training"
+    when = "" if is_ladder else f" (epoch {entry['epoch']}{at_trained})"
     numbers = (
-        f"{protocol}, {labels[0]} {before[0]:.1%} before training{at} and {after[0]:.1%} after "
-        f"(epoch {entry['epoch']}{at_trained}), {labels[1]} {before[1]:.1%} and {after[1]:.1%}"
+        f"{protocol}, {labels[0]} {before[0]:.1%} before {what}{at} and {after[0]:.1%} after{when}, "
+        f"{labels[1]} {before[1]:.1%} and {after[1]:.1%}"
     )
     queries = entry["test"]["num_queries"]
     chance = ""
@@ -101,12 +104,14 @@ def comparison(untrained: Untrained, results: dict[str, Any], config: RunConfig)
         chance = f", though with {queries:,} images the difference of {labels[0]} may be chance"
     recall, precision_ = (new - old for old, new in zip(before, after, strict=True))
     if recall > 0 and precision_ > 0:
-        return f"{numbers}: training has helped{chance}"
+        return f"{numbers}: {what} has helped{chance}"
     if recall > 0 or precision_ > 0:
         if recall < 0 or precision_ < 0:
-            return f"{numbers}: training has helped one and not the other{chance}"
+            return f"{numbers}: {what} has helped one and not the other{chance}"
         better, same = labels if recall > 0 else reversed(labels)
-        return f"{numbers}: training has improved {better} and left {same} as it was{chance}"
+        return f"{numbers}: {what} has improved {better} and left {same} as it was{chance}"
+    if is_ladder:
+        return f"{numbers}: the ladder has not helped here, though it did on the images that validated it{chance}"
     return (
         f"{numbers}: training has not helped; use the pretrained model without training ({untrained_command(config)}), "
         f"or give more classes, more images or more epochs"
