@@ -91,6 +91,22 @@ def coarse_plots():
 
 
 @pytest.fixture
+def _without_plots():
+    from plain_pages import without_plots
+
+    with without_plots():
+        yield
+
+
+@pytest.fixture
+def _small_pretrained():
+    from tiny_network import small_pretrained
+
+    with small_pretrained():
+        yield
+
+
+@pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """A lag of one step, a fused optimizer, channels last, checkpoints in the background, a compiled network."""
     import torch

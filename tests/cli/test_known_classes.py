@@ -15,10 +15,8 @@ from pfml.cli import main
 from pfml.data import load_data
 from pfml.evaluation import classification_metrics, embed, embed_test
 from pfml.models import load_embedder
-from pfml.pages.page import Plot
 from pfml.pages.run import run_page
 from pfml.pages.run_analysis import analyze_run
-from pfml.plots.theme import png_of_image
 from pfml.runs.folder import RunFolder
 from pfml.runs.saved_loss import load_field
 from pfml.search import Threshold
@@ -70,14 +68,6 @@ def folder(tmp_path_factory):
             )
             (folder / f"{split}.txt").write_text(said)
     return folder
-
-
-@pytest.fixture
-def _without_plots(monkeypatch):
-    pixel = png_of_image(Image.new("RGB", (2, 2)))
-    for module in ("run", "known_classes"):
-        monkeypatch.setattr(f"pfml.pages.{module}.in_themes", lambda plot, alt: Plot(pixel, alt))
-    monkeypatch.setattr("pfml.pages.run.project", lambda points, seed: points[:, :2])
 
 
 def expected(folder, data):

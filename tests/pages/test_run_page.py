@@ -9,18 +9,16 @@ from io import StringIO
 
 import pytest
 import torch
-from PIL import Image
 
 from pfml.cli import main
 from pfml.data import LabelNoise
 from pfml.evaluation import verification_metrics
 from pfml.methods import LossConfig
 from pfml.pages import run as run_module
-from pfml.pages.page import Plot
 from pfml.pages.run import run_page, write_run_page
 from pfml.pages.run_analysis import analyze_run, class_scores, hard_pairs, search_unseen
 from pfml.plots.grids import choose_queries
-from pfml.plots.theme import LIGHT, png_of_image
+from pfml.plots.theme import LIGHT
 from pfml.plots.verification import rate_text
 from pfml.runs.config import DataConfig, RunConfig
 from pfml.runs.folder import RunFolder
@@ -57,14 +55,6 @@ def page(finished, coarse_plots):
         main(["report", str(finished), "--device=cpu"])
     assert "report.html: curves" in printed.getvalue()
     return (finished / "report.html").read_text(encoding="utf-8")
-
-
-@pytest.fixture
-def _without_plots(monkeypatch):
-    """Plots take most of the time of a page: one pixel in place of each of them."""
-    pixel = png_of_image(Image.new("RGB", (2, 2)))
-    monkeypatch.setattr("pfml.pages.run.in_themes", lambda plot, alt: Plot(pixel, alt))
-    monkeypatch.setattr("pfml.pages.run.project", lambda points, seed: points[:, :2])
 
 
 class Section(HTMLParser):

@@ -24,8 +24,11 @@ from pfml.storage.files import DamagedFileError
 from pfml.training import BatchConfig, DataConfig, LossConfig, run
 from pfml.training.final import begin_final, steps_alike
 from pfml.training.setup import create_batches
+from plain_pages import without_plots
 from small_data import InterruptAt
-from small_photos import config_for, draw, failure
+from small_photos import as_if_trained, config_for, draw, failure
+
+pytestmark = pytest.mark.usefixtures("_without_plots")
 
 
 def drawn(config, train):
@@ -39,23 +42,9 @@ def drawn(config, train):
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    """Eight classes; those that are unseen by the seed are larger, so that an epoch of all images is too long."""
-    folder = draw(tmp_path_factory.mktemp("photos"), {f"c{k}": 8 for k in range(8)})
-    unseen = prepare_data(DataConfig(str(folder))).data.test.class_names
-    return draw(folder, dict.fromkeys(unseen, 16))
-
-
-@pytest.fixture(scope="module")
-def trained(photos, tmp_path_factory):
-    out = tmp_path_factory.mktemp("runs") / "birds"
-    run(config_for(photos), out)
-    return out
-
-
-@pytest.fixture(scope="module")
 def finished(trained):
-    main(["train", "--final", str(trained), "--quiet"])
+    with without_plots():
+        main(["train", "--final", str(trained), "--quiet"])
     return final_folder(trained)
 
 
@@ -124,10 +113,7 @@ def test_the_command_again_says_that_it_is_done(trained, finished, capsys):
 @pytest.mark.parametrize("again", ["--final", "--resume"])
 def test_an_interrupted_one_resumes_to_the_same_weights(trained, finished, tmp_path, again):
     copy = tmp_path / "birds"
-    for file in ("config.yaml", "log.jsonl", "results.json"):
-        copy.mkdir(exist_ok=True)
-        (copy / file).write_bytes((trained / file).read_bytes())
-    load_embedder(trained).save(copy / "model")
+    as_if_trained(copy, trained, read_config(trained / "config.yaml"))
     begun = begin_final(copy)
     with pytest.raises(KeyboardInterrupt):
         run(begun.config, begun.folder, monitor=InterruptAt(3))
@@ -184,9 +170,7 @@ def test_corrections_apply_to_the_same_images_among_more(tmp_path):
 )
 def test_runs_that_can_have_none_are_refused_in_one_sentence(trained, tmp_path, change, message):
     folder = tmp_path / "run"
-    load_embedder(trained).save(folder / "model")
-    (folder / "results.json").write_bytes((trained / "results.json").read_bytes())
-    write_config(folder / "config.yaml", config_for("photos", **change), sealed=True)
+    as_if_trained(folder, trained, config_for("photos", **change))
     error = failure("train", "--final", folder)
     assert message in error
     assert len(error.strip().splitlines()) == 1
@@ -196,9 +180,7 @@ def test_runs_that_can_have_none_are_refused_in_one_sentence(trained, tmp_path, 
 def test_label_noise_on_purpose_is_refused(trained, tmp_path):
     noisy = replace(read_config(trained / "config.yaml").data, noise=replace(DataConfig().noise, rate=0.1))
     folder = tmp_path / "run"
-    load_embedder(trained).save(folder / "model")
-    (folder / "results.json").write_bytes((trained / "results.json").read_bytes())
-    write_config(folder / "config.yaml", config_for("photos", data=noisy), sealed=True)
+    as_if_trained(folder, trained, config_for("photos", data=noisy))
     assert "are noisy on purpose (data.noise), which is an experiment" in failure("train", "--final", folder)
 
 
@@ -212,11 +194,9 @@ def test_other_folders_runs_that_have_not_ended_and_other_options_are_refused(tr
 
 def test_data_that_are_gone_are_named(trained, tmp_path):
     folder = tmp_path / "run"
-    load_embedder(trained).save(folder / "model")
-    for file in ("results.json", "log.jsonl"):
-        (folder / file).write_bytes((trained / file).read_bytes())
-    gone = replace(read_config(trained / "config.yaml"), data=DataConfig(str(tmp_path / "gone")))
-    write_config(folder / "config.yaml", gone, sealed=True)
+    as_if_trained(
+        folder, trained, replace(read_config(trained / "config.yaml"), data=DataConfig(str(tmp_path / "gone")))
+    )
     assert f"no such folder or file: {tmp_path / 'gone'}" in failure("train", "--final", folder)
 
 
@@ -261,10 +241,8 @@ def test_damaged_figures_are_refused_by_name(finished, tmp_path):
 
 def test_a_run_that_worked_up_the_ladder_is_finished_by_the_ladder(trained, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "run"
-    load_embedder(trained).save(folder / "model")
-    (folder / "results.json").write_bytes((trained / "results.json").read_bytes())
     ladder = replace(read_config(trained / "config.yaml"), effort="minutes", loss=LossConfig("zero-shot"))
-    write_config(folder / "config.yaml", ladder, sealed=True)
+    as_if_trained(folder, trained, ladder)
     calls = []
 
     def finish(source, out, *, monitor):

@@ -26,8 +26,11 @@ from pfml.sphere import unit
 from pfml.training import DataConfig, LossConfig, run
 from pfml.training.progress import Monitor
 from pfml.training.start import continued_config, learned_proxies
+from plain_pages import without_plots
 from small_data import InterruptAt
-from small_photos import config_for, draw, failure
+from small_photos import as_if_trained, config_for, draw, failure
+
+pytestmark = pytest.mark.usefixtures("_without_plots")
 
 PROXY_LOSSES = {
     "pfml": {"proxies_per_class": 2},
@@ -50,26 +53,15 @@ class Remarks(Monitor):
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    return draw(tmp_path_factory.mktemp("photos"), {f"c{k}": 8 for k in range(8)})
-
-
-@pytest.fixture(scope="module")
 def more(tmp_path_factory):
     return draw(tmp_path_factory.mktemp("more"), {"n0": 8, "n1": 8, "c0": 4})
 
 
 @pytest.fixture(scope="module")
-def trained(photos, tmp_path_factory):
-    out = tmp_path_factory.mktemp("runs") / "birds"
-    run(config_for(photos), out)
-    return out
-
-
-@pytest.fixture(scope="module")
 def continued(trained, more, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "more birds"
-    main(["train", "--from", str(trained), "--data", str(more), "--out", str(out), "--quiet"])
+    with without_plots():
+        main(["train", "--from", str(trained), "--data", str(more), "--out", str(out), "--quiet"])
     return out
 
 
@@ -87,7 +79,7 @@ def test_the_run_has_old_and_new_images(photos, more, continued):
     assert config.data.added == (str(more),)
     data = prepare_data(config.data).data
     assert learned_by(continued).class_names == data.train.class_names
-    assert len(data.train) + len(data.test) == 64 + 20
+    assert len(data.train) + len(data.test) == 96 + 20
     assert RunFolder(continued).read_results()["last"]["test"]["num_queries"] == len(data.test)
 
 
@@ -225,9 +217,7 @@ def test_bad_input_gets_a_sentence(trained, photos, more, tmp_path):
     ],
 )
 def test_runs_that_cannot_be_continued_are_refused_in_one_sentence(trained, more, tmp_path, change, message):
-    load_embedder(trained).save(tmp_path / "model")
-    (tmp_path / "results.json").write_bytes((trained / "results.json").read_bytes())
-    write_config(tmp_path / "config.yaml", config_for("photos", **change), sealed=True)
+    as_if_trained(tmp_path, trained, config_for("photos", **change))
     assert message in failure("train", "--from", tmp_path, "--data", more)
 
 
@@ -242,11 +232,9 @@ def test_classes_that_are_gone_are_named(photos, trained, more, tmp_path):
 
 
 def test_a_run_that_worked_up_the_ladder_does_so_again_with_all_images(trained, photos, more, tmp_path):
-    load_embedder(trained).save(tmp_path / "model")
-    (tmp_path / "results.json").write_bytes((trained / "results.json").read_bytes())
     ladder = replace(read_config(trained / "config.yaml"), effort="seconds", loss=LossConfig("zero-shot"))
     ladder = replace(ladder, model=replace(ladder.model, pooling="max"))
-    write_config(tmp_path / "config.yaml", ladder, sealed=True)
+    as_if_trained(tmp_path, trained, ladder)
     config = parsed_values("train", ["--from", str(tmp_path), "--data", str(more)])["config"]
     assert (config.effort, config.start, config.data.added) == ("seconds", None, (str(more),))
     assert config.model.pooling == "avg"
