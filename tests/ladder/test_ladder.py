@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -115,6 +117,16 @@ def test_views_are_larger_crops_and_the_mean_of_an_image_and_its_mirror_image(ba
     points = embed(expected, distracted.train, features=True)
     assert torch.allclose(features.of(View(41, True))["gem"], points, atol=1e-5)
     assert not torch.allclose(features.of(View(41))["gem"], points, atol=1e-5)
+
+
+def test_the_first_usable_model_is_there_before_any_image_is_embedded(backbone, distracted, monkeypatch):
+    monkeypatch.setattr(Features, "of", mock.Mock(side_effect=InterruptedError))
+    kept = []
+    with pytest.raises(InterruptedError):
+        climb(backbone, distracted, field, keep=kept.append)
+    (first,) = kept
+    images = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(first(images), deepcopy(backbone).eval()(images))
 
 
 def test_each_better_rung_gives_a_usable_model(backbone, distracted):

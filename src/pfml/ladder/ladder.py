@@ -307,7 +307,7 @@ def climb(
         fine_tune: How to fine-tune, for "hours".
         autocast: torch.bfloat16 or torch.float16 for mixed precision in the backbone; None for float32.
         monitor: Shows rungs and progress.
-        keep: Called with the model after each rung that is better than those before it, and with the first.
+        keep: Called with the pretrained model at once, then with that of each rung that is better than those before it.
         features: Those of `backbone` and `data`, from a caller that has them already.
     """
     if effort not in EFFORTS:
@@ -323,11 +323,13 @@ def climb(
     ladder = _Ladder(features, train, fine_tune, seed)
     rungs: list[Rung] = []
     started = time.perf_counter()
+    embedder = _with_head(backbone, features.base, None)
+    keep(embedder)
     for rung in ladder.rungs(effort):
         rungs.append(replace(rung, seconds=time.perf_counter() - started))
         monitor.remark(str(rungs[-1]))
         started = time.perf_counter()
-        if best_of(rungs) is rungs[-1]:
+        if len(rungs) > 1 and best_of(rungs) is rungs[-1]:
             embedder = fit(features, rung.candidate, train, fine_tune)
             keep(embedder)
     chosen = best_of(rungs)
