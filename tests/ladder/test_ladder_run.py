@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from unittest import mock
 
@@ -11,6 +12,8 @@ import yaml
 from PIL import Image
 
 from pfml.cli import main
+from pfml.data.file_images import FileImages
+from pfml.ladder.ladder import RUNGS
 from pfml.models import load_embedder
 from pfml.runs.config import RunConfig
 from pfml.runs.folder import RunFolder
@@ -85,9 +88,51 @@ def test_options_that_the_ladder_decides_are_refused(photos, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def printed_config(capsys, *arguments):
+def printed(capsys, *arguments):
     main(["train", *map(str, arguments), "--print_config", "--device=cpu"])
-    return yaml.safe_load(capsys.readouterr().out)
+    return capsys.readouterr().out
+
+
+def printed_config(capsys, *arguments):
+    return yaml.safe_load(printed(capsys, *arguments))
+
+
+def what_would_run(*arguments):
+    """The configuration that a command would run."""
+    with mock.patch("pfml.cli.train._run", return_value={}) as would_run:
+        main(["train", *map(str, arguments), "--quiet"])
+    return would_run.call_args.args[0]
+
+
+@pytest.mark.parametrize("effort", RUNGS)
+def test_what_is_printed_names_the_rungs_and_no_value_that_the_ladder_leaves_unused(photos, capsys, effort):
+    text = printed(capsys, "--data", photos, f"--effort={effort}")
+    assert tuple(re.findall(r"(?m)^#   ([\w -]+):", text)) == RUNGS[effort]
+    assert ("150 steps of up to 8 classes x 4 images, learning rate 3e-05" in text) == (effort == "hours")
+    assert ("larger crops" in text) == (effort != "seconds")
+    values = yaml.safe_load(text)
+    assert set(values) == {"effort", "seed", "device", "autocast", "data", "model", "storage"}
+    assert "embedding_dim" not in values["model"]
+
+
+def test_what_is_printed_is_a_configuration_of_the_same_run(photos, tmp_path, capsys):
+    given = ("--data", photos, "--effort=hours", "--seed=3", "--data.split=images", "--storage.workers=0")
+    (tmp_path / "printed.yaml").write_text(printed(capsys, *given))
+    again = what_would_run(f"--config={tmp_path / 'printed.yaml'}", "--out", tmp_path / "run")
+    assert again == what_would_run(*given, "--device=cpu", "--out", tmp_path / "run")
+    assert (again.effort, again.seed, again.storage.workers) == ("hours", 3, 0)
+    # also where a file has set what is no option of the ladder
+    (tmp_path / "own.yaml").write_text(f"{{effort: seconds, model: {{pooling: max}}, data: {{name: '{photos}'}}}}")
+    assert printed_config(capsys, f"--config={tmp_path / 'own.yaml'}")["model"]["pooling"] == "max"
+
+
+def test_the_ladder_opens_its_images_as_storage_says(photos, tmp_path):
+    given = ("--effort=seconds", "--storage.storage=files", "--storage.workers=0", "--out", str(tmp_path / "run"))
+    stopped = mock.patch("pfml.ladder.run.climb", side_effect=OSError("the disk is full"))
+    with stopped as would_climb, pytest.raises(SystemExit, match="the disk is full"):
+        main(["train", "--data", str(photos), *given, "--quiet"])
+    sources = would_climb.call_args.kwargs["features"].sources
+    assert {role: type(source) for role, source in sources.items()} == {"train": FileImages, "test": FileImages}
 
 
 def test_the_bare_command_works_up_the_ladder_unless_an_option_says_how_to_train(photos, capsys):
@@ -95,6 +140,7 @@ def test_the_bare_command_works_up_the_ladder_unless_an_option_says_how_to_train
     assert printed_config(capsys, "--data", photos, "--data.split=images", "--seed=3")["effort"] == "minutes"
     assert printed_config(capsys, "--data", photos, "--effort=seconds")["effort"] == "seconds"
     assert printed_config(capsys, "--data", photos, "--epochs=3")["effort"] is None
+    assert printed_config(capsys, "--data", photos, "--select_by=map_at_r")["effort"] is None  # of epochs
     assert printed_config(capsys, "--data", photos, "--data.validation=none")["effort"] is None
     assert printed_config(capsys, "--data", photos, "--model.backbone=convnet")["effort"] is None
     assert printed_config(capsys, "--data=glyphs", "--loss.name=pfml")["effort"] is None

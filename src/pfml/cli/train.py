@@ -343,12 +343,16 @@ def _with_suggestions(
 
 
 def _print_config(config: RunConfig) -> None:
-    """Print a file for --config."""
+    """Print a file for --config: all that is used, which is less where the ladder decides."""
     import yaml
 
+    from pfml.ladder.run import described_ladder, used_by_ladder
     from pfml.runs.config_files import plain
 
-    print(yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True), end="")
+    for line in () if config.effort is None else described_ladder(config):
+        print(f"# {line}")
+    values = plain(config) if config.effort is None else used_by_ladder(config)
+    print(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), end="")
 
 
 def _run(
