@@ -57,11 +57,12 @@ def train(
     from pfml.ladder.run import refuse_other_options
     from pfml.runs.config import RunConfig
     from pfml.runs.config_files import read_config
+    from pfml.runs.final import read_validated
     from pfml.runs.folder import RunFolder
     from pfml.suggest.folder import Prepared
     from pfml.training.ensemble import Ensemble, is_ensemble, read_ensemble
     from pfml.training.environment import resolve_device
-    from pfml.training.final import begin_final
+    from pfml.training.final import plan_final
     from pfml.training.progress import ProgressMonitor
     from pfml.training.shutdown import Interrupted
 
@@ -76,20 +77,21 @@ def train(
         raise ValueError("--student_epochs is about the student of --ensemble N, which must be given")
     # what is printed with --print_config or --json goes to a file or a program, without the reasons
     console = create_console(stderr=print_config or as_json, quiet=quiet)
-    prepared = Prepared()
+    prepared, planned = Prepared(), None
     if from_run is not None and (shape is not None or resume is not None or final is not None):
         raise ValueError("--from continues one run with further images: leave out --ensemble, --resume and --final")
     if final is not None:
         if config != RunConfig() or out is not None or shape is not None or resume is not None:
             raise ValueError("a final model has the settings of its run: give --final alone, without other options")
-        begun = begin_final(final, ProgressMonitor(console).track)
-        config, out, prepared.data = begun.config, begun.folder, begun.loaded
-        resume = out if begun.is_begun else None
-        for line in () if begun.loaded is None else begun.loaded.remarks:
+        planned = plan_final(final, ProgressMonitor(console).track)
+        config, out, prepared.data = planned.config, planned.folder, planned.loaded
+        resume = out if planned.is_begun else None
+        for line in () if planned.loaded is None else planned.loaded.remarks:
             print_line(console, line)
-        state = "trained already" if begun.is_done else "resumed" if begun.is_begun else "begun"
-        print_line(console, begun.description or f"the final model {out} is {state}")
-        if begun.is_done:
+        state = "trained already" if planned.is_done else "resumed" if planned.is_begun else "begun"
+        if planned.description or not print_config:
+            print_line(console, planned.description or f"the final model {out} is {state}")
+        if planned.is_done and not print_config:
             print_validated(console, out)
             if as_json:
                 print_json({"run": str(out), "results": RunFolder(out).read_results()})
@@ -105,7 +107,8 @@ def train(
     elif given is not None:
         config = _with_suggestions(config, given, console, prepared, out=out)
     if print_config:
-        _print_config(config)
+        is_final = final is not None or (resume is not None and read_validated(resume) is not None)
+        _print_config(config, out.parent if is_final and out is not None else None)
         return
     if resume is None and _is_restarted(config, out, shape):
         resume = out
@@ -119,6 +122,8 @@ def train(
             out = Path(world.by_first(lambda: str(out or free_folder(Path("runs"), name))))
             if resume is None:
                 world.by_first(RunFolder(out).refuse_run)  # before anything is printed or computed
+            if planned is not None:
+                world.by_first(planned.begin)
             results = _run(config, out, resume is not None, console, world, shape, prepared)
     except Interrupted as interrupt:
         with suppress(OSError):  # the terminal may be gone, whose end is SIGHUP
@@ -342,17 +347,37 @@ def _with_suggestions(
     return with_values(config, json.loads(decided_by_first("what it suggests", lambda: json.dumps(suggested()))))
 
 
-def _print_config(config: RunConfig) -> None:
-    """Print a file for --config: all that is used, which is less where the ladder decides."""
+def _print_config(config: RunConfig, final_of: Path | None = None) -> None:
+    """Print a file for --config: all that is used, which is less where the ladder decides.
+
+    Args:
+        config: What to print.
+        final_of: The run whose final model it is, if it is one.
+    """
     import yaml
 
     from pfml.ladder.run import described_ladder, used_by_ladder
     from pfml.runs.config_files import plain
 
-    for line in () if config.effort is None else described_ladder(config):
-        print(f"# {line}")
+    if final_of is not None:
+        print(f"# {_about_final(config, final_of)}")
+    elif config.effort is not None:
+        for line in described_ladder(config):
+            print(f"# {line}")
     values = plain(config) if config.effort is None else used_by_ladder(config)
     print(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), end="")
+
+
+def _about_final(config: RunConfig, run: Path) -> str:
+    """What is trained as the final model of a run, and what --config would do otherwise."""
+    from pfml.ladder.run import kept_rung
+
+    if config.effort is not None:
+        kept = kept_rung(run)["candidate"]
+        return f"what the ladder of {run} has kept is fitted to all images: {kept}; --config would choose anew"
+    corrections = config.data.corrections
+    is_there = corrections is None or corrections.exists()
+    return f"the settings of {run} on all images" + ("" if is_there else f"; training starts by writing {corrections}")
 
 
 def _run(

@@ -37,6 +37,7 @@ __all__ = [
     "LadderRun",
     "described_ladder",
     "finish_ladder",
+    "kept_rung",
     "leaves_to_ladder",
     "refuse_other_options",
     "run_ladder",
@@ -176,11 +177,8 @@ def finish_ladder(run: str | Path, out: str | Path, *, monitor: Monitor | None =
         monitor: What to show.
     """
     source, folder, monitor = RunFolder(Path(run)), RunFolder(Path(out)), monitor or Monitor()
-    config = read_config(source.config)
-    kept = [rung for rung in source.entries("rung") if rung["is_kept"]]
-    if not kept:
-        raise ValueError(f"{run} has not chosen a rung of its ladder yet: resume it first")
-    candidate = Candidate.of(kept[-1]["settings"])
+    config, kept = read_config(source.config), kept_rung(source.path)
+    candidate = Candidate.of(kept["settings"])
     learned = learned_by(source.path)
     everything = replace(config.data, split="none", validation="none", corrections=None)
     loaded = load_checked(everything, monitor.track)
@@ -197,7 +195,15 @@ def finish_ladder(run: str | Path, out: str | Path, *, monitor: Monitor | None =
     features = _features(_backbone(config), images, config, monitor)
     fine_tune = FineTuning(config, images.train, folder.path / TRAININGS, _fitting_field, monitor, scale)
     embedder = fit(features, candidate, train, fine_tune)
-    return _written(config, images, folder, embedder, None, {"ladder": {"kept": kept[-1]}})
+    return _written(config, images, folder, embedder, None, {"ladder": {"kept": kept}})
+
+
+def kept_rung(run: Path) -> dict[str, Any]:
+    """The rung that a run with an effort has kept, as its log has it."""
+    kept = [rung for rung in RunFolder(run).entries("rung") if rung["is_kept"]]
+    if not kept:
+        raise ValueError(f"{run} has not chosen a rung of its ladder yet: resume it first")
+    return kept[-1]
 
 
 def _backbone(config: RunConfig) -> Embedder:
