@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import yaml
 from PIL import Image
+from torch.distributed import HashStore
 
 from pfml.cli import main
 from pfml.data.file_images import FileImages
@@ -144,6 +145,46 @@ def test_the_bare_command_works_up_the_ladder_unless_an_option_says_how_to_train
     assert printed_config(capsys, "--data", photos, "--data.validation=none")["effort"] is None
     assert printed_config(capsys, "--data", photos, "--model.backbone=convnet")["effort"] is None
     assert printed_config(capsys, "--data=glyphs", "--loss.name=pfml")["effort"] is None
+
+
+@pytest.fixture
+def two_ranks(monkeypatch):
+    """The environment of the first of two processes that torchrun has started, and what it keeps for them."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    kept = HashStore()
+    monkeypatch.setattr("pfml.distributed.launch.rendezvous_store", lambda launch: kept)
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_several_ranks_are_refused_before_anything_is_computed(run, photos, tmp_path, capsys):
+    copy, out = shutil.copytree(run, tmp_path / "run"), tmp_path / "out"
+    (tmp_path / "more" / "new").mkdir(parents=True)
+    Image.new("RGB", (40, 40)).save(tmp_path / "more" / "new" / "0.png")
+    files = sorted(tmp_path.rglob("*"))
+    for given in (
+        ("--data", photos, "--effort=seconds", "--out", out),
+        ("--final", copy),
+        ("--from", copy, "--data", tmp_path / "more", "--out", out),
+        ("--resume", copy),
+    ):
+        with pytest.raises(SystemExit):
+            main(["train", *map(str, given)])
+        said = capsys.readouterr().err
+        assert "the ladder (effort seconds) runs in one process, got 2 ranks: leave out torchrun" in said
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_the_bare_command_says_that_several_ranks_train_directly(photos, capsys, monkeypatch):
+    monkeypatch.setattr("pfml.cli.train._with_suggestions", lambda config, *_, **__: config)
+    main(["train", "--data", str(photos), "--print_config"])
+    captured = capsys.readouterr()
+    assert "on 2 ranks these images train directly: the ladder (--effort) runs in one process" in captured.err
+    assert yaml.safe_load(captured.out)["effort"] is None
+    monkeypatch.setenv("RANK", "1")
+    main(["train", "--data", str(photos), "--print_config"])
+    assert not capsys.readouterr().err  # once is enough
 
 
 def test_a_finished_ladder_is_not_worked_up_again(run, capsys):

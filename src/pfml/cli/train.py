@@ -53,7 +53,7 @@ def train(
     On images of one's own, without options of the training, candidates of rising cost are tried, and what validation
     proves to be better than the pretrained backbone is kept (--effort).
     """
-    from pfml.distributed.launch import FailedElsewhereError, open_world
+    from pfml.distributed.launch import FailedElsewhereError, Launch, open_world
     from pfml.ladder.run import refuse_other_options
     from pfml.runs.config import RunConfig
     from pfml.runs.config_files import read_config
@@ -66,18 +66,23 @@ def train(
     from pfml.training.progress import ProgressMonitor
     from pfml.training.shutdown import Interrupted
 
-    shape = None if ensemble is None else Ensemble(ensemble, student_epochs)
-    if config.effort is None and shape is None and resume is None:
-        config = _with_usual_effort(config, given)
+    shape, launch = None if ensemble is None else Ensemble(ensemble, student_epochs), Launch.of_process()
+    suits_ladder = config.effort is None and shape is None and resume is None and _suits_ladder(config, given)
+    if suits_ladder and launch.size == 1:
+        config = replace(config, effort="minutes")
     if config.effort is not None:
+        _require_one_process(config, launch)
         refuse_other_options(given or ())
         if shape is not None or config.teachers:
             raise ValueError("--effort works up the ladder by itself: leave out --ensemble and --teachers")
     if student_epochs is not None and shape is None:
         raise ValueError("--student_epochs is about the student of --ensemble N, which must be given")
     # what is printed with --print_config or --json goes to a file or a program, without the reasons
-    console = create_console(stderr=print_config or as_json, quiet=quiet)
+    console = create_console(stderr=print_config or as_json, quiet=quiet or launch.rank > 0)
     prepared, planned = Prepared(), None
+    if suits_ladder and launch.size > 1:
+        ranks = f"on {launch.size} ranks these images train directly"
+        print_line(console, f"{ranks}: the ladder (--effort) runs in one process, without torchrun")
     if from_run is not None and (shape is not None or resume is not None or final is not None):
         raise ValueError("--from continues one run with further images: leave out --ensemble, --resume and --final")
     if final is not None:
@@ -110,6 +115,7 @@ def train(
         is_final = final is not None or (resume is not None and read_validated(resume) is not None)
         _print_config(config, out.parent if is_final and out is not None else None)
         return
+    _require_one_process(config, launch)
     if resume is None and _is_restarted(config, out, shape):
         resume = out
     for line in described_recipe(recipe, config):
@@ -296,18 +302,23 @@ def _is_restarted(config: RunConfig, out: Path | None, shape: Ensemble | None) -
     return out is not None and Launch.of_process().restarts > 0 and is_ensemble(out)
 
 
-def _with_usual_effort(config: RunConfig, given: Collection[str] | None) -> RunConfig:
-    """`config` with the effort of a bare command: minutes on one's own images, where no option says how to train."""
+def _suits_ladder(config: RunConfig, given: Collection[str] | None) -> bool:
+    """Whether a bare command works up the ladder: on one's own images, where no option says how to train."""
     from pfml.data.own_images import is_own
-    from pfml.distributed.torchrun import Launch
     from pfml.ladder.run import leaves_to_ladder
     from pfml.models.backbone_table import default_weights
 
     model = config.model
     weights = default_weights(model.backbone) if model.weights == "default" else model.weights
     is_pretrained = "model.backbone" not in (given or ()) or weights != "none"
-    suits = given is not None and is_own(config.data.name) and leaves_to_ladder(given) and is_pretrained
-    return replace(config, effort="minutes") if suits and Launch.of_process().size == 1 else config
+    return given is not None and is_own(config.data.name) and leaves_to_ladder(given) and is_pretrained
+
+
+def _require_one_process(config: RunConfig, launch: Launch) -> None:
+    """Refuse the ladder on several ranks, before anything is computed."""
+    if config.effort is not None and launch.size > 1:
+        ranks = f"got {launch.size} ranks: leave out torchrun"
+        raise ValueError(f"the ladder (effort {config.effort}) runs in one process, {ranks}")
 
 
 def _with_suggestions(
@@ -418,8 +429,6 @@ def _run(
         untrained = None if config.effort else _untrained(config, data, out, monitor, world, prepared)
         prepared.untrained = None  # its memory
     if config.effort is not None:
-        if world.size > 1:
-            raise ValueError(f"--effort runs in one process, got {world.size} ranks: leave out torchrun")
         return _run_ladder(config, out, data, resume, console, monitor)
     if shape is None:
         embedder = None if data is None or config.start is not None else create_run_embedder(config)
