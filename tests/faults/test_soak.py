@@ -15,7 +15,6 @@ from pfml.training import BatchConfig
 from small_data import few_glyphs
 from soak import Sample, growth_per_step, soak
 
-
 #: Bytes that the allocator may take at once; more than this is not its habit.
 TAKEN_ONCE = 2**22
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from contextlib import redirect_stdout
 from io import StringIO
@@ -11,8 +12,11 @@ from unittest import mock
 import pytest
 import yaml
 from PIL import Image
+from torch.distributed import HashStore
 
 from pfml.cli import main
+from pfml.data.file_images import FileImages
+from pfml.ladder.ladder import RUNGS
 from pfml.models import load_embedder
 from pfml.runs.config import RunConfig
 from pfml.runs.folder import RunFolder
@@ -107,9 +111,51 @@ def test_options_that_the_ladder_decides_are_refused(photos, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def printed_config(capsys, *arguments):
+def printed(capsys, *arguments):
     main(["train", *map(str, arguments), "--print_config", "--device=cpu"])
-    return yaml.safe_load(capsys.readouterr().out)
+    return capsys.readouterr().out
+
+
+def printed_config(capsys, *arguments):
+    return yaml.safe_load(printed(capsys, *arguments))
+
+
+def what_would_run(*arguments):
+    """The configuration that a command would run."""
+    with mock.patch("pfml.cli.train._run", return_value={}) as would_run:
+        main(["train", *map(str, arguments), "--quiet"])
+    return would_run.call_args.args[0]
+
+
+@pytest.mark.parametrize("effort", RUNGS)
+def test_what_is_printed_names_the_rungs_and_no_value_that_the_ladder_leaves_unused(photos, capsys, effort):
+    text = printed(capsys, "--data", photos, f"--effort={effort}")
+    assert tuple(re.findall(r"(?m)^#   ([\w -]+):", text)) == RUNGS[effort]
+    assert ("150 steps of up to 8 classes x 4 images, learning rate 3e-05" in text) == (effort == "hours")
+    assert ("larger crops" in text) == (effort != "seconds")
+    values = yaml.safe_load(text)
+    assert set(values) == {"effort", "seed", "device", "autocast", "data", "model", "storage"}
+    assert "embedding_dim" not in values["model"]
+
+
+def test_what_is_printed_is_a_configuration_of_the_same_run(photos, tmp_path, capsys):
+    given = ("--data", photos, "--effort=hours", "--seed=3", "--data.split=images", "--storage.workers=0")
+    (tmp_path / "printed.yaml").write_text(printed(capsys, *given))
+    again = what_would_run(f"--config={tmp_path / 'printed.yaml'}", "--out", tmp_path / "run")
+    assert again == what_would_run(*given, "--device=cpu", "--out", tmp_path / "run")
+    assert (again.effort, again.seed, again.storage.workers) == ("hours", 3, 0)
+    # also where a file has set what is no option of the ladder
+    (tmp_path / "own.yaml").write_text(f"{{effort: seconds, model: {{pooling: max}}, data: {{name: '{photos}'}}}}")
+    assert printed_config(capsys, f"--config={tmp_path / 'own.yaml'}")["model"]["pooling"] == "max"
+
+
+def test_the_ladder_opens_its_images_as_storage_says(photos, tmp_path):
+    given = ("--effort=seconds", "--storage.storage=files", "--storage.workers=0", "--out", str(tmp_path / "run"))
+    stopped = mock.patch("pfml.ladder.run.climb", side_effect=OSError("the disk is full"))
+    with stopped as would_climb, pytest.raises(SystemExit, match="the disk is full"):
+        main(["train", "--data", str(photos), *given, "--quiet"])
+    sources = would_climb.call_args.kwargs["features"].sources
+    assert {role: type(source) for role, source in sources.items()} == {"train": FileImages, "test": FileImages}
 
 
 @pytest.mark.usefixtures("_small_pretrained")
@@ -118,9 +164,50 @@ def test_the_bare_command_works_up_the_ladder_unless_an_option_says_how_to_train
     assert printed_config(capsys, "--data", photos, "--data.split=images", "--seed=3")["effort"] == "minutes"
     assert printed_config(capsys, "--data", photos, "--effort=seconds")["effort"] == "seconds"
     assert printed_config(capsys, "--data", photos, "--epochs=3")["effort"] is None
+    assert printed_config(capsys, "--data", photos, "--select_by=map_at_r")["effort"] is None  # of epochs
     assert printed_config(capsys, "--data", photos, "--data.validation=none")["effort"] is None
     assert printed_config(capsys, "--data", photos, "--model.backbone=convnet")["effort"] is None
     assert printed_config(capsys, "--data=glyphs", "--loss.name=pfml")["effort"] is None
+
+
+@pytest.fixture
+def two_ranks(monkeypatch):
+    """The environment of the first of two processes that torchrun has started, and what it keeps for them."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    kept = HashStore()
+    monkeypatch.setattr("pfml.distributed.launch.rendezvous_store", lambda launch: kept)
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_several_ranks_are_refused_before_anything_is_computed(run, photos, tmp_path, capsys):
+    copy, out = shutil.copytree(run, tmp_path / "run"), tmp_path / "out"
+    (tmp_path / "more" / "new").mkdir(parents=True)
+    Image.new("RGB", (40, 40)).save(tmp_path / "more" / "new" / "0.png")
+    files = sorted(tmp_path.rglob("*"))
+    for given in (
+        ("--data", photos, "--effort=seconds", "--out", out),
+        ("--final", copy),
+        ("--from", copy, "--data", tmp_path / "more", "--out", out),
+        ("--resume", copy),
+    ):
+        with pytest.raises(SystemExit):
+            main(["train", *map(str, given)])
+        said = capsys.readouterr().err
+        assert "the ladder (effort seconds) runs in one process, got 2 ranks: leave out torchrun" in said
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_the_bare_command_says_that_several_ranks_train_directly(photos, capsys, monkeypatch):
+    monkeypatch.setattr("pfml.cli.train._with_suggestions", lambda config, *_, **__: config)
+    main(["train", "--data", str(photos), "--print_config"])
+    captured = capsys.readouterr()
+    assert "on 2 ranks these images train directly: the ladder (--effort) runs in one process" in captured.err
+    assert yaml.safe_load(captured.out)["effort"] is None
+    monkeypatch.setenv("RANK", "1")
+    main(["train", "--data", str(photos), "--print_config"])
+    assert not capsys.readouterr().err  # once is enough
 
 
 @pytest.mark.usefixtures("_small_pretrained")

@@ -159,6 +159,55 @@ def test_corrections_apply_to_the_same_images_among_more(tmp_path):
     assert len(labels) == 31
 
 
+def copied(run_folder, target, **changes):
+    """A copy of a run without its final model, with other settings."""
+    load_embedder(run_folder).save(target / "model")
+    for file in ("results.json", "log.jsonl"):
+        (target / file).write_bytes((run_folder / file).read_bytes())
+    write_config(target / "config.yaml", replace(read_config(run_folder / "config.yaml"), **changes), sealed=True)
+    return target
+
+
+def printed_config(capsys, *arguments):
+    main(["train", *map(str, arguments), "--print_config"])
+    return capsys.readouterr().out
+
+
+def test_printing_writes_nothing_and_shows_what_would_train(trained, finished, tmp_path, capsys):
+    copy = copied(trained, tmp_path / "birds")
+    before = sorted(tmp_path.rglob("*"))
+    text = printed_config(capsys, "--final", copy)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert text.startswith(f"# the settings of {copy} on all images\n")
+    (tmp_path / "printed.yaml").write_text(text)
+    assert read_config(tmp_path / "printed.yaml") == read_config(finished / "config.yaml")
+    # one that is trained already, too
+    assert printed_config(capsys, "--final", trained).replace(str(trained), str(copy)) == text
+
+
+def test_printing_names_the_corrections_that_training_would_write(trained, tmp_path, capsys):
+    data = read_config(trained / "config.yaml").data
+    (tmp_path / "list.csv").write_text("image,given class,corrected class\n")
+    copy = copied(trained, tmp_path / "birds", data=replace(data, corrections=tmp_path / "list.csv"))
+    target = copy / "final" / "corrections.csv"
+    assert f"on all images; training starts by writing {target}\n" in printed_config(capsys, "--final", copy)
+    assert not target.parent.exists()
+
+
+def test_printing_the_final_model_of_a_ladder_names_what_it_has_kept(trained, tmp_path, capsys):
+    copy = copied(trained, tmp_path / "birds", effort="hours", loss=LossConfig("zero-shot"))
+    assert "has not chosen a rung" in failure("train", "--final", copy, "--print_config")
+    settings = {"name": "views", "candidate": "16 pixels, gem pooling, no head", "is_kept": True}
+    RunFolder(copy).append("rung", 0, **settings)
+    text = printed_config(capsys, "--final", copy)
+    assert f"# what the ladder of {copy} has kept is fitted to all images: 16 pixels, gem pooling, no head;" in text
+    assert "these rungs are tried" not in text
+    assert not final_folder(copy).exists()
+    begin_final(copy)
+    write_config(copy / "final" / "config.yaml", read_config(copy / "config.yaml"), sealed=True)
+    assert "is fitted to all images" in printed_config(capsys, "--resume", copy / "final")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

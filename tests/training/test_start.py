@@ -73,6 +73,18 @@ def test_settings_are_those_of_the_run_and_typed_ones_override_them(trained, mor
     assert parsed_values("train", ["--from", str(trained), "--data", str(more)])["given"] is None
 
 
+def test_printing_writes_nothing_and_is_a_configuration_of_the_same_run(
+    trained, more, continued, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(trained.rglob("*"))
+    main(["train", "--from", str(trained), "--data", str(more), "--print_config"])
+    assert sorted(trained.rglob("*")) == before
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    assert read_config(tmp_path / "printed.yaml") == read_config(continued / "config.yaml")
+
+
 def test_the_run_has_old_and_new_images(photos, more, continued):
     config = read_config(continued / "config.yaml")
     assert config.data.name == str(photos)

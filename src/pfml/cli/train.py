@@ -53,43 +53,50 @@ def train(
     On images of one's own, without options of the training, candidates of rising cost are tried, and what validation
     proves to be better than the pretrained backbone is kept (--effort).
     """
-    from pfml.distributed.launch import FailedElsewhereError, open_world
+    from pfml.distributed.launch import FailedElsewhereError, Launch, open_world
     from pfml.ladder.run import refuse_other_options
     from pfml.runs.config import RunConfig
     from pfml.runs.config_files import read_config
+    from pfml.runs.final import read_validated
     from pfml.runs.folder import RunFolder
     from pfml.suggest.folder import Prepared
     from pfml.training.ensemble import Ensemble, is_ensemble, read_ensemble
     from pfml.training.environment import resolve_device
-    from pfml.training.final import begin_final
+    from pfml.training.final import plan_final
     from pfml.training.progress import ProgressMonitor
     from pfml.training.shutdown import Interrupted
 
-    shape = None if ensemble is None else Ensemble(ensemble, student_epochs)
-    if config.effort is None and shape is None and resume is None:
-        config = _with_usual_effort(config, given)
+    shape, launch = None if ensemble is None else Ensemble(ensemble, student_epochs), Launch.of_process()
+    suits_ladder = config.effort is None and shape is None and resume is None and _suits_ladder(config, given)
+    if suits_ladder and launch.size == 1:
+        config = replace(config, effort="minutes")
     if config.effort is not None:
+        _require_one_process(config, launch)
         refuse_other_options(given or ())
         if shape is not None or config.teachers:
             raise ValueError("--effort works up the ladder by itself: leave out --ensemble and --teachers")
     if student_epochs is not None and shape is None:
         raise ValueError("--student_epochs is about the student of --ensemble N, which must be given")
     # what is printed with --print_config or --json goes to a file or a program, without the reasons
-    console = create_console(stderr=print_config or as_json, quiet=quiet)
-    prepared = Prepared()
+    console = create_console(stderr=print_config or as_json, quiet=quiet or launch.rank > 0)
+    prepared, planned = Prepared(), None
+    if suits_ladder and launch.size > 1:
+        ranks = f"on {launch.size} ranks these images train directly"
+        print_line(console, f"{ranks}: the ladder (--effort) runs in one process, without torchrun")
     if from_run is not None and (shape is not None or resume is not None or final is not None):
         raise ValueError("--from continues one run with further images: leave out --ensemble, --resume and --final")
     if final is not None:
         if config != RunConfig() or out is not None or shape is not None or resume is not None:
             raise ValueError("a final model has the settings of its run: give --final alone, without other options")
-        begun = begin_final(final, ProgressMonitor(console).track)
-        config, out, prepared.data = begun.config, begun.folder, begun.loaded
-        resume = out if begun.is_begun else None
-        for line in () if begun.loaded is None else begun.loaded.remarks:
+        planned = plan_final(final, ProgressMonitor(console).track)
+        config, out, prepared.data = planned.config, planned.folder, planned.loaded
+        resume = out if planned.is_begun else None
+        for line in () if planned.loaded is None else planned.loaded.remarks:
             print_line(console, line)
-        state = "trained already" if begun.is_done else "resumed" if begun.is_begun else "begun"
-        print_line(console, begun.description or f"the final model {out} is {state}")
-        if begun.is_done:
+        state = "trained already" if planned.is_done else "resumed" if planned.is_begun else "begun"
+        if planned.description or not print_config:
+            print_line(console, planned.description or f"the final model {out} is {state}")
+        if planned.is_done and not print_config:
             print_validated(console, out)
             if as_json:
                 print_json({"run": str(out), "results": RunFolder(out).read_results()})
@@ -105,8 +112,10 @@ def train(
     elif given is not None:
         config = _with_suggestions(config, given, console, prepared, out=out)
     if print_config:
-        _print_config(config)
+        is_final = final is not None or (resume is not None and read_validated(resume) is not None)
+        _print_config(config, out.parent if is_final and out is not None else None)
         return
+    _require_one_process(config, launch)
     if resume is None and _is_restarted(config, out, shape):
         resume = out
     for line in described_recipe(recipe, config):
@@ -119,6 +128,8 @@ def train(
             out = Path(world.by_first(lambda: str(out or free_folder(Path("runs"), name))))
             if resume is None:
                 world.by_first(RunFolder(out).refuse_run)  # before anything is printed or computed
+            if planned is not None:
+                world.by_first(planned.begin)
             results = _run(config, out, resume is not None, console, world, shape, prepared)
     except Interrupted as interrupt:
         with suppress(OSError):  # the terminal may be gone, whose end is SIGHUP
@@ -291,18 +302,23 @@ def _is_restarted(config: RunConfig, out: Path | None, shape: Ensemble | None) -
     return out is not None and Launch.of_process().restarts > 0 and is_ensemble(out)
 
 
-def _with_usual_effort(config: RunConfig, given: Collection[str] | None) -> RunConfig:
-    """`config` with the effort of a bare command: minutes on one's own images, where no option says how to train."""
+def _suits_ladder(config: RunConfig, given: Collection[str] | None) -> bool:
+    """Whether a bare command works up the ladder: on one's own images, where no option says how to train."""
     from pfml.data.own_images import is_own
-    from pfml.distributed.torchrun import Launch
     from pfml.ladder.run import leaves_to_ladder
     from pfml.models.backbone_table import default_weights
 
     model = config.model
     weights = default_weights(model.backbone) if model.weights == "default" else model.weights
     is_pretrained = "model.backbone" not in (given or ()) or weights != "none"
-    suits = given is not None and is_own(config.data.name) and leaves_to_ladder(given) and is_pretrained
-    return replace(config, effort="minutes") if suits and Launch.of_process().size == 1 else config
+    return given is not None and is_own(config.data.name) and leaves_to_ladder(given) and is_pretrained
+
+
+def _require_one_process(config: RunConfig, launch: Launch) -> None:
+    """Refuse the ladder on several ranks, before anything is computed."""
+    if config.effort is not None and launch.size > 1:
+        ranks = f"got {launch.size} ranks: leave out torchrun"
+        raise ValueError(f"the ladder (effort {config.effort}) runs in one process, {ranks}")
 
 
 def _with_suggestions(
@@ -342,13 +358,37 @@ def _with_suggestions(
     return with_values(config, json.loads(decided_by_first("what it suggests", lambda: json.dumps(suggested()))))
 
 
-def _print_config(config: RunConfig) -> None:
-    """Print a file for --config."""
+def _print_config(config: RunConfig, final_of: Path | None = None) -> None:
+    """Print a file for --config: all that is used, which is less where the ladder decides.
+
+    Args:
+        config: What to print.
+        final_of: The run whose final model it is, if it is one.
+    """
     import yaml
 
+    from pfml.ladder.run import described_ladder, used_by_ladder
     from pfml.runs.config_files import plain
 
-    print(yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True), end="")
+    if final_of is not None:
+        print(f"# {_about_final(config, final_of)}")
+    elif config.effort is not None:
+        for line in described_ladder(config):
+            print(f"# {line}")
+    values = plain(config) if config.effort is None else used_by_ladder(config)
+    print(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), end="")
+
+
+def _about_final(config: RunConfig, run: Path) -> str:
+    """What is trained as the final model of a run, and what --config would do otherwise."""
+    from pfml.ladder.run import kept_rung
+
+    if config.effort is not None:
+        kept = kept_rung(run)["candidate"]
+        return f"what the ladder of {run} has kept is fitted to all images: {kept}; --config would choose anew"
+    corrections = config.data.corrections
+    is_there = corrections is None or corrections.exists()
+    return f"the settings of {run} on all images" + ("" if is_there else f"; training starts by writing {corrections}")
 
 
 def _run(
@@ -389,8 +429,6 @@ def _run(
         untrained = None if config.effort else _untrained(config, data, out, monitor, world, prepared)
         prepared.untrained = None  # its memory
     if config.effort is not None:
-        if world.size > 1:
-            raise ValueError(f"--effort runs in one process, got {world.size} ranks: leave out torchrun")
         return _run_ladder(config, out, data, resume, console, monitor)
     if shape is None:
         embedder = None if data is None or config.start is not None else create_run_embedder(config)

@@ -38,11 +38,16 @@ from pfml.methods import LossConfig
 from pfml.models import Embedder, EmbedderConfig, TrainedOn
 from pfml.models.backbone_table import BACKBONES, with_image_size
 from pfml.models.head_init import set_linear
-from pfml.runs.config import EFFORTS
 from pfml.training.progress import Monitor
 
-__all__ = ["Candidate", "Climb", "Features", "FineTune", "Rung", "View", "climb", "fit"]
+__all__ = ["RUNGS", "Candidate", "Climb", "Features", "FineTune", "Rung", "View", "climb", "fit"]
 
+#: Effort -> the rungs that are tried, if there is enough to validate on.
+RUNGS = {
+    "seconds": ("pretrained", "views", "closed form"),
+    "minutes": ("pretrained", "views", "closed form", "trained head"),
+    "hours": ("pretrained", "views", "closed form", "trained head", "fine-tuned"),
+}
 #: Validation on unseen classes needs so many to divide.
 FEWEST_CLASSES = 4
 
@@ -205,13 +210,14 @@ class Features:
         data: Its training and test images.
         autocast: Mixed precision of the backbone, or None.
         monitor: Shows the progress.
+        sources: Role -> its images, opened; others are opened on first use.
     """
 
     backbone: Embedder
     data: RetrievalData
     autocast: torch.dtype | None = None
     monitor: Monitor = field(default_factory=Monitor)
-    _sources: dict[str, ImageSource] = field(default_factory=dict)
+    sources: dict[str, ImageSource] = field(default_factory=dict)
     _passes: dict[tuple[int, bool, str], dict[str, Tensor]] = field(default_factory=dict)
 
     @property
@@ -245,10 +251,10 @@ class Features:
 
     def source(self, role: str) -> ImageSource:
         """The images of a role, opened."""
-        if role not in self._sources:
+        if role not in self.sources:
             device = next(self.backbone.parameters()).device
-            self._sources[role] = open_images(self.data.parts[role], device=device, track=self.monitor.track)
-        return self._sources[role]
+            self.sources[role] = open_images(self.data.parts[role], device=device, track=self.monitor.track)
+        return self.sources[role]
 
     def embedded(self, embedder: Embedder, candidate: Candidate, role: str) -> Tensor:
         """Embeddings of the images of a role, (N, D); from features as far as the candidate has the same backbone."""
@@ -310,8 +316,8 @@ def climb(
         keep: Called with the pretrained model at once, then with that of each rung that is better than those before it.
         features: Those of `backbone` and `data`, from a caller that has them already.
     """
-    if effort not in EFFORTS:
-        raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
+    if effort not in RUNGS:
+        raise ValueError(f"effort must be one of {', '.join(RUNGS)}, got {effort!r}")
     if backbone.head.linear is not None:
         raise ValueError("the ladder starts with a backbone without a linear layer: set model.embedding_dim to null")
     monitor = monitor or Monitor()
@@ -387,10 +393,9 @@ class _Ladder:
         yield self.rung("pretrained", base, self.before)
         yield from self.views(is_quick=effort == "seconds")
         yield self.closed_form()
-        if effort == "seconds":
-            return
-        yield self.trained_head(self.kept)
-        if effort == "hours" and self.fine_tune is not None:
+        if "trained head" in RUNGS[effort]:
+            yield self.trained_head(self.kept)
+        if "fine-tuned" in RUNGS[effort] and self.fine_tune is not None:
             yield self.fine_tuned(self.kept)
 
     def rung(self, name: str, candidate: Candidate, found: CrossFitted) -> Rung:

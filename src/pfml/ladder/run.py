@@ -11,17 +11,17 @@ from typing import Any
 from torch import Tensor
 
 from pfml.data import RetrievalData
-from pfml.data.decoding import listing_all_unreadable
 from pfml.data.image_set import PROTOCOLS
 from pfml.evaluation.metrics import summary
+from pfml.ladder import fine_tuning
 from pfml.ladder.fine_tuning import FineTuning
 from pfml.ladder.heads import STEPS, LinearHead, train_head
-from pfml.ladder.ladder import Candidate, Climb, Features, climb, fit
+from pfml.ladder.ladder import RUNGS, Candidate, Climb, Features, climb, fit
 from pfml.methods import LossConfig
 from pfml.models import Embedder
 from pfml.models.embedder import learned_by
 from pfml.runs.config import RunConfig
-from pfml.runs.config_files import read_config, write_config
+from pfml.runs.config_files import plain, read_config, write_config
 from pfml.runs.data import PreparedData, load_checked, prepare_data
 from pfml.runs.folder import RunFolder, of_model
 from pfml.suggest.comparison import untrained_embedder
@@ -31,11 +31,24 @@ from pfml.training.environment import precision, resolve_device
 from pfml.training.final import moved_corrections
 from pfml.training.progress import Monitor
 from pfml.training.runner import write_untrained
+from pfml.training.setup import open_sources
 
-__all__ = ["LadderRun", "finish_ladder", "leaves_to_ladder", "refuse_other_options", "run_ladder"]
+__all__ = [
+    "LadderRun",
+    "described_ladder",
+    "finish_ladder",
+    "kept_rung",
+    "leaves_to_ladder",
+    "refuse_other_options",
+    "run_ladder",
+    "used_by_ladder",
+]
 
 #: What may be decided beside the effort; the ladder decides the rest.
-FREE = ("effort", "data", "storage", "seed", "device", "autocast", "select_by", "model.backbone", "model.weights")
+FREE = ("effort", "data", "storage", "seed", "device", "autocast", "model.backbone", "model.weights")
+#: What of a configuration the ladder uses, as names or groups; of the model, what the pretrained backbone has.
+USED = ("effort", "seed", "device", "autocast", "data", "model", "storage")
+USED_OF_MODEL = ("backbone", "weights", "pooling", "layer_norm", "freeze_patch_embedding")
 #: Images whose distances choose the radii of the field.
 MOST_COMPARED = 2000
 #: Where the trainings of the last rung are kept until the run is done.
@@ -72,6 +85,34 @@ def _is_decided_here(option: str) -> bool:
     return not option.startswith(FREE) or option == "data.validation"  # the ladder cross-fits
 
 
+def used_by_ladder(config: RunConfig) -> dict[str, Any]:
+    """What of a configuration the ladder uses, as plain values: a configuration of these works up the same ladder."""
+    values = plain(config)
+    return {name: values[name] for name in USED} | {"model": {name: values["model"][name] for name in USED_OF_MODEL}}
+
+
+def described_ladder(config: RunConfig) -> list[str]:
+    """Lines that say which rungs a run with an effort tries, and what the ladder decides for each."""
+    assert config.effort is not None
+    device = resolve_device(config.device).type
+    steps, classes = fine_tuning.STEPS[device], fine_tuning.MOST_CLASSES[device]
+    about = {
+        "pretrained": f"{config.model.backbone} as it is",
+        "views": "generalized mean pooling" + ("" if config.effort == "seconds" else ", larger crops, flip test"),
+        "closed form": "a linear head computed from the features",
+        "trained head": f"a linear head, {STEPS} steps of the potential field on the features",
+        "fine-tuned": (
+            f"the whole model, {steps} steps of up to {classes} classes x {fine_tuning.PER_CLASS} images, "
+            f"learning rate {fine_tuning.LR:g}, {fine_tuning.PROXY_LR:g} of the proxies"
+        ),
+    }
+    return [
+        f"effort {config.effort}: these rungs are tried, and the best that validation proves is kept",
+        *(f"  {name}: {about[name]}" for name in RUNGS[config.effort]),
+        "the ladder uses the values below; it decides all others by the images",
+    ]
+
+
 def run_ladder(
     config: RunConfig,
     out: str | Path,
@@ -102,22 +143,22 @@ def run_ladder(
     images, corruption = data or prepare_data(config.data, monitor.track)
     for remark in images.remarks:
         monitor.remark(remark)
+    features = _features(backbone, images, config, monitor)
     if not resume:
         folder.start()
     write_config(folder.config, config, sealed=True)
     fine_tune = FineTuning(config, images.train, folder.path / TRAININGS, _fitting_field, monitor)
-    with listing_all_unreadable(images, track=monitor.track):
-        found = climb(
-            backbone,
-            images,
-            _fitting_field,
-            effort=config.effort,
-            seed=config.seed,
-            fine_tune=fine_tune,
-            autocast=precision(config.autocast),
-            monitor=monitor,
-            keep=lambda embedder: embedder.save(folder.model),
-        )
+    found = climb(
+        backbone,
+        images,
+        _fitting_field,
+        effort=config.effort,
+        seed=config.seed,
+        fine_tune=fine_tune,
+        monitor=monitor,
+        keep=lambda embedder: embedder.save(folder.model),
+        features=features,
+    )
     if corruption is not None:
         corruption.write(folder.noise)
     ladder = {"kept": found.chosen.as_dict(), "rungs": [rung.as_dict() for rung in found.rungs]}
@@ -136,11 +177,8 @@ def finish_ladder(run: str | Path, out: str | Path, *, monitor: Monitor | None =
         monitor: What to show.
     """
     source, folder, monitor = RunFolder(Path(run)), RunFolder(Path(out)), monitor or Monitor()
-    config = read_config(source.config)
-    kept = [rung for rung in source.entries("rung") if rung["is_kept"]]
-    if not kept:
-        raise ValueError(f"{run} has not chosen a rung of its ladder yet: resume it first")
-    candidate = Candidate.of(kept[-1]["settings"])
+    config, kept = read_config(source.config), kept_rung(source.path)
+    candidate = Candidate.of(kept["settings"])
     learned = learned_by(source.path)
     everything = replace(config.data, split="none", validation="none", corrections=None)
     loaded = load_checked(everything, monitor.track)
@@ -154,10 +192,18 @@ def finish_ladder(run: str | Path, out: str | Path, *, monitor: Monitor | None =
     def train(some: Tensor, labels: Tensor, start: LinearHead) -> LinearHead:
         return train_head(some, labels, start, _fitting_field, seed=config.seed, steps=round(STEPS * scale))
 
-    features = Features(_backbone(config), images, precision(config.autocast), monitor)
+    features = _features(_backbone(config), images, config, monitor)
     fine_tune = FineTuning(config, images.train, folder.path / TRAININGS, _fitting_field, monitor, scale)
     embedder = fit(features, candidate, train, fine_tune)
-    return _written(config, images, folder, embedder, None, {"ladder": {"kept": kept[-1]}})
+    return _written(config, images, folder, embedder, None, {"ladder": {"kept": kept}})
+
+
+def kept_rung(run: Path) -> dict[str, Any]:
+    """The rung that a run with an effort has kept, as its log has it."""
+    kept = [rung for rung in RunFolder(run).entries("rung") if rung["is_kept"]]
+    if not kept:
+        raise ValueError(f"{run} has not chosen a rung of its ladder yet: resume it first")
+    return kept[-1]
 
 
 def _backbone(config: RunConfig) -> Embedder:
@@ -165,6 +211,11 @@ def _backbone(config: RunConfig) -> Embedder:
     if backbone is None:
         raise ValueError("the ladder needs a backbone with pretrained weights: set model.weights")
     return backbone.to(resolve_device(config.device))
+
+
+def _features(backbone: Embedder, images: RetrievalData, config: RunConfig, monitor: Monitor) -> Features:
+    sources = open_sources(images, resolve_device(config.device), config.storage, monitor)
+    return Features(backbone, images, precision(config.autocast), monitor, sources)
 
 
 def _written(

@@ -22,7 +22,7 @@ from pfml.runs.folder import RunFolder, of_model
 from pfml.terminal import shell_words
 from pfml.training.ensemble import is_ensemble
 
-__all__ = ["Final", "begin_final", "moved_corrections", "steps_alike"]
+__all__ = ["Final", "begin_final", "moved_corrections", "plan_final", "steps_alike"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +36,8 @@ class Final:
         is_done: Whether nothing is left to train.
         loaded: Its images, listed and checked, if they were needed here.
         description: A sentence on how long it trains, and why.
+        validated: The figures of the run, for one that is not begun yet.
+        corrections: Those of the run for all of its images, likewise; None if there are none.
     """
 
     config: RunConfig
@@ -44,10 +46,27 @@ class Final:
     is_done: bool = False
     loaded: RetrievalData | None = None
     description: str = ""
+    validated: Validated | None = None
+    corrections: Corrections | None = None
+
+    def begin(self) -> None:
+        """Give its folder the figures of the run and its corrections, unless it has them."""
+        if self.validated is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_validated(self.folder, self.validated)
+        if self.corrections is not None and self.loaded is not None:
+            self.corrections.write(RunFolder(self.folder).corrections, self.loaded.train)
 
 
 def begin_final(run: str | Path, track: Track | None = None) -> Final:
-    """The final model of the run in the folder `run`, whose folder gets the figures of the run and its corrections.
+    """`plan_final`, whose folder now has the figures of the run and its corrections."""
+    final = plan_final(run, track)
+    final.begin()
+    return final
+
+
+def plan_final(run: str | Path, track: Track | None = None) -> Final:
+    """The final model of the run in the folder `run`; nothing is written before `Final.begin`.
 
     Its settings are those of the run, with these differences:
 
@@ -72,13 +91,15 @@ def begin_final(run: str | Path, track: Track | None = None) -> Final:
     classes = 0 if learned is None else len(learned.class_names)
     data = replace(config.data, split="none", validation="none")
     if config.effort is not None:
-        _write(out, Validated.of(source, classes=classes, steps=0))
-        return Final(replace(config, data=data), out.path)
+        validated = Validated.of(source, classes=classes, steps=0)
+        return Final(replace(config, data=data), out.path, validated=validated)
     epochs, per_epoch = _trained_length(source)
-    _write(out, Validated.of(source, classes=classes, steps=epochs * per_epoch))
     loaded = load_checked(data, track)
-    data = replace(data, corrections=moved_corrections(config.data, loaded, out, track))
-    train = prepare_data(data, loaded=loaded).data.train
+    corrections = _corrections_of_all(config.data, loaded, track)
+    train = prepare_data(replace(data, corrections=None), loaded=loaded).data.train
+    if corrections is not None:
+        train = corrections.apply(train)
+        data = replace(data, corrections=out.corrections.absolute())
     now = len(train.labels.unique())
     steps = steps_alike(per_epoch, classes, now)
     filled = max(len(train) // config.batch.size, 1)
@@ -92,6 +113,8 @@ def begin_final(run: str | Path, track: Track | None = None) -> Final:
             f"all {len(train):,} images of {now:,} classes train, {epochs} epochs{ending}, of {steps:,} steps each: "
             f"as many per class as {per_epoch:,} for the {classes:,} classes of {source.path}"
         ),
+        validated=Validated.of(source, classes=classes, steps=epochs * per_epoch),
+        corrections=corrections,
     )
 
 
@@ -106,11 +129,6 @@ def steps_alike(steps: int, classes: int, more_classes: int) -> int:
         14
     """
     return max(round(steps * more_classes / max(classes, 1)), 1)
-
-
-def _write(out: RunFolder, validated: Validated) -> None:
-    out.path.mkdir(parents=True, exist_ok=True)
-    write_validated(out.path, validated)
 
 
 def _checked_config(source: RunFolder) -> RunConfig:
@@ -158,12 +176,18 @@ def moved_corrections(
         out: The folder of the final run.
         track: Shows the progress.
     """
+    corrections = _corrections_of_all(before, loaded, track)
+    if corrections is None:
+        return None
+    corrections.write(out.corrections, loaded.train)
+    return out.corrections.absolute()
+
+
+def _corrections_of_all(before: DataConfig, loaded: RetrievalData, track: Track | None) -> Corrections | None:
     if before.corrections is None:
         return None
     train = prepare_data(replace(before, corrections=None), track).data.train
-    corrections = Corrections.read(before.corrections, train)
-    corrections.moved(train, loaded.train).write(out.corrections, loaded.train)
-    return out.corrections.absolute()
+    return Corrections.read(before.corrections, train).moved(train, loaded.train)
 
 
 def _trained_length(source: RunFolder) -> tuple[int, int]:
