@@ -13,8 +13,10 @@ from pfml.models import EmbedderConfig, load_embedder
 from pfml.runs.checkpoint import load_checkpoint
 from pfml.runs.config_files import read_config
 from pfml.runs.data import PreparedData
+from pfml.runs.final import Validated, read_validated
 from pfml.runs.folder import RunFolder
 from pfml.training import BatchConfig, LossConfig, OptimizerConfig, RunConfig, load_field, load_loss, run
+from pfml.training.final import Final
 
 FORMAT_1 = Path(__file__).parent / "format_1"
 
@@ -39,8 +41,20 @@ def write_run(out):
         log_every=1,
     )
     run(config, out, data=random_images())
+    write_figures(out)
     shutil.rmtree(out / "model")
     shutil.rmtree(out / "tensorboard", ignore_errors=True)
+
+
+def write_figures(run_folder):
+    """What a final model of the run begins with."""
+    figures = Validated.of(RunFolder(run_folder), classes=4, steps=4)
+    Final(read_config(run_folder / "config.yaml"), run_folder / "final", validated=figures).begin()
+
+
+def test_the_figures_of_a_final_model_are_read():
+    scores = RunFolder(FORMAT_1).read_results()["last"]["test"]
+    assert read_validated(FORMAT_1 / "final") == Validated("format_1", "classes", 2, "last", 4, 4, scores)
 
 
 def test_configuration_results_log_and_loss_are_read():

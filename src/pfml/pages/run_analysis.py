@@ -123,13 +123,16 @@ def class_scores(search: Search) -> list[ClassScore]:
     scores, found = search.scores, search.found_labels
     matched = scores.num_matches > 0
     result = []
-    for label in search.labels[matched].unique().tolist():
-        mine = matched & (search.labels == label)
-        wrong = Counter(found[mine & (found != label)].tolist())
+    queries = matched.nonzero()[:, 0]
+    queries = queries[search.labels[queries].argsort(stable=True)]
+    labels, counts = search.labels[queries].unique_consecutive(return_counts=True)
+    # one pass: a mask of all queries for each of 10,000 classes takes seconds
+    for label, mine in zip(labels.tolist(), queries.split(counts.tolist()), strict=True):
+        wrong = Counter(other for other in found[mine].tolist() if other != label)
         other, times = min(wrong.items(), key=lambda item: (-item[1], item[0])) if wrong else (None, 0)
         recall = (scores.first_rank[mine] == 1).double().mean().item()
         precision = scores.average_precision_at_r[mine].mean().item()
-        result.append(ClassScore(label, int(mine.sum()), recall, precision, other, times))
+        result.append(ClassScore(label, len(mine), recall, precision, other, times))
     return sorted(result, key=lambda one: (one.recall_at_1, one.map_at_r, one.label))
 
 
