@@ -1,16 +1,20 @@
 """An ensemble in one piece of work: teachers, a student, a comparison; it resumes wherever it was stopped."""
 
 import json
+import shutil
 from dataclasses import replace
 from unittest import mock
 
 import pytest
 import torch
 
+from pfml.audit import audit, audit_run
 from pfml.cli import main, parsed_values
+from pfml.evaluation import embed
+from pfml.losses.distillation import combined
 from pfml.models import EmbedderConfig, load_embedder
 from pfml.runs.config import DataConfig, RunConfig
-from pfml.runs.config_files import read_config
+from pfml.runs.config_files import read_config, write_config
 from pfml.storage.files import DamagedFileError
 from pfml.storage.manifest import write_manifest
 from pfml.training import BatchConfig, LossConfig, OptimizerConfig, ScheduleConfig
@@ -157,3 +161,24 @@ def test_the_command_line_trains_an_ensemble_and_another_student_of_it(tmp_path,
     with pytest.raises(SystemExit) as ended:
         main(["train", *common, "--student_epochs", "2"])
     assert "--ensemble N, which must be given" in str(ended.value.code)
+
+
+@pytest.mark.usefixtures("config")
+def test_an_audit_of_the_student_judges_with_its_teachers_too(whole, tmp_path):
+    folder, _ = whole
+    data = few_glyphs().train
+    runs = [folder, folder / "teachers" / "1", folder / "teachers" / "2"]
+    wanted = audit(combined([embed(load_embedder(run), data) for run in runs]), data)
+    found, _ = audit_run(folder, device="cpu")
+    torch.testing.assert_close(found.scores.score, wanted.scores.score)
+    alone, _ = audit_run(folder, model=folder, device="cpu")
+    assert not torch.allclose(alone.scores.score, found.scores.score)
+
+    moved = tmp_path / "moved"
+    shutil.copytree(folder, moved)
+    write_config(moved / "config.yaml", replace(read_config(moved / "config.yaml"), teachers=("gone/1", "gone/2")))
+    again, _ = audit_run(moved, device="cpu")
+    torch.testing.assert_close(again.scores.score, found.scores.score)
+    shutil.rmtree(moved / "teachers" / "2")
+    with pytest.raises(FileNotFoundError, match=r"gone/2, a teacher of .*moved, is not there: pfml audit .* --model"):
+        audit_run(moved, device="cpu")

@@ -1,4 +1,4 @@
-"""The audit of a run: its training or test images, embedded by its model."""
+"""The audit of a run: its training or test images, embedded by its model; a student's by its teachers too."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from pfml.data import RetrievalData
 from pfml.data.corrections import Corrections
 from pfml.data.decoding import Track
 from pfml.evaluation import embed
+from pfml.losses.distillation import combined
 from pfml.models import load_embedder
 from pfml.runs.config_files import read_config
 from pfml.runs.data import load_checked, prepare_data
 from pfml.runs.folder import RunFolder
-from pfml.training import DataConfig, load_field
+from pfml.training import DataConfig, RunConfig, load_field
 from pfml.training.environment import resolve_device
 
 __all__ = ["audit_run", "write_corrections"]
@@ -44,7 +45,8 @@ def audit_run(
         run: Folder of a run; its configuration says the data. Where it has label noise, the true labels are known.
         part: "train", or "test": images of classes that the run has not seen, by the field of their embeddings alone.
         model: Folder of another embedder to judge with, such as that of an earlier or an untrained run; its
-            embeddings then make the field alone, since the proxies of the run lie in another space.
+            embeddings then make the field alone, since the proxies of the run lie in another space. A student judges
+            with its teachers, unless its own folder is given here.
         law: "fitted" to the embeddings, or "run": that of the run's loss, which must be a field that decays.
         compare: Other scores, keys of `pfml.audit.scores.SCORES`.
         k: Neighbors of the k-NN scores.
@@ -56,10 +58,10 @@ def audit_run(
     config = read_config(folder.config)
     loaded = load_checked(config.data, track) if loaded is None else loaded
     data, _ = prepare_data(config.data, loaded=loaded)
-    embedder = load_embedder(folder.path if model is None else model).to(resolve_device(device))
+    models = [folder.path, *_teachers(folder, config)] if model is None else [model]
     seen = part == "train"
     images = data.train if seen else data.test
-    points = embed(embedder, images, track=track)
+    points = combined([embed(load_embedder(one).to(resolve_device(device)), images, track=track) for one in models])
     trained = config.loss.trains
     trained_field = load_field(folder.path) if trained and (model is None or law == "run") else None
     if law == "run" and (trained_field is None or not trained_field.has_own_law):
@@ -97,6 +99,18 @@ def write_corrections(
     if config.corrections is not None:
         corrections = Corrections.read(config.corrections, before.train).then(corrections, before.train)
     corrections.write(path, before.train)
+
+
+def _teachers(folder: RunFolder, config: RunConfig) -> list[Path]:
+    """The teachers of a student, also of one whose folder was moved with them."""
+    found = []
+    for teacher in map(Path, config.teachers):
+        moved = folder.path / "teachers" / teacher.name
+        if not (teacher.is_dir() or moved.is_dir()):
+            alone = f"pfml audit {folder.path} --model {folder.path} judges without teachers"
+            raise FileNotFoundError(f"{teacher}, a teacher of {folder.path}, is not there: {alone}")
+        found.append(teacher if teacher.is_dir() else moved)
+    return found
 
 
 def _true_labels(config: DataConfig, data: RetrievalData, loaded: RetrievalData) -> Tensor | None:
