@@ -7,6 +7,7 @@ import yaml
 
 from pfml.cli import main
 from pfml.data import load_data
+from pfml.runs.config import DataConfig
 from small_index import write_images
 
 SPLITS = ("classes", "images", "none")
@@ -200,3 +201,14 @@ def test_ten_thousand_classes_are_listed_and_divided(tmp_path):
             (folder / name).touch()
     data = load_data(str(tmp_path), split="images")
     assert (len(data.train), len(data.test), data.train.num_classes) == (10_000, 10_000, 10_000)
+
+
+def test_a_folder_whose_own_path_is_no_text_is_refused_before_anything_is_read(tmp_path):
+    draw(tmp_path / "photos", "abcd", 2)
+    renamed(tmp_path, "photos", b"caf\xe9")
+    photos = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    with pytest.raises(SystemExit, match=r"stores the path of its images as UTF-8: rename .*caf\\xe9, or link to it"):
+        main(["train", "--data", photos, "--out", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "link").symlink_to(photos)
+    assert DataConfig(str(tmp_path / "link")).name.endswith("link")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal, Self
@@ -311,6 +312,10 @@ class DataConfig:
                 f"leave data.validation none, got {self.validation!r}"
             )
         object.__setattr__(self, "added", tuple(self.added))  # YAML and JSON give lists
+        for path in (self.name, str(self.root), *self.added):
+            if any("\ud800" <= letter <= "\udfff" for letter in path):  # how Python reads bytes that are not UTF-8
+                shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+                raise ValueError(f"a run stores the path of its images as UTF-8: rename {shown}, or link to it")
         if self.added and not is_own(self.name):
             raise ValueError(f"images are added to a folder or CSV of one's own (data.added), got {self.name!r}")
         if self.unreadable not in UNREADABLE:
