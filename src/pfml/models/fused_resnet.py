@@ -1,7 +1,7 @@
 """The forward pass of a ResNet50He whose BatchNorm is folded: bias, sum and ReLU inside of cuDNN's convolutions.
 
 For inference only, since the fused convolutions have no gradient. `python benchmarks/gpu.py --sections teachers`
-measures what it gains on a GPU; compiling gains nothing over it.
+measures what it gains on a GPU.
 """
 
 from __future__ import annotations

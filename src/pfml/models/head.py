@@ -17,7 +17,8 @@ GEM_POWER = 3.0
 
 
 def _maximum(tokens: Tensor) -> Tensor:
-    # Not amax, whose gradient looks for the maximum again: compiled in bfloat16 it may find none, and divides by zero.
+    # Not amax: its gradient looks for the maximum again and divides by how many it finds. In compiled bfloat16 that may
+    # be none, the suspected cause of a NaN (docs/STUDENTS.md).
     return tokens.max(1).values
 
 
