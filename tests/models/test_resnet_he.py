@@ -55,10 +55,8 @@ def test_features_are_those_of_a_resnet_whose_strides_are_on_the_1x1(timm_backbo
     assert not torch.allclose(features, torchvision_like, rtol=1e-2)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_fused_convolutions_give_the_same_features(device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
     torch.manual_seed(0)
     backbone = ResNet50He().eval().to(device)
     for layer in backbone.modules():

@@ -65,7 +65,10 @@ def audit(
         raise ValueError(f"--unseen judges test images, and {run} held nothing out of training: leave it out")
     track = ProgressMonitor(console).track
     print_model(console, model or run)
-    loaded = load_checked(read_config(RunFolder(run).config).data, track)
+    config = read_config(RunFolder(run).config)
+    if model is None and config.teachers:
+        print_line(console, f"its {len(config.teachers)} teachers judge with it; --model {run} for the student alone")
+    loaded = load_checked(config.data, track)
     found, data = audit_run(
         run, part=part, model=model, law=law, compare=compared, k=k, device=device, track=track, loaded=loaded
     )
