@@ -33,6 +33,8 @@ from cub import Workbench, _anywhere, data_of, decode, divide, with_weights
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from pfml.audit import audit
+from pfml.data.image_set import ImageSet
 from pfml.data.image_source import ImageSource
 from pfml.data.seeding import generator_for
 from pfml.evaluation import embed, retrieval_metrics
@@ -75,6 +77,10 @@ def _named(kinds: str, seeds: str) -> tuple[str, ...]:
 
 
 FOUR = _named("pa recipe", "01")
+#: Kinds of teachers that are trained on labels which the audit by others has corrected begin with this.
+CORRECTED = "c:"
+#: ... and these are the others.
+JUDGES = _named("par recipe", "01")
 #: On the test classes the student of seed s has the teachers whose seeds begin at s times this.
 PER_DRAW = 4
 
@@ -183,6 +189,8 @@ for _length, _epochs in LENGTHS.items():
         f"3 rc, 4 pa.288, {_length}": rc(_named("pa.288", "0123"), epochs=_epochs),
         f"3 rc, 2 par, 2 recipe, {_length}": rc(_named("par recipe", "01"), epochs=_epochs),
         f"3 rc, 4 par, {_length}": rc(_named("par", "0123"), epochs=_epochs),
+        f"3 rc, 4 corrected pa, {_length}": rc(_named("c:pa", "0123"), epochs=_epochs),
+        f"3 rc, 2 corrected pa, 2 recipe, {_length}": rc(_named("c:pa c:recipe", "01"), epochs=_epochs),
     }
 STUDENTS |= {
     "4 rc, mixup": rc(FOUR_PA, mixed=1.0, **LONG),
@@ -194,6 +202,12 @@ FIRST_GENERATION = ("2 rc, 4 pa", "2 rc, sigma .8", "2 rc, sigma 1.3", "4 rc, ha
 STUDENTS |= {
     "2 rc, second generation": rc(_second(FIRST_GENERATION), **LONG),
     "4 rc, second generation, half mixup": rc(_second(FIRST_GENERATION), mixed=0.5, **LONG),
+}
+
+STUDENTS |= {
+    # labels that teachers have corrected, then new teachers, then a student
+    "5 rc, 4 corrected pa": rc(_named("c:pa", "0123")),
+    "5 rc, 2 corrected pa, 2 recipe": rc(_named("c:pa c:recipe", "01")),
 }
 
 #: Groups of teachers whose concatenation and whose soup are measured.
@@ -237,6 +251,17 @@ def _test_rounds(length: str) -> dict[str, list[Task]]:
         "clean, 288": _on_test(0.0, _named("pa.288", "0123"), (f"3 rc, 4 pa.288, {length}",)),
         "20 %": _on_test(0.2, _named("par recipe", "01"), both),
         "50 %": _on_test(0.5, _named("par recipe", "01"), both, beside=("pa-0",)),
+        **{
+            f"{noise}, corrected{also}": [
+                *(Task("teachers", drawn(JUDGES, draw), 0, rate) for draw in range(3)),
+                *_on_test(rate, teachers, (f"3 rc, {title}, {length}",)),
+            ]
+            for noise, rate in (("20 %", 0.2), ("50 %", 0.5))
+            for also, title, teachers in (
+                ("", "4 corrected pa", _named("c:pa", "0123")),
+                (" and recipe", "2 corrected pa, 2 recipe", _named("c:pa c:recipe", "01")),
+            )
+        },
         "20 %, par": _on_test(0.2, _named("par", "0123"), alone),
         "50 %, par": _on_test(0.5, _named("par", "0123"), alone, beside=("pa-0", "recipe-0")),
     }
@@ -310,6 +335,16 @@ def rounds() -> dict[str, list[Task]]:
             Task("students", ("4 rc, mixup",), 0, 0.0),
             Task("students", ("4 rc, second generation, half mixup",), 0, 0.0),
         ],
+        # labels that the first teachers correct, for the second ones
+        **{
+            f"5 {100 * noise:g} %": [
+                Task("teachers", JUDGES[:2], 0, noise),
+                Task("teachers", JUDGES[2:], 0, noise),
+                *(Task("teachers", (name,), 0, noise) for name in (*_named("c:pa", "0123"), *_named("c:recipe", "01"))),
+                *(Task("students", (name,), 0, noise) for name in STUDENTS if name.startswith("5 ")),
+            ]
+            for noise in (0.2, 0.5)
+        },
         # on the test classes, in 30 or 60 epochs; the second round decides which of them
         **{f"3 {title}, {length}": tasks for length in LENGTHS for title, tasks in _test_rounds(length).items()},
         "smoke 2": [
@@ -486,6 +521,9 @@ class Bench:
         self._teachers: dict[Path, Embedder] = {}
         self._asked: dict[tuple[tuple[str, ...], float, int], Teachers] = {}
         self._answers: dict[tuple[Any, ...], Tensor] = {}
+        self._labels: dict[tuple[float, int], Tensor] = {}
+        #: by noise and its seed: the shares of the labels that are right
+        self.right: dict[tuple[float, int], dict[str, float]] = {}
 
     def config(self, base: RunConfig, seed: int, noise: float, noise_seed: int) -> RunConfig:
         """`base` here and now."""
@@ -502,18 +540,52 @@ class Bench:
         )
         return base if options.root is None else replace(base, model=with_weights(base.model, options.weights))
 
-    def begin(self, base: RunConfig, task: Task, kind: type[Training] = Training, place: Path | None = None) -> Any:
-        """A run that is ready to start, with its files in `place`, or anywhere."""
+    def begin(
+        self,
+        base: RunConfig,
+        task: Task,
+        kind: type[Training] = Training,
+        place: Path | None = None,
+        *,
+        corrected: bool = False,
+    ) -> Any:
+        """A run that is ready to start, with its files in `place`, or anywhere; its labels may be corrected before."""
         config = self.config(base, task.seed, task.noise, task.noise_seed)
         data = data_of(config.data, self.options.stage)
         if not self.sources:
             self.sources = open_sources(data, self.device, config.storage, Monitor())
+        if corrected:
+            labels = self.corrected_labels(data.train, config, task)
+            data = replace(data, train=data.train.with_labels(labels))
         embedder = self.networks.embedder(config.model)
         folder = RunFolder(Path(place or tempfile.mkdtemp()))
         folder.path.mkdir(parents=True, exist_ok=True)
         write_config(folder.config, config)
         with patch("pfml.training.loop.load_teachers", return_value=None):  # they are asked here, and once for all
             return kind(embedder, data, self.sources, config, folder, Monitor())
+
+    def corrected_labels(self, images: ImageSet, config: RunConfig, task: Task) -> Tensor:
+        """Of training images: the class that attracts each most in the field of the first teachers of the draw.
+
+        A class that would lose all its images keeps them.
+        """
+        key = task.noise, task.noise_seed
+        if key not in self._labels:
+            names = JUDGES if self.options.stage == "validation" else drawn(JUDGES, task.noise_seed)
+            mixed = precision(config.autocast)
+            points = combined([embed(self.teacher(name), self.sources["train"], autocast=mixed) for name in names])
+            found = audit(points, images)
+            labels = torch.where(found.scores.score > 0, found.scores.suggested, images.labels)
+            emptied = torch.bincount(labels, minlength=images.num_classes) == 0
+            labels = torch.where(emptied[images.labels], images.labels, labels)
+            self._labels[key] = labels
+            clean = replace(config.data, noise=replace(config.data.noise, rate=0.0))
+            true = data_of(clean, self.options.stage).train.labels
+            self.right[key] = {
+                "given": (images.labels == true).double().mean().item(),
+                "corrected": (labels == true).double().mean().item(),
+            }
+        return self._labels[key]
 
     def folder(self, name: str, noise: float) -> Path:
         """Where a teacher is kept."""
@@ -633,6 +705,13 @@ def key_of_teacher(name: str, noise: float) -> Key:
     return f"teacher {kind}", int(seed), noise
 
 
+def judges_of(name: str, stage: str) -> tuple[str, ...]:
+    """The teachers that correct the labels of a teacher."""
+    if not name.startswith(CORRECTED):
+        return ()
+    return drawn(JUDGES, int(name.rsplit("-", 1)[1]) // PER_DRAW) if stage == "test" else JUDGES
+
+
 def to_do(tasks: list[Task], done: set[Key], stage: str) -> list[Task]:
     """Without what has its line, unless somebody else needs it: weights are lost with the machine, lines are not."""
     needed: set[tuple[str, float]] = set()
@@ -657,6 +736,7 @@ def to_do(tasks: list[Task], done: set[Key], stage: str) -> list[Task]:
             names = tuple(
                 name for name in names if key_of_teacher(name, task.noise) not in done or (name, task.noise) in needed
             )
+            needed |= {(judge, task.noise) for name in names for judge in judges_of(name, stage)}
         if names:
             left.append(replace(task, names=names))
     return left[::-1]
@@ -672,8 +752,8 @@ def student_config(spec: Student, name: str) -> RunConfig:
 
 
 def teacher_config(kind: str, name: str) -> RunConfig:
-    """Of a loss on labels; "pa.288" is pa at 288 pixels."""
-    kind, _, network = kind.partition(".")
+    """Of a loss on labels; "pa.288" is pa at 288 pixels, "c:pa" is pa on other labels."""
+    kind, _, network = kind.removeprefix(CORRECTED).partition(".")
     candidate, loss = KINDS[kind]
     if name == "cub":
         config = candidate_config(candidate)
@@ -704,12 +784,13 @@ def teach(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
         if bench.options.epochs:
             base = replace(base, epochs=bench.options.epochs)
         with seeded(int(seed)):
-            run = bench.begin(base, one, TeacherRun)
+            run = bench.begin(base, one, TeacherRun, corrected=kind.startswith(CORRECTED))
             run.compiled_network = bench.networks.network(run.embedder, run.config) if bench.options.compile else None
             run.run()
         keep(run.embedder, folder)
         if key_of_teacher(name, task.noise) not in bench.done:
-            yield line("teacher", f"teacher {kind}", run, one, start)
+            corrected = {"right_labels": bench.right[one.noise, one.noise_seed]} if kind.startswith(CORRECTED) else {}
+            yield line("teacher", f"teacher {kind}", run, one, start) | corrected
 
 
 def keep(embedder: Embedder, folder: Path) -> None:
@@ -817,7 +898,8 @@ def learn(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
             bench.forget()
         stream = base.batch, base.augmentation
         with seeded(task.seed):
-            run = bench.begin(base, task, StudentRun, Path(f"{folder}.run"))
+            corrected = any(name.startswith(CORRECTED) for name in spec.teachers)
+            run = bench.begin(base, task, StudentRun, Path(f"{folder}.run"), corrected=corrected)
             run.spec, run.bench = spec, bench
             run.compiled_network = bench.networks.network(run.embedder, run.config) if bench.options.compile else None
             run.continue_from_checkpoint()

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from pfml.methods import METHODS, create_loss
 from pfml.runs.recipes import published_recipe
@@ -162,7 +163,7 @@ def bench(research, tmp_path, monkeypatch, one_thread):
     def run(*tasks):
         options = argparse.Namespace(
             stage="validation", data="glyphs", epochs=2, evaluate_every=1, root=None, weights=None, cache=None,
-            models=str(tmp_path), keep=True, workers=0, threads=1, device="cpu", jobs=1, compile=False, fused=False,
+            models=str(tmp_path), keep=True, workers=0, threads=1, device="cpu", jobs=1, compile=False,
             save_every=1e9, out=[tmp_path / "new.jsonl", tmp_path / "again.jsonl"], done=[], commit="abc",
             begun=time.time(), deadline=time.time() + 600, tasks=tasks,
         )  # fmt: skip
@@ -229,6 +230,34 @@ def test_a_student_whose_time_is_up_continues_where_it_was(bench):
     assert line["seconds_from_epoch"] == 1
     assert [epoch["loss"] for epoch in line["history"]] == whole[name]
     assert not stopped.exists()
+
+
+def test_teachers_correct_the_labels_of_others(bench, monkeypatch):
+    transfer = bench.transfer
+    true = few_glyphs()
+    wrong = true.train.labels.roll(1)  # of the first image of each class
+    noisy = replace(true, train=true.train.with_labels(wrong))
+    monkeypatch.setattr(transfer, "data_of", lambda config, stage: noisy if config.noise.rate else true)
+    shown = []
+    begin = transfer.Bench.begin
+
+    def watched(bench, base, task, *args, **options):
+        run = begin(bench, base, task, *args, **options)
+        shown.append((task.names[0], run.data.train.labels))
+        return run
+
+    monkeypatch.setattr(transfer.Bench, "begin", watched)
+    monkeypatch.setattr(
+        transfer, "embed", lambda *args, **options: torch.nn.functional.one_hot(true.train.labels) + 0.0
+    )
+    first = transfer.Task("teachers", transfer.JUDGES, 0, 0.2)
+    lines = bench(first, transfer.Task("teachers", ("c:pa-0",), 0, 0.2))
+    assert all(torch.equal(labels, wrong) for name, labels in shown if not name.startswith("c:"))
+    assert torch.equal(dict(shown)["c:pa-0"], true.train.labels)
+    assert lines[-1]["right_labels"]["given"] < 1 == lines[-1]["right_labels"]["corrected"]
+    assert transfer.to_do([first], transfer.already_done(bench.folder / "new.jsonl"), "validation") == []
+    needy = transfer.Task("teachers", ("c:pa-1",), 0, 0.2)
+    assert transfer.to_do([first, needy], transfer.already_done(bench.folder / "new.jsonl"), "validation")[0] == first
 
 
 def test_a_test_has_teachers_of_its_own_for_each_seed(research):
