@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# One more than there are cores: many tests wait for processes of their own.
+WORKERS := $(shell expr $$(nproc) + 1)
 READY := .venv/.ready
 
 help:
@@ -30,7 +32,7 @@ demo: $(READY)
 
 # Compiled files are kept, also where the environment says otherwise: the tests start many processes.
 test: $(READY) browser
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
 
 test-slow: $(READY) browser
 	$(BIN)/python -m pytest -m slow

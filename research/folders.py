@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -33,7 +34,7 @@ from pfml.data.splits import divided
 from pfml.evaluation.metrics import HEADLINE
 from pfml.ladder.crossfit import divisions
 from pfml.ladder.heads import LinearHead, closed_form_grid, train_head
-from pfml.ladder.ladder import FEW_IMAGES, LARGER, Features, Rung, View, _Ladder, _metrics, climb, fit
+from pfml.ladder.ladder import FEW_IMAGES, LARGER, Features, Rung, View, _held_out, _Ladder, _metrics, climb, fit
 from pfml.ladder.run import _fitting_field
 from pfml.models import create_embedder
 from pfml.training.environment import resolve_device
@@ -143,7 +144,8 @@ def pilot_lines(whole: Features, every: ImageSet, folder: Folder) -> Iterator[di
     rungs += [ladder.trained_head(each.candidate) for each in (best, unheaded)]
     for rung in rungs:
         embedder = fit(features, rung.candidate, train)
-        test = _metrics(data, lambda role, e=embedder, c=rung.candidate: features.embedded(e, c, role)).as_dict()
+        points = _held_out(data, partial(features.embedded, embedder, rung.candidate))
+        test = _metrics(data, points).as_dict()
         yield {
             "folder": folder.__dict__, "candidate": rung.candidate.as_dict(),
             "validation": {k: [v.mean, v.error] for k, v in rung.gains.items()},

@@ -10,6 +10,7 @@ from io import StringIO
 from unittest import mock
 
 import pytest
+import torch
 import yaml
 from PIL import Image
 from torch.distributed import HashStore
@@ -17,8 +18,10 @@ from torch.distributed import HashStore
 from pfml.cli import main
 from pfml.data.file_images import FileImages
 from pfml.ladder.ladder import RUNGS
-from pfml.models import load_embedder
-from pfml.runs.config import RunConfig
+from pfml.ladder.run import run_ladder
+from pfml.models import EmbedderConfig, load_embedder
+from pfml.pages.run_analysis import analyze_run
+from pfml.runs.config import DataConfig, RunConfig
 from pfml.runs.folder import RunFolder
 from pfml.training import run as train_by_options
 from plain_pages import without_plots
@@ -42,7 +45,8 @@ def photos(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(photos, tmp_path_factory):
     out = tmp_path_factory.mktemp("ladder") / "run"
-    with small_pretrained(), without_plots(), redirect_stdout(StringIO()) as printed:
+    embeds_again = mock.patch("pfml.pages.run_analysis.embed", side_effect=AssertionError("embedded a second time"))
+    with small_pretrained(), without_plots(), embeds_again, redirect_stdout(StringIO()) as printed:
         main(["train", "--data", str(photos), "--effort", "seconds", "--out", str(out)])
     (out / "printed.txt").write_text(printed.getvalue())
     return out
@@ -147,6 +151,29 @@ def test_what_is_printed_is_a_configuration_of_the_same_run(photos, tmp_path, ca
     # also where a file has set what is no option of the ladder
     (tmp_path / "own.yaml").write_text(f"{{effort: seconds, model: {{pooling: max}}, data: {{name: '{photos}'}}}}")
     assert printed_config(capsys, f"--config={tmp_path / 'own.yaml'}")["model"]["pooling"] == "max"
+
+
+def test_what_a_file_says_of_the_training_and_the_ladder_decides_is_named(run, photos, tmp_path, capsys):
+    file = tmp_path / "own.yaml"
+    file.write_text(f"{{effort: seconds, epochs: 3, loss: {{name: triplet}}, data: {{name: '{photos}'}}}}")
+    with mock.patch("pfml.cli.train._run", return_value={}):
+        main(["train", f"--config={file}", f"--out={tmp_path / 'run'}"])
+        assert "the ladder decides by itself, whatever --config says: epochs, loss.name\n" in capsys.readouterr().out
+        main(["train", f"--config={run / 'config.yaml'}", f"--out={tmp_path / 'run'}"])
+        assert "whatever --config says" not in capsys.readouterr().out, "a run's own configuration says no more"
+
+
+@pytest.mark.usefixtures("_small_pretrained")
+@pytest.mark.parametrize("split", ["classes", "images"])
+def test_the_page_gets_the_embeddings_of_the_model_that_is_kept(photos, tmp_path, split):
+    model, data = EmbedderConfig("efficientnet_lite0"), DataConfig(str(photos), split=split)
+    done = run_ladder(RunConfig(model=model, data=data, effort="seconds", device="cpu"), tmp_path / "run")
+    own = analyze_run(tmp_path / "run", device="cpu").search
+    given = analyze_run(tmp_path / "run", device="cpu", embeddings=done.embeddings).search
+    torch.testing.assert_close(given.embeddings, own.embeddings)
+    assert (given.gallery is None) == (split == "classes")
+    if split == "images":
+        torch.testing.assert_close(given.gallery, own.gallery)
 
 
 def test_the_ladder_opens_its_images_as_storage_says(photos, tmp_path):

@@ -10,8 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pfml.models.batch_norm_folding import folded
-from pfml.models.fused_resnet import fuse
+from pfml.models.inference import folded, fuse
 from pfml.models.resnet_he import ResNet50He
 from pfml.models.weights import load_weights
 from pfml.storage.files import load_tensors

@@ -54,7 +54,7 @@ def train(
     proves to be better than the pretrained backbone is kept (--effort).
     """
     from pfml.distributed.launch import FailedElsewhereError, Launch, open_world
-    from pfml.ladder.run import refuse_other_options
+    from pfml.ladder.run import ignored_by_ladder, refuse_other_options
     from pfml.runs.config import RunConfig
     from pfml.runs.config_files import read_config
     from pfml.runs.final import read_validated
@@ -80,6 +80,8 @@ def train(
     # what is printed with --print_config or --json goes to a file or a program, without the reasons
     console = create_console(stderr=print_config or as_json, quiet=quiet or launch.rank > 0)
     prepared, planned = Prepared(), None
+    if config.effort is not None and (ignored := ignored_by_ladder(config)):
+        print_line(console, f"the ladder decides by itself, whatever --config says: {', '.join(ignored)}")
     if suits_ladder and launch.size > 1:
         ranks = f"on {launch.size} ranks these images train directly"
         print_line(console, f"{ranks}: the ladder (--effort) runs in one process, without torchrun")
@@ -473,7 +475,7 @@ def _run_ladder(
     print_line(console, done.conclusion)
     print_line(console, f"{out}: config, log, results; the model: pfml.load_embedder({str(out)!r})")
     if data is not None:
-        page = write_run_page(out, data=data.data)
+        page = write_run_page(out, data=data.data, embeddings=done.embeddings)
         searched = "" if data.data.protocol == "none" else "search results, a map, the hardest classes, "
         print_line(console, f"{page}: the ladder, {searched}the configuration")
     return done.results

@@ -19,7 +19,7 @@ images, since then all classes are known.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -192,6 +192,7 @@ class Climb:
         embedder: Its model.
         before: Metrics of the pretrained backbone on the test images; None where nothing is held out.
         after: Those of `embedder`.
+        embeddings: By `embedder`, of the test images and of the gallery if there is one; empty with nothing held out.
     """
 
     rungs: tuple[Rung, ...]
@@ -199,6 +200,7 @@ class Climb:
     embedder: Embedder
     before: RetrievalMetrics | None
     after: RetrievalMetrics | None
+    embeddings: Mapping[str, Tensor]
 
 
 @dataclass(eq=False)
@@ -340,10 +342,10 @@ def climb(
             keep(embedder)
     chosen = best_of(rungs)
     if data.protocol == "none":
-        return Climb(tuple(rungs), chosen, embedder, None, None)
-    before = _metrics(data, lambda role: features.of(features.base.view, role)[features.base.pooling])
-    after = _metrics(data, partial(features.embedded, embedder, chosen.candidate))
-    return Climb(tuple(rungs), chosen, embedder, before, after)
+        return Climb(tuple(rungs), chosen, embedder, None, None, {})
+    before = _held_out(data, lambda role: features.of(features.base.view, role)[features.base.pooling])
+    after = _held_out(data, partial(features.embedded, embedder, chosen.candidate))
+    return Climb(tuple(rungs), chosen, embedder, _metrics(data, before), _metrics(data, after), after)
 
 
 def best_of(rungs: Sequence[Rung]) -> Rung:
@@ -550,13 +552,19 @@ def _with_head(backbone: Embedder, candidate: Candidate, head: LinearHead | None
     return embedder.eval().to(next(backbone.parameters()).device)
 
 
-def _metrics(data: RetrievalData, points_of: Callable[[str], Tensor]) -> RetrievalMetrics:
-    """On the test images, from the embeddings of each role."""
-    gallery = None if data.gallery is None else points_of("train" if data.gallery is data.train else "gallery")
+def _held_out(data: RetrievalData, points_of: Callable[[str], Tensor]) -> dict[str, Tensor]:
+    """What a test needs: embeddings of the test images, and of the gallery if there is one."""
+    found = {"test": points_of("test")}
+    if data.gallery is not None:
+        found["gallery"] = points_of("train" if data.gallery is data.train else "gallery")
+    return found
+
+
+def _metrics(data: RetrievalData, embeddings: Mapping[str, Tensor]) -> RetrievalMetrics:
     return retrieval_metrics(
-        points_of("test"),
+        embeddings["test"],
         data.test.labels,
-        gallery=gallery,
+        gallery=embeddings.get("gallery"),
         gallery_labels=None if data.gallery is None else data.gallery.labels,
         recall_at=data.recall_at,
     )

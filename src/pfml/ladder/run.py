@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ __all__ = [
     "LadderRun",
     "described_ladder",
     "finish_ladder",
+    "ignored_by_ladder",
     "kept_rung",
     "leaves_to_ladder",
     "refuse_other_options",
@@ -62,10 +63,12 @@ class LadderRun:
     Args:
         results: As those of any run.
         conclusion: A sentence that says what was kept, and what it does on the test images.
+        embeddings: Of the test images and the gallery, by the model that is kept; None for a run that was finished.
     """
 
     results: dict[str, Any]
     conclusion: str
+    embeddings: Mapping[str, Tensor] | None = None
 
 
 def leaves_to_ladder(given: Collection[str]) -> bool:
@@ -89,6 +92,21 @@ def used_by_ladder(config: RunConfig) -> dict[str, Any]:
     """What of a configuration the ladder uses, as plain values: a configuration of these works up the same ladder."""
     values = plain(config)
     return {name: values[name] for name in USED} | {"model": {name: values["model"][name] for name in USED_OF_MODEL}}
+
+
+def ignored_by_ladder(config: RunConfig) -> list[str]:
+    """Options that have another value than by default, in a configuration file say, and that the ladder decides."""
+    default = RunConfig() if config.loss.trains else replace(RunConfig(), loss=config.loss)  # as a ladder stores it
+    values, defaults = _flat(plain(config)), _flat(plain(default))
+    used = set(_flat(used_by_ladder(config)))
+    return [name for name in values if name not in used and values[name] != defaults.get(name)]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
 
 
 def described_ladder(config: RunConfig) -> list[str]:
@@ -163,7 +181,7 @@ def run_ladder(
         corruption.write(folder.noise)
     ladder = {"kept": found.chosen.as_dict(), "rungs": [rung.as_dict() for rung in found.rungs]}
     results = _written(config, images, folder, found.embedder, found, {"ladder": ladder})
-    return LadderRun(results, _conclusion(found, images))
+    return LadderRun(results, _conclusion(found, images), found.embeddings)
 
 
 def finish_ladder(run: str | Path, out: str | Path, *, monitor: Monitor | None = None) -> dict[str, Any]:

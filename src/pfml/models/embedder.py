@@ -15,11 +15,11 @@ from pfml.data.preprocessing import Preprocessing
 from pfml.models.backbone import Backbone
 from pfml.models.backbone_table import create_backbone, default_weights
 from pfml.models.head import Head
-from pfml.models.model_card import model_card
 from pfml.models.weights import load_into, load_weights
 from pfml.storage.files import DamagedFileError, remove_partials, write_atomically
 from pfml.storage.manifest import Format, read_manifest
 from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
+from pfml.templates import create_environment
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -232,7 +232,8 @@ class Embedder(nn.Module):
         }
         remove_partials(Path(folder), "README.md.*")  # left by a kill
         write_sealed_tensors(Path(folder), "model", self.state_dict(), description, EMBEDDER)
-        write_atomically(Path(folder) / "README.md", model_card(description).encode())
+        card = create_environment("pfml.models").get_template("model.md").render(description=description)
+        write_atomically(Path(folder) / "README.md", card.encode())
 
     def _crops(self, pixels: list[Tensor]) -> Tensor:
         """(B, 3, crop, crop) float32 in [0, 1] of images of any sizes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -78,6 +79,7 @@ def write_run_page(
     track: Track | None = None,
     data: RetrievalData | None = None,
     embedder: Embedder | None = None,
+    embeddings: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write the page about the run in the folder `run`; its path, by default RUN/report.html.
 
@@ -88,9 +90,11 @@ def write_run_page(
         track: Shows the progress.
         data: The data of the run, from a caller that has them; None to load them.
         embedder: One of the run that is no longer needed, to load weights into; None to build one.
+        embeddings: Those of "test" and "gallery" by the run's model, from a caller that has them; None to compute them.
     """
     path = Path(out) if out is not None else Path(run) / "report.html"
-    write_page(path, run_page(analyze_run(Path(run), device=device, track=track, data=data, embedder=embedder)))
+    found = analyze_run(Path(run), device=device, track=track, data=data, embedder=embedder, embeddings=embeddings)
+    write_page(path, run_page(found))
     return path
 
 

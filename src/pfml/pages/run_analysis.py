@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,7 @@ def analyze_run(
     track: Track | None = None,
     data: RetrievalData | None = None,
     embedder: Embedder | None = None,
+    embeddings: Mapping[str, Tensor] | None = None,
 ) -> RunAnalysis:
     """The analysis of the run in the folder `run`; embeds its test images.
 
@@ -212,6 +214,7 @@ def analyze_run(
         track: Shows the progress.
         data: The data of the run, from a caller that has them; None to load them.
         embedder: One of the run that is no longer needed, to load weights into; None to build one.
+        embeddings: Those of "test" and "gallery" by the run's model, from a caller that has them; None to compute them.
     """
     folder = RunFolder(run)
     if not folder.config.is_file():
@@ -231,10 +234,13 @@ def analyze_run(
     def points_of(embedder: Embedder, images: ImageSet) -> Tensor:
         return embed(embedder, images, autocast=precision(config.autocast), track=track).cpu()
 
+    def held_out(role: str, images: ImageSet) -> Tensor:
+        return embeddings[role].float().cpu() if embeddings else points_of(chosen, images)
+
     is_tested = len(data.test) > 0
-    gallery = None if data.gallery is None else points_of(chosen, data.gallery)
+    gallery = None if data.gallery is None else held_out("gallery", data.gallery)
     gallery_labels = None if data.gallery is None else data.gallery.labels
-    queries = points_of(chosen, data.test) if is_tested else torch.empty(0, chosen.embedding_dim)
+    queries = held_out("test", data.test) if is_tested else torch.empty(0, chosen.embedding_dim)
     search = search_unseen(queries, data.test.labels, gallery, gallery_labels) if is_tested else _nothing(queries)
     loss, remark = _trained_loss(run)
     some, points = data.train.subset([]), torch.empty(0, chosen.embedding_dim)

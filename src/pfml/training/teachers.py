@@ -16,9 +16,8 @@ from pfml.data import RetrievalData
 from pfml.data.image_set import refuse_seen_classes
 from pfml.losses.distillation import combined
 from pfml.models import Embedder, EmbedderConfig, load_embedder
-from pfml.models.batch_norm_folding import folded
 from pfml.models.embedder import model_folder
-from pfml.models.fused_resnet import fuse
+from pfml.models.inference import folded, fuse
 from pfml.models.resnet_he import ResNet50He
 from pfml.runs.config import TrainConfig
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from pfml.models import create_embedder
-from pfml.models.batch_norm_folding import folded
+from pfml.models.inference import folded
 
 
 def with_statistics(model):
