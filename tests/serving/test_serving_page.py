@@ -15,8 +15,10 @@ from PIL import Image
 
 pytest.importorskip("fastapi", reason="pfml serve needs the extra serve")
 pytest.importorskip("playwright.sync_api", reason="the page is tested through the package playwright")
+pytest.importorskip("axe_playwright_python", reason="accessibility is checked through the package axe-playwright-python")
 
 from api_client import service_of
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect, sync_playwright
 from running_server import LIMIT, running
 
@@ -107,23 +109,26 @@ def shot(page, name):
         page.screenshot(path=Path(SHOTS) / f"{name}.png")
 
 
-def first_share(text):
-    """The first signed percentage in a text of the page, which has true minus signs."""
-    return float(re.search(r"([+-][\d.]+) %", text.replace("\N{MINUS SIGN}", "-"))[1])
+def share_in(text):
+    """The last percentage in a text of the page, which has true minus signs."""
+    return float(re.findall(r"(-?[\d.]+) %", text.replace("\N{MINUS SIGN}", "-"))[-1])
 
 
 def test_an_upload_becomes_a_grid(page, blue):
     expect(page.locator("#grid .card")).to_have_count(48)
+    assert len(set(page.locator("#grid .card-class").all_inner_texts()[:4])) == 4, "one of each class in turn"
     page.set_input_files("#file", blue)
     page.wait_for_selector("#grid .distance")
     assert page.locator("#grid .card").count() == 24
     assert page.locator("#query-name").inner_text() == "my blue.png"
+    assert re.search(r"blue \d+ of 24 · \d+ % of the pull", page.locator("#query-verdict").inner_text())
     distances = [float(text) for text in page.locator("#grid .distance").all_inner_texts()]
     assert distances == sorted(distances)
     shot(page, "search-by-upload")
     page.locator("#k").fill("48")
     expect(page.locator("#grid .card")).to_have_count(48)
-    assert page.locator(".badge.unknown").count() > 0
+    expect(page.locator("#grid .divider")).to_have_text("beyond the threshold")
+    assert page.locator("#grid .badge").count() == 0
     page.locator("#class-filter").fill("blue")
     expect(page.locator("#grid .card")).to_have_count(10)
     assert set(page.locator("#grid .card-class").all_inner_texts()) == {"blue"}
@@ -151,6 +156,8 @@ def test_an_image_is_dropped_or_pasted_and_a_file_that_is_none_becomes_a_toast(p
     page.set_input_files("#file", tmp_path / "bad.png")
     expect(page.locator(".toast")).to_contain_text("another kind")
     expect(page.locator("#grid .card")).to_have_count(48)
+    page.click("#tab-map")
+    expect(page.locator(".toast")).to_have_count(0)
     page.wrong.clear()  # the browser reports the status 415
 
 
@@ -165,17 +172,20 @@ def test_a_click_searches_and_names_stay_text(page):
 
 
 def test_why_lists_what_attracts_and_repels_and_leaves_out_duplicates(page, served_run):
-    page.locator(".card .link").first.click()
+    page.locator(".card button.link").first.click()
     page.wait_for_selector("#why[open] .sources img")
+    assert re.match(r"\d+ % of the pull on this image comes from ", page.locator(".why-sentence").inner_text())
     shares = page.locator("#why h3 .share").all_inner_texts()
-    total = page.locator(".why-total").inner_text()
-    assert sum(map(first_share, shares)) == pytest.approx(first_share(total), abs=0.15)
+    assert not page.locator(".why-total").is_visible()
+    page.click("#why summary")
+    pull, push = map(share_in, shares)
+    assert push - pull == pytest.approx(share_in(page.locator(".why-total").inner_text()), abs=0.15)
     assert page.locator(".why-left-out").count() == 0
     shot(page, "why")
     page.select_option("#why select", "blue")
     expect(page.locator("#why h3 .share").first).not_to_have_text(shares[0])
     script = "bars => bars.map(bar => [parseFloat(bar.style.getPropertyValue('--length')), bar.nextSibling.innerText])"
-    bars = [(length, abs(first_share(text))) for length, text in page.locator("#why .bar").evaluate_all(script)]
+    bars = [(length, share_in(text)) for length, text in page.locator("#why .bar").evaluate_all(script)]
     largest = max(share for _, share in bars)
     for length, share in bars:  # one scale for what attracts and for what repels
         assert length == pytest.approx(100 * share / largest, abs=2)
@@ -185,7 +195,7 @@ def test_why_lists_what_attracts_and_repels_and_leaves_out_duplicates(page, serv
     page.wait_for_selector("#grid .distance")
     page.click("#query-why")
     expect(page.locator(".why-left-out")).to_have_text("One indexed image is a duplicate of this image: left out.")
-    assert abs(first_share(page.locator("#why .sources .share").first.inner_text())) < 99
+    assert share_in(page.locator("#why .sources .share").first.inner_text()) < 99
 
 
 def assert_classes_are_named(page):
@@ -255,7 +265,7 @@ def test_the_map_names_its_colors_draws_hovers_and_searches(page):
     assert_hovering_shows_an_image_and_a_click_searches_by_it(page)
 
 
-def test_the_map_of_many_classes_names_none(unloaded, address):
+def test_the_map_of_many_classes_names_them_at_their_centers_and_finds_one(unloaded, address):
     def many(route):
         answer = route.fetch().json()
         answer["class_names"] = [f"class {k}" for k in range(13)]
@@ -266,6 +276,15 @@ def test_the_map_of_many_classes_names_none(unloaded, address):
     load(unloaded, address, "map")
     unloaded.wait_for_selector("#map-canvas[data-drawn='48']")
     expect(unloaded.locator("#map-classes")).to_be_hidden()
+    canvas = unloaded.locator("#map-canvas")
+    assert 0 < int(canvas.get_attribute("data-names")) <= 13
+    for typed, found in (("class 7", "class 7"), ("CLASS 12", "class 12"), ("class 1", "class 1"), ("class", None)):
+        unloaded.locator("#map-find").fill(typed)
+        assert canvas.get_attribute("data-found") == found
+    unloaded.locator("#map-suspects").check()
+    unloaded.wait_for_selector("#map-canvas[data-suspects]")
+    assert int(canvas.get_attribute("data-suspects")) > 0
+    shot(unloaded, "map-many")
     unloaded.unroute("**/api/map")
 
 
@@ -311,6 +330,14 @@ def test_audit_decisions_are_saved_to_the_table(unloaded, address, served_run):
     page.keyboard.press("u")
     expect(page.locator("#audit-progress")).to_have_text("2 of 5 decided")
     assert decided(served_run) == [("accept", "blue"), ("reject", "green")]
+    page.wait_for_selector("#neighbor-classes button")
+    label = page.locator("#neighbor-classes button").first.get_attribute("data-label")
+    page.keyboard.press("1")
+    expect(page.locator("#audit-progress")).to_have_text("3 of 5 decided")
+    assert decided(served_run)[-1] == ("relabel", label)
+    page.keyboard.press("k")
+    page.keyboard.press("u")
+    expect(page.locator("#audit-progress")).to_have_text("2 of 5 decided")
     assert page.locator("#audit-count").inner_text() == "3"
 
 
@@ -361,18 +388,40 @@ def test_the_page_shows_that_the_index_is_damaged_as_long_as_it_is(unloaded, add
     expect(page.locator("#problem")).to_be_hidden()
 
 
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
-def test_a_narrow_page_does_not_scroll_sideways(unloaded, address, scheme):
+#: Rules of WCAG 2 on levels A and AA, and what axe-core calls best practices.
+RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}}
+
+
+def assert_accessible(page):
+    """What axe-core finds nothing wrong with."""
+    found = Axe().run(page, options=RULES).response["violations"]
+    assert not found, [(rule["id"], [node["html"][:120] for node in rule["nodes"]][:3]) for rule in found]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1400])
+def test_the_page_is_accessible_and_does_not_scroll_sideways(unloaded, address, blue, width, scheme):
     page = unloaded
-    page.set_viewport_size({"width": 400, "height": 800})
+    page.set_viewport_size({"width": width, "height": 800})
     page.emulate_media(color_scheme=scheme)
     try:
         load(page, address, "map")
         for view, ready in (("map", "#map-canvas[data-drawn]"), ("search", "#grid .card"), ("audit", "#audit-list li")):
             page.click(f"#tab-{view}")
             page.wait_for_selector(ready)
-            shot(page, f"{view}-400-{scheme}")
-            assert page.evaluate("document.documentElement.scrollWidth") <= 400
+            shot(page, f"{view}-{width}-{scheme}")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert_accessible(page)
+        page.click("#tab-search")
+        page.set_input_files("#file", blue)
+        page.wait_for_selector("#grid .distance")
+        cut = "cards => cards.filter(card => card.scrollWidth > card.clientWidth).length"
+        assert page.locator("#grid .card-facts").evaluate_all(cut) == 0
+        assert_accessible(page)
+        page.click("#query-why")
+        page.wait_for_selector("#why[data-ready] .sources li")
+        shot(page, f"why-{width}-{scheme}")
+        assert_accessible(page)
         color = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert color == {"light": "rgb(245, 246, 249)", "dark": "rgb(17, 20, 27)"}[scheme]
     finally:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["BadUploadError", "Thumbnails", "Upload", "decoded_upload", "opened_upload"]
 
 #: The longer side of thumbnails, in pixels.
-SIZES = {"thumbnail": 224, "large": 896}
+SIZES = {"thumbnail": 224, "large": 896, "full": 8192}
 #: Pixels that are decoded at a time for thumbnails, without a budget that is shared with uploads.
 THUMBNAIL_PIXELS = 90_000_000
 #: Limit of pixels times scans of a progressive JPEG, as a multiple of the most pixels of an upload.

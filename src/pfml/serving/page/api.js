@@ -90,6 +90,11 @@ export function indexedImage(id, text, size = "thumbnail") {
   return image;
 }
 
+// Messages belong to the view that they came up on.
+export function clearToasts() {
+  document.getElementById("toasts").replaceChildren();
+}
+
 export function toast(message, kind = "error") {
   const toasts = document.getElementById("toasts");
   const made = element("div", { class: `toast ${kind}` }, element("span", {}, message));
@@ -109,6 +114,7 @@ export async function attempt(task) {
   }
 }
 
+export const fileName = (name) => name.split("/").pop();
 export const readable = (className) => className || "no class";
 export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;
 export const signed = (value, digits = 1) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(digits)}`;

@@ -1,6 +1,6 @@
 // The audit queue: one suspect at a time, with its neighbors; decisions are saved at once.
 
-import { api, attempt, element, indexedImage, percent, readable, toast } from "/page/api.js";
+import { api, attempt, element, imageUrl, indexedImage, percent, readable, toast } from "/page/api.js";
 
 const byId = (id) => document.getElementById(id);
 const OUTCOMES = { accept: "relabeled as suggested", reject: "kept as given", relabel: "relabeled", drop: "left out" };
@@ -57,6 +57,20 @@ export function start({ status, searchByImage }) {
     byId("suspect-decision").textContent = outcome + label;
   }
 
+  // A button for each class of the neighbors, most frequent first, and its number as a key.
+  function showNeighborClasses(neighbors, one) {
+    const counts = new Map();
+    for (const { class_name: name } of neighbors) {
+      if (queue.class_names.includes(name) && name !== one.given) counts.set(name, (counts.get(name) ?? 0) + 1);
+    }
+    const names = [...counts].sort((a, b) => b[1] - a[1]).map(([name]) => name).slice(0, 9);
+    byId("neighbor-classes").replaceChildren(
+      ...names.map((name, k) =>
+        element("button", { class: "small", "data-label": name, onclick: () => decide("relabel", name) }, name, element("kbd", {}, String(k + 1))),
+      ),
+    );
+  }
+
   function neighborCard(one, given, suggested) {
     const kind = one.class_name === suggested ? "is-suggested" : one.class_name === given ? "is-given" : "";
     return element(
@@ -76,18 +90,22 @@ export function start({ status, searchByImage }) {
     const one = suspect();
     byId("suspect-title").textContent = `Is this ${one.given}, or ${one.suggested}?`;
     byId("suspect-name").textContent = one.name;
+    byId("neighbor-classes").replaceChildren();
     byId("suspect-given").textContent = one.given;
     byId("suspect-suggested").textContent = one.suggested;
     const isEstimated = queue.suspects.some((each) => each.confidence > 0); // else the audit has no estimate
     const confidence = isEstimated ? percent(one.confidence, 0) : "no estimate";
     byId("suspect-confidence").textContent = confidence + (one.listed ? "" : " (not listed by the audit)");
     byId("suspect-image").replaceChildren(
-      one.image === null ? element("span", { class: "missing" }, "not in the index") : indexedImage(one.image, one.name, "large"),
+      one.image === null
+        ? element("span", { class: "missing" }, "not in the index")
+        : element("a", { href: imageUrl(one.image, "full"), target: "_blank", rel: "noopener", title: "Open in full size" }, indexedImage(one.image, one.name, "large")),
     );
     byId("suspect-evidence").textContent = one.image === null ? `The audit found: ${one.evidence}. Index the training images to see them.` : "";
     showDecision(one);
     const whole = await attempt(() => api.suspect(one.key));
     if (!whole || suspect() !== one) return;
+    showNeighborClasses(whole.neighbors, one);
     byId("suspect-neighbors").replaceChildren(...whole.neighbors.map((near) => neighborCard(near, one.given, one.suggested)));
   }
 
@@ -144,7 +162,8 @@ export function start({ status, searchByImage }) {
       k: () => go(here - 1),
       l: () => byId("relabel-class").focus(),
     };
-    const action = actions[event.key.toLowerCase()];
+    const numbered = /^[1-9]$/.test(event.key) ? byId("neighbor-classes").children[event.key - 1] : null;
+    const action = numbered ? () => numbered.click() : actions[event.key.toLowerCase()];
     if (!action) return;
     event.preventDefault();
     action();

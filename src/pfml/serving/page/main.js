@@ -1,12 +1,13 @@
 // The views: every section.view of index.html, with a tab and the script /page/NAME.js.
 
-import { api, attempt, element } from "/page/api.js";
+import { api, attempt, clearToasts, element } from "/page/api.js";
 
 const POLL_INTERVAL = 10000; // milliseconds
 const sections = [...document.querySelectorAll("section.view")];
 const views = sections.map((section) => section.id.replace("view-", ""));
 const started = {};
 const visited = new Set();
+let shownView = null;
 
 function addTab(section, view) {
   const count = element("span", { id: `${view}-count`, class: "count", hidden: true });
@@ -25,6 +26,8 @@ function show(name) {
     tab.tabIndex = view === chosen ? 0 : -1;
   }
   if (location.hash.slice(1) !== chosen) history.replaceState(null, "", `#${chosen}`);
+  if (shownView !== null && shownView !== chosen) clearToasts();
+  shownView = chosen;
   const first = !visited.has(chosen);
   visited.add(chosen);
   started[chosen].shown(first);

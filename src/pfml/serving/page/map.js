@@ -6,7 +6,17 @@ const byId = (id) => document.getElementById(id);
 const SMALLEST = 0.8;
 const LARGEST = 60;
 const NEAR = 14; // pixels
-const LEGEND_CLASSES = 12; // the colors of more classes are too similar
+const LEGEND_CLASSES = 12; // the colors of more classes are too similar: their names stand on the map
+
+// The middle of each class: the median of its images, which stragglers do not move.
+function centersOf(map) {
+  const members = new Map();
+  map.labels.forEach((label, k) => label >= 0 && members.set(label, [...(members.get(label) ?? []), k]));
+  const median = (values) => values.sort((a, b) => a - b)[Math.floor(values.length / 2)];
+  return [...members]
+    .map(([label, rows]) => ({ label, size: rows.length, x: median(rows.map((k) => map.x[k])), y: median(rows.map((k) => map.y[k])) }))
+    .sort((a, b) => b.size - a.size);
+}
 
 // Fills the legend with the classes on the map; hides it if they are many, or none.
 function showClasses(list, map) {
@@ -22,7 +32,7 @@ function showClasses(list, map) {
   return list.replaceChildren(...entries);
 }
 
-export function start({ classes, searchByImage }) {
+export function start({ status, classes, searchByImage }) {
   const canvas = byId("map-canvas");
   const pen = canvas.getContext("2d");
   const tip = byId("map-tip");
@@ -31,18 +41,22 @@ export function start({ classes, searchByImage }) {
   let data = null;
   let field = null; // the potential as an image
   let chosen = -1;
+  let found = -1; // the class that was looked for
+  let centers = [];
+  let suspects = null; // ids of the images that the audit suspects, once they are asked for
   let hovered = -1;
   let drawing = 0;
 
-  const side = () => Math.min(canvas.clientWidth, canvas.clientHeight);
+  // The plane is stretched to the frame: the axes of the map have no unit.
   const toScreen = (x, y) => [
-    (x - view.x) * side() * view.zoom + canvas.clientWidth / 2,
-    (view.y - y) * side() * view.zoom + canvas.clientHeight / 2,
+    ((x - view.x) * view.zoom + 0.5) * canvas.clientWidth,
+    ((view.y - y) * view.zoom + 0.5) * canvas.clientHeight,
   ];
   const toPlane = (left, top) => [
-    (left - canvas.clientWidth / 2) / (side() * view.zoom) + view.x,
-    view.y - (top - canvas.clientHeight / 2) / (side() * view.zoom),
+    (left / canvas.clientWidth - 0.5) / view.zoom + view.x,
+    view.y - (top / canvas.clientHeight - 0.5) / view.zoom,
   ];
+  const shownClass = () => (found >= 0 ? found : chosen);
 
   function star(left, top, radius) {
     pen.beginPath();
@@ -57,22 +71,23 @@ export function start({ classes, searchByImage }) {
   function drawField() {
     if (!field) return;
     const [left, top] = toScreen(field.low, field.high);
-    const size = side() * view.zoom * (field.high - field.low);
+    const size = view.zoom * (field.high - field.low);
     pen.imageSmoothingEnabled = true;
     pen.imageSmoothingQuality = "high";
-    pen.drawImage(field.image, left, top, size, size);
+    pen.drawImage(field.image, left, top, size * canvas.clientWidth, size * canvas.clientHeight);
   }
 
   function drawPoints(paper) {
     const radius = Math.min(7, 2.6 + 1.2 * Math.log2(Math.max(1, view.zoom))) * (data.ids.length > 2500 ? 0.8 : 1.15);
-    const order = chosen < 0 ? [null] : [false, true]; // the chosen class last, on top
+    const shown = shownClass();
+    const order = shown < 0 ? [null] : [false, true]; // that class last, on top
     for (const pass of order) {
       for (let k = 0; k < data.ids.length; k += 1) {
         const label = data.labels[k];
-        if (pass !== null && (label === chosen) !== pass) continue;
+        if (pass !== null && (label === shown) !== pass) continue;
         const [left, top] = toScreen(data.x[k], data.y[k]);
         if (left < -9 || top < -9 || left > canvas.clientWidth + 9 || top > canvas.clientHeight + 9) continue;
-        pen.globalAlpha = pass === false ? 0.45 : 0.9;
+        pen.globalAlpha = pass === false ? (found < 0 ? 0.45 : 0.15) : 0.9;
         pen.fillStyle = classColor(label);
         pen.beginPath();
         pen.arc(left, top, pass ? radius * 1.35 : radius, 0, 2 * Math.PI);
@@ -87,17 +102,59 @@ export function start({ classes, searchByImage }) {
     pen.globalAlpha = 1;
   }
 
+  function drawSuspects(color) {
+    if (!suspects || !byId("map-suspects").checked) return;
+    pen.strokeStyle = color;
+    pen.lineWidth = 2;
+    for (let k = 0; k < data.ids.length; k += 1) {
+      if (!suspects.has(data.ids[k])) continue;
+      pen.beginPath();
+      pen.arc(...toScreen(data.x[k], data.y[k]), 7, 0, 2 * Math.PI);
+      pen.stroke();
+    }
+  }
+
+  // The names of classes at their centers, as far as they do not overlap; the larger classes first.
+  function drawNames(ink, paper) {
+    if (!byId("map-classes").hidden) return; // the legend has them
+    const taken = [];
+    pen.font = "600 12px system-ui, sans-serif";
+    pen.textAlign = "center";
+    pen.textBaseline = "middle";
+    pen.lineJoin = "round";
+    const shown = shownClass();
+    const first = centers.filter((one) => one.label === shown);
+    for (const one of [...first, ...centers.filter((each) => each.label !== shown)]) {
+      const [left, top] = toScreen(one.x, one.y);
+      const name = readable(data.class_names[one.label]);
+      const half = pen.measureText(name).width / 2 + 4;
+      const box = [left - half, top - 9, left + half, top + 9];
+      if (box[2] < 0 || box[0] > canvas.clientWidth || top < 0 || top > canvas.clientHeight) continue;
+      if (taken.some((other) => box[0] < other[2] && box[2] > other[0] && box[1] < other[3] && box[3] > other[1])) continue;
+      taken.push(box);
+      pen.globalAlpha = shown < 0 || one.label === shown ? 1 : 0.45;
+      pen.strokeStyle = paper;
+      pen.lineWidth = 4;
+      pen.strokeText(name, left, top);
+      pen.fillStyle = ink;
+      pen.fillText(name, left, top);
+    }
+    pen.globalAlpha = 1;
+    canvas.dataset.names = String(taken.length);
+  }
+
   function drawProxies(ink, paper) {
     if (!byId("map-proxies").checked) return;
+    const shown = shownClass();
     const radius = Math.min(13, 6 + Math.log2(Math.max(1, view.zoom)));
     for (let k = 0; k < data.proxy_x.length; k += 1) {
       const label = data.proxy_labels[k];
       const [left, top] = toScreen(data.proxy_x[k], data.proxy_y[k]);
-      pen.globalAlpha = chosen < 0 || label === chosen ? 1 : 0.35;
-      star(left, top, label === chosen ? radius * 1.5 : radius);
+      pen.globalAlpha = shown < 0 || label === shown ? 1 : 0.35;
+      star(left, top, label === shown ? radius * 1.5 : radius);
       pen.fillStyle = classColor(label);
       pen.fill();
-      pen.strokeStyle = label === chosen ? ink : paper;
+      pen.strokeStyle = label === shown ? ink : paper;
       pen.lineWidth = 1.2;
       pen.stroke();
     }
@@ -114,13 +171,15 @@ export function start({ classes, searchByImage }) {
       canvas.height = Math.round(height * density);
     }
     const styles = getComputedStyle(document.documentElement);
-    const [ink, paper] = [styles.getPropertyValue("--ink").trim(), styles.getPropertyValue("--card").trim()];
+    const [ink, paper, warning] = ["--ink", "--card", "--push"].map((name) => styles.getPropertyValue(name).trim());
     pen.setTransform(density, 0, 0, density, 0, 0);
     pen.clearRect(0, 0, width, height);
     if (!data) return;
     drawField();
     drawPoints(paper);
     drawProxies(ink, paper);
+    drawSuspects(warning);
+    drawNames(ink, paper);
     if (hovered >= 0) {
       const [left, top] = toScreen(data.x[hovered], data.y[hovered]);
       pen.strokeStyle = ink;
@@ -183,10 +242,10 @@ export function start({ classes, searchByImage }) {
   function reset() {
     Object.assign(view, { x: 0.5, y: 0.5, zoom: 1 });
     const [x, y] = data ? [[...data.x, ...data.proxy_x], [...data.y, ...data.proxy_y]] : [[], []];
-    if (x.length > 1 && side()) {
+    if (x.length > 1) {
       const range = (values) => values.reduce(([low, high], one) => [Math.min(low, one), Math.max(high, one)], [1, 0]);
       const [[left, right], [bottom, top]] = [range(x), range(y)];
-      const fits = [canvas.clientWidth / side() / (right - left + 0.05), canvas.clientHeight / side() / (top - bottom + 0.05)];
+      const fits = [1 / (right - left + 0.05), 1 / (top - bottom + 0.05)];
       Object.assign(view, { x: (left + right) / 2, y: (top + bottom) / 2, zoom: Math.min(2.5, ...fits) });
     }
     hover(-1);
@@ -213,8 +272,8 @@ export function start({ classes, searchByImage }) {
         const size = (a) => Math.hypot(a[0] - x, a[1] - y) || 1;
         zoomAt((left + x) / 2, (top + y) / 2, size([left, top]) / size(before));
       } else if (moved > 3) {
-        view.x -= (left - before[0]) / (side() * view.zoom);
-        view.y += (top - before[1]) / (side() * view.zoom);
+        view.x -= (left - before[0]) / (canvas.clientWidth * view.zoom);
+        view.y += (top - before[1]) / (canvas.clientHeight * view.zoom);
         hover(-1);
         redraw();
       }
@@ -273,6 +332,27 @@ export function start({ classes, searchByImage }) {
     redraw();
   }
 
+  // Highlights the class whose name is typed, or the only one that begins so.
+  function find() {
+    const text = byId("map-find").value.trim().toLowerCase();
+    const names = (data?.class_names ?? []).map((name) => name.toLowerCase());
+    const begins = text ? names.filter((name) => name.startsWith(text)) : [];
+    found = names.includes(text) ? names.indexOf(text) : begins.length === 1 ? names.indexOf(begins[0]) : -1;
+    if (found >= 0) canvas.dataset.found = data.class_names[found];
+    else delete canvas.dataset.found;
+    redraw();
+  }
+
+  async function showSuspects() {
+    if (!suspects) {
+      const queue = await attempt(() => api.audit());
+      if (!queue) return;
+      suspects = new Set(queue.suspects.filter((one) => one.listed && one.image !== null).map((one) => one.image));
+    }
+    canvas.dataset.suspects = String(byId("map-suspects").checked ? suspects.size : 0);
+    redraw();
+  }
+
   function imageOfField(answer) {
     const made = element("canvas", { width: answer.side, height: answer.side });
     const inside = made.getContext("2d");
@@ -305,11 +385,16 @@ export function start({ classes, searchByImage }) {
     const method = { tsne: "t-SNE", pca: "PCA" }[data.method] ?? data.method;
     byId("map-note").textContent = `${method} of ${subsample}${data.images.toLocaleString("en")} images, ${data.proxy_x.length} proxies`;
     showClasses(byId("map-classes"), data);
+    centers = centersOf(data);
     reset();
   }
 
   byId("map-class").append(...classes.map((one) => element("option", { value: one.name }, one.name)));
+  byId("map-names").append(...classes.map((one) => element("option", { value: one.name })));
   byId("map-class").addEventListener("change", showPotential);
+  byId("map-find").addEventListener("input", find);
+  byId("map-suspects-label").hidden = !status.suspects;
+  byId("map-suspects").addEventListener("change", showSuspects);
   byId("map-proxies").addEventListener("change", redraw);
   byId("map-in").addEventListener("click", () => zoomCenter(1.5));
   byId("map-out").addEventListener("click", () => zoomCenter(1 / 1.5));

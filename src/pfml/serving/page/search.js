@@ -1,6 +1,6 @@
 // Search by upload, drop, paste or click; results as a grid.
 
-import { api, attempt, element, imageUrl, indexedImage, readable, toast } from "/page/api.js";
+import { api, attempt, element, fileName, imageUrl, indexedImage, percent, readable, toast } from "/page/api.js";
 import { showWhy } from "/page/why.js";
 
 const byId = (id) => document.getElementById(id);
@@ -22,13 +22,25 @@ export function start({ status, classes, showFacts }) {
       { class: "card-main", title: image.name, "aria-label": `Search by ${text}`, onclick: () => byImage(image) },
       indexedImage(image.id, text),
       element("span", { class: "card-class" }, readable(image.class_name)),
+      element("span", { class: "card-name" }, fileName(image.name)),
     );
-    const facts = element("div", { class: "card-facts" });
-    if (hit) facts.append(element("span", { class: "distance", title: "distance" }, hit.distance.toFixed(3)));
-    if (hit?.unknown) facts.append(element("span", { class: "badge unknown" }, "unknown"));
     const why = () => showWhy({ id: image.id }, image.name, byImage);
-    facts.append(element("button", { class: "link", "aria-label": `Why is ${text} here?`, onclick: why }, "why?"));
-    return element("li", { class: `card${hit?.unknown ? " far" : ""}`, "data-id": image.id }, label, facts);
+    const facts = element(
+      "div",
+      { class: "card-facts" },
+      hit ? element("span", { class: "distance", title: "distance" }, hit.distance.toFixed(3)) : null,
+      element("a", { class: "link", href: imageUrl(image.id, "full"), target: "_blank", rel: "noopener", "aria-label": `Open ${text} in full size` }, "open"),
+      element("button", { class: "link", "aria-label": `Why is ${text} here?`, onclick: why }, "why?"),
+    );
+    return element("li", { class: "card", "data-id": image.id }, label, facts);
+  }
+
+  // The hits as cards, with one divider before the first that is beyond the threshold.
+  function cardsOf(hits) {
+    const cards = hits.map((hit) => card(hit, hit));
+    const beyond = hits.findIndex((hit) => hit.unknown);
+    if (beyond >= 0) cards.splice(beyond, 0, element("li", { class: "divider" }, "beyond the threshold"));
+    return cards;
   }
 
   function showGrid(cards, title, note, emptyText) {
@@ -57,16 +69,7 @@ export function start({ status, classes, showFacts }) {
   function showAnswer(answer) {
     if (query?.file) query.upload = answer.query.upload;
     showFacts(answer.threshold);
-    const nearest = answer.hits[0];
-    const verdict = byId("query-verdict");
-    verdict.replaceChildren();
-    if (nearest && answer.unknown) {
-      verdict.append(element("span", { class: "badge unknown" }, "unknown"), chosen.length ? " nothing of these classes is near" : " nothing in the index is near");
-    } else if (nearest && answer.unknown === false) {
-      verdict.append(element("span", { class: "badge known" }, "known"), ` nearest: ${readable(nearest.class_name)}`);
-    } else if (nearest) {
-      verdict.append(`nearest: ${readable(nearest.class_name)}`);
-    }
+    byId("query-verdict").replaceChildren(...verdictParts(answer));
     const note = [];
     if (answer.hits.length) {
       const same = query?.image?.class_name
@@ -76,7 +79,17 @@ export function start({ status, classes, showFacts }) {
       if (!answer.threshold) note.push("no threshold: pfml calibrate finds one");
     }
     byId("more").hidden = true;
-    showGrid(answer.hits.map((hit) => card(hit, hit)), "Nearest images", note.join(" · "), "No image of these classes is in the index.");
+    showGrid(cardsOf(answer.hits), "Nearest images", note.join(" · "), "No image of these classes is in the index.");
+  }
+
+  // The most likely class with its votes, and whether the query is known.
+  function verdictParts({ verdict, unknown, hits }) {
+    if (!hits.length) return [];
+    const badge = { true: ["unknown", "unknown"], false: ["known", "known"] }[unknown];
+    const parts = [element("strong", {}, readable(verdict.class_name)), ` ${verdict.votes} of ${verdict.of}`];
+    if (verdict.potential !== null) parts.push(element("span", { class: "quiet" }, ` · ${percent(verdict.potential, 0)} of the pull`));
+    if (badge) parts.unshift(element("span", { class: `badge ${badge[0]}` }, badge[1]), unknown ? " at best " : " ");
+    return parts;
   }
 
   async function search() {
@@ -99,7 +112,7 @@ export function start({ status, classes, showFacts }) {
   async function browse(offset) {
     const only = chosen.length ? chosen : [null];
     const pages = await attempt(() =>
-      Promise.all(only.map((one) => api.images({ class_name: one?.name, offset, limit: PAGE }))),
+      Promise.all(only.map((one) => api.images({ class_name: one?.name, order: "mixed", offset, limit: PAGE }))),
     );
     if (!pages || query !== null) return;
     const total = pages.reduce((sum, page) => sum + page.total, 0);

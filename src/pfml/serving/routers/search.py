@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import torch
 from fastapi import APIRouter, File, Form, HTTPException, Query, Response, UploadFile
 from pydantic import BaseModel, Field
 from torch import Tensor
@@ -131,16 +132,19 @@ async def classes(service: SharedService) -> list[ClassResponse]:
 async def images(
     service: SharedService,
     class_name: Annotated[str | None, Query(description="Of this class only.")] = None,
+    order: Annotated[Literal["id", "mixed"], Query(description="By id, or one of each class in turn.")] = "id",
     offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
     limit: Annotated[int, Query(ge=1, le=MOST_HITS)] = 48,
 ) -> ImagesResponse:
-    """The images of the index in pages, by id."""
+    """The images of the index in pages."""
 
     def page() -> ImagesResponse:
         contents = service.gallery.contents()
         ids = contents.ids
         if class_name is not None:
             ids = ids[contents.labels == contents.class_names.index(service.class_named(class_name))]
+        elif order == "mixed":
+            ids = ids[_one_of_each(contents.labels)]
         found = [service.gallery.index.entry(image) for image in ids[offset : offset + limit].tolist()]
         return ImagesResponse(total=len(ids), images=[image_response(entry) for entry in found])
 
@@ -158,8 +162,10 @@ async def image(service: SharedService, image: int) -> ImageResponse:
     response_class=Response,
     responses={200: {"content": {"image/jpeg": {}}}, 404: {"model": ErrorResponse}, 503: {"model": ErrorResponse}},
 )
-async def jpeg(service: SharedService, image: int, size: Literal["thumbnail", "large"] = "thumbnail") -> Response:
-    """An image of the index as a JPEG file, scaled down."""
+async def jpeg(
+    service: SharedService, image: int, size: Literal["thumbnail", "large", "full"] = "thumbnail"
+) -> Response:
+    """An image of the index as a JPEG file: scaled down, or in its full size up to 8,192 pixels."""
     entry = entry_of(service, image)
     try:
         content = await service.scaling.run(service.thumbnails.get, image, entry.path, size)
@@ -217,6 +223,16 @@ def _found(
     # without results, nothing is near
     unknown = None if threshold is None else not found or bool(found[0].unknown)
     return SearchResponse(query=query, unknown=unknown, threshold=_threshold_response(threshold), hits=found)
+
+
+def _one_of_each(labels: Tensor) -> Tensor:
+    """An order of images that takes one of each class in turn."""
+    by_class = labels.argsort(stable=True)
+    _, counts = labels[by_class].unique_consecutive(return_counts=True)
+    starts = counts.cumsum(0) - counts
+    turns = torch.empty_like(by_class)
+    turns[by_class] = torch.arange(len(labels)) - starts.repeat_interleave(counts)
+    return turns.argsort(stable=True)
 
 
 def _threshold_response(threshold: Threshold | None) -> ThresholdResponse | None:
