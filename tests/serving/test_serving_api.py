@@ -23,6 +23,7 @@ from pfml.energy import class_potential
 from pfml.search import ImageIndex, Threshold
 from pfml.serving import Limits, create_app
 from pfml.serving.gallery import Gallery
+from pfml.serving.images import Thumbnails
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BOLD = "red & <b>bold</b>"
@@ -64,6 +65,9 @@ def test_images_come_in_pages_and_by_class(app):
     first, second = (got(app, "/api/images", limit=30, offset=offset) for offset in (0, 30))
     assert first["total"] == 48
     assert len({one["id"] for one in first["images"] + second["images"]}) == 48
+    mixed = got(app, "/api/images", order="mixed", limit=48)["images"]
+    assert {one["id"] for one in mixed} == {one["id"] for one in first["images"] + second["images"]}
+    assert all(len({one["class_name"] for one in mixed[k : k + 4]}) == 4 for k in range(0, 40, 4))
     only = got(app, "/api/images", class_name=BOLD)
     assert {one["class_name"] for one in only["images"]} == {BOLD}
     assert only["total"] == 12
@@ -143,6 +147,13 @@ def test_k_has_bounds(app, k):
 def test_a_search_needs_one_query(app):
     assert ask(app, "GET", "/api/search").status_code == 422
     assert ask(app, "GET", "/api/search", params={"id": 1, "upload": "x"}).status_code == 422
+
+
+def test_an_image_can_be_had_in_its_full_size(tmp_path):
+    Image.new("RGB", (3000, 1000)).save(tmp_path / "wide.png")
+    jpegs = Thumbnails()
+    sizes = [Image.open(io.BytesIO(jpegs.get(0, str(tmp_path / "wide.png"), size))).size for size in ("large", "full")]
+    assert sizes == [(896, 299), (3000, 1000)]
 
 
 def test_indexed_images_are_served_as_jpeg_by_id(app):

@@ -15,7 +15,7 @@ from PIL import Image
 
 pytest.importorskip("fastapi", reason="pfml serve needs the extra serve")
 pytest.importorskip("playwright.sync_api", reason="the page is tested through the package playwright")
-pytest.importorskip("axe_playwright_python", reason="accessibility is checked through the package axe-playwright-python")
+pytest.importorskip("axe_playwright_python", reason="accessibility is checked by axe-playwright-python")
 
 from api_client import service_of
 from axe_playwright_python.sync_playwright import Axe

@@ -84,7 +84,7 @@ export function start({ status, classes, showFacts }) {
 
   // The most likely class with its votes, and whether the query is known.
   function verdictParts({ verdict, unknown, hits }) {
-    if (!hits.length) return [];
+    if (!hits.length || !verdict) return [];
     const badge = { true: ["unknown", "unknown"], false: ["known", "known"] }[unknown];
     const parts = [element("strong", {}, readable(verdict.class_name)), ` ${verdict.votes} of ${verdict.of}`];
     if (verdict.potential !== null) parts.push(element("span", { class: "quiet" }, ` · ${percent(verdict.potential, 0)} of the pull`));
