@@ -77,8 +77,9 @@ def _named(kinds: str, seeds: str) -> tuple[str, ...]:
 
 
 FOUR = _named("pa recipe", "01")
-#: Kinds of teachers that are trained on labels which the audit by others has corrected begin with this.
-CORRECTED = "c:"
+#: Kinds of teachers that are trained on labels which others have corrected begin with one of these: each image has the
+#: class that attracts it most (c), or that class if the audit lists its label as noise (l).
+CORRECTED = ("c:", "l:")
 #: ... and these are the others.
 JUDGES = _named("par recipe", "01")
 #: On the test classes the student of seed s has the teachers whose seeds begin at s times this.
@@ -208,6 +209,8 @@ STUDENTS |= {
     # labels that teachers have corrected, then new teachers, then a student
     "5 rc, 4 corrected pa": rc(_named("c:pa", "0123")),
     "5 rc, 2 corrected pa, 2 recipe": rc(_named("c:pa c:recipe", "01")),
+    "6 rc, 2 listed pa, 2 recipe": rc(_named("l:pa l:recipe", "01")),
+    "6 rc, 2 listed par, 2 recipe": rc(_named("l:par l:recipe", "01")),
 }
 
 #: Groups of teachers whose concatenation and whose soup are measured.
@@ -342,6 +345,16 @@ def rounds() -> dict[str, list[Task]]:
                 Task("teachers", JUDGES[2:], 0, noise),
                 *(Task("teachers", (name,), 0, noise) for name in (*_named("c:pa", "0123"), *_named("c:recipe", "01"))),
                 *(Task("students", (name,), 0, noise) for name in STUDENTS if name.startswith("5 ")),
+            ]
+            for noise in (0.2, 0.5)
+        },
+        # ... only where the audit is sure enough; filtering stays useful for what it misses
+        **{
+            f"6 {100 * noise:g} %": [
+                Task("teachers", JUDGES[:2], 0, noise),
+                Task("teachers", JUDGES[2:], 0, noise),
+                *(Task("teachers", (name,), 0, noise) for name in _named("l:pa l:recipe l:par", "01")),
+                *(Task("students", (name,), 0, noise) for name in STUDENTS if name.startswith("6 ")),
             ]
             for noise in (0.2, 0.5)
         },
@@ -521,9 +534,9 @@ class Bench:
         self._teachers: dict[Path, Embedder] = {}
         self._asked: dict[tuple[tuple[str, ...], float, int], Teachers] = {}
         self._answers: dict[tuple[Any, ...], Tensor] = {}
-        self._labels: dict[tuple[float, int], Tensor] = {}
-        #: by noise and its seed: the shares of the labels that are right
-        self.right: dict[tuple[float, int], dict[str, float]] = {}
+        self._labels: dict[tuple[str, float, int], Tensor] = {}
+        #: by the way to correct, the noise and its seed: the shares of the labels that are right
+        self.right: dict[tuple[str, float, int], dict[str, float]] = {}
 
     def config(self, base: RunConfig, seed: int, noise: float, noise_seed: int) -> RunConfig:
         """`base` here and now."""
@@ -547,15 +560,15 @@ class Bench:
         kind: type[Training] = Training,
         place: Path | None = None,
         *,
-        corrected: bool = False,
+        corrected: str = "",
     ) -> Any:
-        """A run that is ready to start, with its files in `place`, or anywhere; its labels may be corrected before."""
+        """A run that is ready to start, with its files in `place`, or anywhere; its labels corrected in this way."""
         config = self.config(base, task.seed, task.noise, task.noise_seed)
         data = data_of(config.data, self.options.stage)
         if not self.sources:
             self.sources = open_sources(data, self.device, config.storage, Monitor())
         if corrected:
-            labels = self.corrected_labels(data.train, config, task)
+            labels = self.corrected_labels(corrected, data.train, config, task)
             data = replace(data, train=data.train.with_labels(labels))
         embedder = self.networks.embedder(config.model)
         folder = RunFolder(Path(place or tempfile.mkdtemp()))
@@ -564,18 +577,19 @@ class Bench:
         with patch("pfml.training.loop.load_teachers", return_value=None):  # they are asked here, and once for all
             return kind(embedder, data, self.sources, config, folder, Monitor())
 
-    def corrected_labels(self, images: ImageSet, config: RunConfig, task: Task) -> Tensor:
+    def corrected_labels(self, way: str, images: ImageSet, config: RunConfig, task: Task) -> Tensor:
         """Of training images: the class that attracts each most in the field of the first teachers of the draw.
 
         A class that would lose all its images keeps them.
         """
-        key = task.noise, task.noise_seed
+        key = way, task.noise, task.noise_seed
         if key not in self._labels:
             names = JUDGES if self.options.stage == "validation" else drawn(JUDGES, task.noise_seed)
             mixed = precision(config.autocast)
             points = combined([embed(self.teacher(name), self.sources["train"], autocast=mixed) for name in names])
             found = audit(points, images)
-            labels = torch.where(found.scores.score > 0, found.scores.suggested, images.labels)
+            wrong = found.scores.score > 0 if way == "c:" else found.confidence >= 0.5
+            labels = torch.where(wrong, found.scores.suggested, images.labels)
             emptied = torch.bincount(labels, minlength=images.num_classes) == 0
             labels = torch.where(emptied[images.labels], images.labels, labels)
             self._labels[key] = labels
@@ -705,9 +719,14 @@ def key_of_teacher(name: str, noise: float) -> Key:
     return f"teacher {kind}", int(seed), noise
 
 
+def way_to_correct(name: str) -> str:
+    """How the labels of a teacher were corrected, by its name: one of `CORRECTED`, or "" for labels as given."""
+    return next((way for way in CORRECTED if name.startswith(way)), "")
+
+
 def judges_of(name: str, stage: str) -> tuple[str, ...]:
     """The teachers that correct the labels of a teacher."""
-    if not name.startswith(CORRECTED):
+    if not way_to_correct(name):
         return ()
     return drawn(JUDGES, int(name.rsplit("-", 1)[1]) // PER_DRAW) if stage == "test" else JUDGES
 
@@ -753,7 +772,7 @@ def student_config(spec: Student, name: str) -> RunConfig:
 
 def teacher_config(kind: str, name: str) -> RunConfig:
     """Of a loss on labels; "pa.288" is pa at 288 pixels, "c:pa" is pa on other labels."""
-    kind, _, network = kind.removeprefix(CORRECTED).partition(".")
+    kind, _, network = kind.removeprefix(way_to_correct(kind)).partition(".")
     candidate, loss = KINDS[kind]
     if name == "cub":
         config = candidate_config(candidate)
@@ -784,12 +803,13 @@ def teach(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
         if bench.options.epochs:
             base = replace(base, epochs=bench.options.epochs)
         with seeded(int(seed)):
-            run = bench.begin(base, one, TeacherRun, corrected=kind.startswith(CORRECTED))
+            run = bench.begin(base, one, TeacherRun, corrected=way_to_correct(name))
             run.compiled_network = bench.networks.network(run.embedder, run.config) if bench.options.compile else None
             run.run()
         keep(run.embedder, folder)
         if key_of_teacher(name, task.noise) not in bench.done:
-            corrected = {"right_labels": bench.right[one.noise, one.noise_seed]} if kind.startswith(CORRECTED) else {}
+            way = way_to_correct(name)
+            corrected = {"right_labels": bench.right[way, one.noise, one.noise_seed]} if way else {}
             yield line("teacher", f"teacher {kind}", run, one, start) | corrected
 
 
@@ -898,7 +918,7 @@ def learn(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
             bench.forget()
         stream = base.batch, base.augmentation
         with seeded(task.seed):
-            corrected = any(name.startswith(CORRECTED) for name in spec.teachers)
+            corrected = way_to_correct(spec.teachers[0])
             run = bench.begin(base, task, StudentRun, Path(f"{folder}.run"), corrected=corrected)
             run.spec, run.bench = spec, bench
             run.compiled_network = bench.networks.network(run.embedder, run.config) if bench.options.compile else None
