@@ -347,7 +347,9 @@ export function start({ status, classes, searchByImage }) {
     if (!suspects) {
       const queue = await attempt(() => api.audit());
       if (!queue) return;
-      suspects = new Set(queue.suspects.filter((one) => one.listed && one.image !== null).map((one) => one.image));
+      const indexed = queue.suspects.filter((one) => one.image !== null);
+      const listed = indexed.filter((one) => one.listed); // none if the audit could not estimate how many are wrong
+      suspects = new Set((listed.length ? listed : indexed).map((one) => one.image));
     }
     canvas.dataset.suspects = String(byId("map-suspects").checked ? suspects.size : 0);
     redraw();
