@@ -35,12 +35,10 @@ export function start({ status, classes, showFacts }) {
     return element("li", { class: "card", "data-id": image.id }, label, facts);
   }
 
-  // The hits as cards, with one divider before the first that is beyond the threshold.
-  function cardsOf(hits) {
+  // The hits as cards; those of an unknown query are behind one divider.
+  function cardsOf({ hits, unknown }) {
     const cards = hits.map((hit) => card(hit, hit));
-    const beyond = hits.findIndex((hit) => hit.unknown);
-    if (beyond >= 0) cards.splice(beyond, 0, element("li", { class: "divider" }, "beyond the threshold"));
-    return cards;
+    return hits.length && unknown ? [element("li", { class: "divider" }, "beyond the threshold: the nearest, but not near"), ...cards] : cards;
   }
 
   function showGrid(cards, title, note, emptyText) {
@@ -79,17 +77,22 @@ export function start({ status, classes, showFacts }) {
       if (!answer.threshold) note.push("no threshold: pfml calibrate finds one");
     }
     byId("more").hidden = true;
-    showGrid(cardsOf(answer.hits), "Nearest images", note.join(" · "), "No image of these classes is in the index.");
+    showGrid(cardsOf(answer), "Nearest images", note.join(" · "), "No image of these classes is in the index.");
   }
 
   // The most likely class with its votes, and whether the query is known.
   function verdictParts({ verdict, unknown, hits }) {
-    if (!hits.length || !verdict) return [];
-    const badge = { true: ["unknown", "unknown"], false: ["known", "known"] }[unknown];
-    const parts = [element("strong", {}, readable(verdict.class_name)), ` ${verdict.votes} of ${verdict.of}`];
-    if (verdict.potential !== null) parts.push(element("span", { class: "quiet" }, ` · ${percent(verdict.potential, 0)} of the pull`));
-    if (badge) parts.unshift(element("span", { class: `badge ${badge[0]}` }, badge[1]), unknown ? " at best " : " ");
-    return parts;
+    if (!hits.length) return [];
+    const parts = verdict.class_name
+      ? [
+          element("strong", {}, verdict.class_name),
+          `, ${verdict.votes} of ${verdict.of} `,
+          element("span", { class: "quiet" }, `· ${percent(verdict.potential, 0)} of the pull`),
+        ]
+      : ["the nearest images have no class"];
+    if (unknown === null) return parts;
+    const badge = unknown ? "unknown" : "known";
+    return [element("span", { class: `badge ${badge}` }, badge), unknown ? " at best " : " ", ...parts];
   }
 
   async function search() {
