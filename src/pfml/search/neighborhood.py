@@ -5,7 +5,7 @@ Attraction is that of `pfml.evaluation.class_attraction`, of the nearest images 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,7 +17,14 @@ from pfml.field import DecayLaw
 from pfml.precision import full_precision
 from pfml.search.backends import distances_between
 
-__all__ = ["NEIGHBORS", "ClassAttraction", "Neighborhood", "class_spreads", "nearest_neighborhood"]
+__all__ = [
+    "NEIGHBORS",
+    "ClassAttraction",
+    "Neighborhood",
+    "class_spreads",
+    "mean_nearest_distance",
+    "nearest_neighborhood",
+]
 
 #: Images that vote on the class of a query.
 NEIGHBORS = 24
@@ -62,7 +69,7 @@ class Neighborhood:
         first = of_class.argmax(dim=1, keepdim=True)  # of equal ones the nearest
         top = self.labels.gather(1, first)
         is_top = (self.labels == top) & (top >= 0)
-        last = pull.masked_fill(pull == 0, torch.inf).min(dim=1).values  # what lies beyond attracts no more
+        last = pull.masked_fill(pull == 0, torch.inf).min(dim=1).values
         others = of_class.masked_fill(is_top, 0.0).max(dim=1).values
         has_class = self.labels >= 0
         return ClassAttraction(
@@ -71,7 +78,8 @@ class Neighborhood:
             votes=is_top.sum(dim=1),
             voters=has_class.sum(dim=1),
             potential=of_class.gather(1, first)[:, 0],
-            second=torch.maximum(others, last.nan_to_num(posinf=0.0)),
+            second=others,
+            weakest=last.nan_to_num(posinf=0.0),
             total=(pull * has_class).sum(dim=1),
         )
 
@@ -86,7 +94,8 @@ class ClassAttraction:
         votes: Neighbors of this class.
         voters: Neighbors that have a class.
         potential: Its attraction.
-        second: The attraction of the next class; at least that of one image as far as the last neighbor.
+        second: The attraction of the next class; 0 if there is none.
+        weakest: The attraction of the last neighbor: an image that is no neighbor attracts no more.
         total: The attraction of all neighbors that have a class.
     """
 
@@ -96,6 +105,7 @@ class ClassAttraction:
     voters: Tensor
     potential: Tensor
     second: Tensor
+    weakest: Tensor
     total: Tensor
 
 
@@ -117,7 +127,7 @@ def class_spreads(points: Tensor, labels: Tensor, num_classes: int) -> tuple[Ten
         own = (labels == label).nonzero()[:, 0]
         if len(own) < 2:
             continue
-        distances, positions = _two_nearest(points[own])
+        distances, positions = _two_nearest(points[own], torch.arange(len(own)))
         nearest, second = distances.unbind(1)
         spreads[label] = nearest.mean()
         if len(own) > 2:
@@ -127,18 +137,32 @@ def class_spreads(points: Tensor, labels: Tensor, num_classes: int) -> tuple[Ten
     return spreads, without
 
 
-def _two_nearest(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Distances and positions (n, 2) of the two nearest other points; with two points the second is the first."""
+def mean_nearest_distance(points: Tensor, *, most: int) -> float:
+    """The mean distance of a point to the nearest other one, of `most` points, evenly spaced; NaN for less than two.
+
+    Args:
+        points: (n, D) unit vectors.
+        most: Points at most whose nearest is looked for, among all.
+    """
+    if len(points) < 2:
+        return math.nan
+    rows = torch.linspace(0, len(points) - 1, min(most, len(points))).round().long()
+    return float(_two_nearest(points, rows)[0][:, 0].mean())
+
+
+def _two_nearest(points: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Distances and positions (n, 2) of the two points nearest to those of `rows`; of two points one is both."""
     found = []
-    for rows in torch.arange(len(points)).split(max(MEMORY // (4 * len(points)), 1)):
+    for some in rows.split(max(MEMORY // (4 * len(points)), 1)):
         with full_precision(points.device):
-            similarities = points[rows] @ points.T
-        similarities[torch.arange(len(rows)), rows] = -torch.inf
+            similarities = points[some] @ points.T
+        similarities[torch.arange(len(some)), some] = -torch.inf
         found.append(similarities.topk(min(2, len(points) - 1), dim=1).indices)
     positions = torch.cat(found)
     if positions.shape[1] == 1:
         positions = positions.expand(-1, 2)
-    return torch.stack([distances_between(points, points[column]) for column in positions.unbind(1)], 1), positions
+    columns = [distances_between(points[rows], points[column]) for column in positions.unbind(1)]
+    return torch.stack(columns, 1), positions
 
 
 def nearest_neighborhood(
@@ -188,12 +212,3 @@ def nearest_neighborhood(
         own = of_neighbors == labels[:, None]
         spread = torch.where(own, without[:, None].expand_as(spread), spread)
     return Neighborhood(r, of_neighbors.masked_fill(is_none, -1), spread.masked_fill(is_none, torch.nan))
-
-
-def neighborhood_of(distances: Sequence[float], labels: Sequence[int], spreads: Sequence[float]) -> Neighborhood:
-    """The neighborhood of one query."""
-    return Neighborhood(
-        torch.tensor([list(distances)], dtype=torch.float64),
-        torch.tensor([list(labels)], dtype=torch.int64),
-        torch.tensor([list(spreads)], dtype=torch.float64),
-    )

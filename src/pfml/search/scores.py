@@ -37,8 +37,9 @@ def _potential(near: Neighborhood, found: ClassAttraction) -> Tensor:
 
 
 def _margin(near: Neighborhood, found: ClassAttraction) -> Tensor:
-    """The same less that of the second class."""
-    return _potential(near, found) - found.second.clamp(min=torch.finfo(torch.float64).tiny).log()
+    """The same less that of the second class, of which one image at least is as near as the last neighbor."""
+    second = torch.maximum(found.second, found.weakest)
+    return _potential(near, found) - second.clamp(min=torch.finfo(torch.float64).tiny).log()
 
 
 def _agreement(near: Neighborhood, found: ClassAttraction) -> Tensor:

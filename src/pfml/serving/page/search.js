@@ -25,10 +25,9 @@ export function start({ status, classes, showFacts }) {
     );
     const facts = element("div", { class: "card-facts" });
     if (hit) facts.append(element("span", { class: "distance", title: "distance" }, hit.distance.toFixed(3)));
-    if (hit?.unknown) facts.append(element("span", { class: "badge unknown" }, "unknown"));
     const why = () => showWhy({ id: image.id }, image.name, byImage);
     facts.append(element("button", { class: "link", "aria-label": `Why is ${text} here?`, onclick: why }, "why?"));
-    return element("li", { class: `card${hit?.unknown ? " far" : ""}`, "data-id": image.id }, label, facts);
+    return element("li", { class: "card", "data-id": image.id }, label, facts);
   }
 
   function showGrid(cards, title, note, emptyText) {
