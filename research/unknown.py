@@ -31,7 +31,7 @@ from pfml.evaluation.class_attraction import fitted_law
 from pfml.evaluation.model_evaluation import embed
 from pfml.models import create_embedder
 from pfml.search import ModelIdentity, Threshold
-from pfml.search.calibration import AUTO, calibrate_points
+from pfml.search.calibration import AUTO, _cross_fitted, _queries
 from pfml.search.neighborhood import nearest_neighborhood
 from pfml.search.scores import CANDIDATES
 
@@ -128,17 +128,11 @@ def lines(images: ImageSet, points: Tensor, draw: Draw) -> Iterator[dict[str, An
             )
             for name, some in {"known": known, "unknown": unknown}.items()
         }
+        queries = _queries(points[own], gallery.labels, None, None, RATES[0])  # as `calibrate_points` does
         for candidate in (*CANDIDATES, AUTO):
             calibrated = {}
             for rate in RATES:
-                threshold = calibrate_points(
-                    points[own],
-                    gallery.labels,
-                    class_names=gallery.class_names,
-                    model=MODEL,
-                    score=candidate,
-                    false_accept_rate=rate,
-                )
+                threshold = _cross_fitted(queries, gallery.class_names, rate, candidate, MODEL, draw.data, 0)
                 calibrated[f"{rate:g}"] = _applied(threshold, gallery, near, truth)
             scores = {name: threshold.scoring.of(each) for name, each in near.items()}
             yield {

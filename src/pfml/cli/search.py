@@ -219,7 +219,7 @@ def add_search_arguments(parser: ArgumentParser) -> None:
 def calibrate(
     run: Path,
     false_accept_rate: float = 0.01,
-    score: str | None = None,
+    score: str = "auto",
     data: str | None = None,
     root: Path | None = None,
     seed: int = 0,
@@ -232,7 +232,6 @@ def calibrate(
     from pfml.models import load_embedder
     from pfml.search import calibrate as threshold_of
     from pfml.search import calibrate_known
-    from pfml.search.calibration import DEFAULT_SCORE
     from pfml.training.environment import resolve_device
     from pfml.training.progress import ProgressMonitor
 
@@ -241,7 +240,7 @@ def calibrate(
     embedder = load_embedder(run).to(resolve_device(device))
     images, described = _calibration_images(console, run, data, root)
     track = ProgressMonitor(console).track
-    rate, score = false_accept_rate, score or DEFAULT_SCORE
+    rate = false_accept_rate
     if isinstance(images, RetrievalData):
         threshold = calibrate_known(
             embedder, images, false_accept_rate=rate, score=score, seed=seed, source=described, track=track
@@ -273,7 +272,9 @@ def add_calibrate_arguments(parser: ArgumentParser) -> None:
     )
     add(
         "--score",
-        help="distance, potential, margin, agreement, relative, combination, or auto: the one that accepts most.",
+        default="auto",
+        help="distance, potential, margin, agreement, relative, combination, or auto: combination, unless another one "
+        "accepts clearly more.",
     )
     add("--data", help="A data set by name, or the path of a folder or CSV; by default that of the run.")
     add("--root", type=Path, help="Folder of a data set given by name.")
@@ -443,7 +444,7 @@ def _print_threshold(console: Console, threshold: Threshold) -> None:
         about = f"no class is unseen: each is left out in turn of a gallery of {threshold.searched_in:,} images"
         print_line(console, about)
     for name, share in threshold.compared.items():
-        chosen = ", chosen" if name == threshold.scoring.name and len(threshold.compared) > 1 else ""
+        chosen = ", chosen" if name == threshold.scoring.name else ""
         print_line(console, f"  {name + ':':<14}accepts {share:.1%} of known images{chosen}")
     own = f", {len(threshold.class_values):,} classes have their own" if threshold.class_values else ""
     print_line(console, f"threshold {threshold.scoring.name} {threshold.value:.4g}{own}")

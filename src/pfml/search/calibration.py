@@ -31,23 +31,25 @@ from pfml.evaluation.nearest_neighbors import directions
 from pfml.models.embedder import Embedder
 from pfml.search.identity import ModelIdentity
 from pfml.search.neighborhood import class_spreads, nearest_neighborhood
-from pfml.search.scores import CANDIDATES, COMBINATION, SCORES, Scoring, fit_combination, measured_scores, typical
+from pfml.search.scores import CANDIDATES, COMBINATION, SCORES, Scoring, measured_scores, standard_weights, typical
 from pfml.search.threshold import Rate, Threshold
 
 __all__ = [
     "AUTO",
-    "DEFAULT_SCORE",
     "FEWEST_CLASSES",
+    "PREFERRED",
     "calibrate",
     "calibrate_known",
     "calibrate_known_points",
     "calibrate_points",
 ]
 
-#: Choose the score on the data, too.
+#: `PREFERRED`, unless another score accepts clearly more.
 AUTO = "auto"
-#: What research/unknown.py found best on CUB classes 1 to 100.
-DEFAULT_SCORE = AUTO
+#: What research/unknown.py found best on CUB classes 1 to 100, where the best on the calibration data was worse.
+PREFERRED = COMBINATION
+#: How many times as many known images that is.
+CLEARLY_MORE = 1.25
 CONFIDENCE = 0.95
 #: So that three are in the gallery of an impostor.
 FEWEST_CLASSES = 4
@@ -62,7 +64,7 @@ def calibrate(
     images: ImageSet,
     *,
     false_accept_rate: float = 0.01,
-    score: str = DEFAULT_SCORE,
+    score: str = AUTO,
     seed: int = 0,
     batch_size: int = 128,
     data: str = "",
@@ -74,7 +76,7 @@ def calibrate(
         embedder: On the device where it is to compute.
         images: Of classes that it was not trained on.
         false_accept_rate: Of images whose class is not in the index, the share that may be accepted.
-        score: One of `CANDIDATES`, or "auto" for the one that accepts most known images.
+        score: One of `CANDIDATES`, or "auto" for `PREFERRED`, unless another accepts clearly more known images.
         seed: Of the folds.
         batch_size: Images that the model embeds at a time.
         data: What the images are, in words.
@@ -103,7 +105,7 @@ def calibrate_known(
     data: RetrievalData,
     *,
     false_accept_rate: float = 0.01,
-    score: str = DEFAULT_SCORE,
+    score: str = AUTO,
     seed: int = 0,
     batch_size: int = 128,
     source: str = "",
@@ -154,7 +156,7 @@ def calibrate_known_points(
     model: ModelIdentity,
     class_names: Sequence[str] | None = None,
     false_accept_rate: float = 0.01,
-    score: str = DEFAULT_SCORE,
+    score: str = AUTO,
     seed: int = 0,
     data: str = "",
 ) -> Threshold:
@@ -187,7 +189,7 @@ def calibrate_points(
     model: ModelIdentity,
     class_names: Sequence[str] | None = None,
     false_accept_rate: float = 0.01,
-    score: str = DEFAULT_SCORE,
+    score: str = AUTO,
     seed: int = 0,
     data: str = "",
 ) -> Threshold:
@@ -269,7 +271,7 @@ def _queries(
         for is_impostor in (False, True)
     ]
     genuine, impostor = both
-    others = torch.bincount(item_labels, minlength=num_classes)[labels] - (gallery is None)
+    others = torch.bincount(item_labels, minlength=num_classes)[labels] - int(gallery is None)
     return _Queries(
         labels,
         others > 0,
@@ -295,7 +297,7 @@ def _cross_fitted(
         raise ValueError(f"score must be one of {', '.join((AUTO, *CANDIDATES))}, got {score!r}")
     if not queries.is_known.any():
         raise ValueError("some class must have two images for false rejects to be measured, got one image of each")
-    candidates = CANDIDATES if score == AUTO else (score,)
+    candidates = (PREFERRED, *CANDIDATES) if score == AUTO else (score,)
     folds = _folds(queries.labels, seed)
     _refuse_few(len(queries.labels) - max(int(fold.sum()) for fold in folds), false_accept_rate)
     per_class = class_names is not None
@@ -321,10 +323,10 @@ def _cross_fitted(
         wrong_classes=_rate(wrong, labels, seed),
         measured_on=(len(queries.labels), len(queries.labels.unique())),
         class_values={names[label]: value for label, value in final.class_values.items()},
-        compared={name: _accepted_share(queries, name, false_accept_rate) for name in candidates},
+        compared={name: _accepted_share(queries, name, false_accept_rate) for name in CANDIDATES},
         scores={
-            "genuine": _scored(final.scoring, queries.genuine[queries.is_known]),
-            "impostor": _scored(final.scoring, queries.impostor),
+            "genuine": final.scoring.of_measured(queries.genuine[queries.is_known]),
+            "impostor": final.scoring.of_measured(queries.impostor),
         },
     )
 
@@ -354,39 +356,33 @@ def _smallest_rate(images: int) -> float:
 
 def _fitted(queries: _Queries, name: str) -> Scoring:
     """A score, with the weights that the queries give it."""
-    weights = fit_combination(queries.genuine[queries.is_known], queries.impostor) if name == COMBINATION else ()
+    is_combined = name == COMBINATION
+    weights = standard_weights(queries.genuine[queries.is_known], queries.impostor) if is_combined else ()
     return replace(queries.scoring, name=name, weights=weights)
-
-
-def _scored(scoring: Scoring, measured: Tensor) -> Tensor:
-    """(n,) by a row of `SCORES` each."""
-    if scoring.name == COMBINATION:
-        return measured @ torch.tensor(scoring.weights, dtype=torch.float64)
-    return measured[:, list(SCORES).index(scoring.name)]
 
 
 def _accepted(choice: _Choice, queries: _Queries) -> tuple[Tensor, Tensor]:
     """Which queries are accepted as genuine, and as impostors."""
     return (
-        choice.accepts(_scored(choice.scoring, queries.genuine), queries.genuine_class),
-        choice.accepts(_scored(choice.scoring, queries.impostor), queries.impostor_class),
+        choice.accepts(choice.scoring.of_measured(queries.genuine), queries.genuine_class),
+        choice.accepts(choice.scoring.of_measured(queries.impostor), queries.impostor_class),
     )
 
 
 def _accepted_share(queries: _Queries, name: str, rate: float) -> float:
     """The share of genuine queries that a score accepts at the rate, by a common threshold."""
     scoring = _fitted(queries, name)
-    value = _smallest_accepted(_scored(scoring, queries.impostor), rate)
-    return float((_scored(scoring, queries.genuine[queries.is_known]) >= value).double().mean())
+    value = _smallest_accepted(scoring.of_measured(queries.impostor), rate)
+    return float((scoring.of_measured(queries.genuine[queries.is_known]) >= value).double().mean())
 
 
 def _chosen(queries: _Queries, candidates: Sequence[str], rate: float, per_class: bool) -> _Choice:
-    """The candidate that accepts most genuine queries at the rate, and its thresholds."""
-    best = candidates[0]
-    if len(candidates) > 1:
-        best = max(candidates, key=lambda name: _accepted_share(queries, name, rate))
-    scoring = _fitted(queries, best)
-    impostor = _scored(scoring, queries.impostor)
+    """The first candidate, or the best one if it accepts clearly more genuine queries, and its thresholds."""
+    shares = {name: _accepted_share(queries, name, rate) for name in candidates} if len(candidates) > 1 else {}
+    best = max(shares, key=lambda name: shares[name], default=candidates[0])
+    is_clear = bool(shares) and shares[best] > CLEARLY_MORE * shares[candidates[0]]
+    scoring = _fitted(queries, best if is_clear else candidates[0])
+    impostor = scoring.of_measured(queries.impostor)
     value = _smallest_accepted(impostor, rate)
     class_values: dict[int, float] = {}
     if per_class:

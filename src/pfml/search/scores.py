@@ -1,7 +1,7 @@
 """Scores of "known": the higher, the more a query looks like an image of a class in the gallery. One visible dict.
 
-`SCORES` holds functions of the neighborhood alone. "combination" is their weighted sum; the weights are those of a
-logistic regression of genuine queries against impostors.
+`SCORES` holds functions of the neighborhood alone. "combination" is the sum of all, each divided by its standard
+deviation. Equal weights: with label noise, weights that are fitted to genuine queries and impostors are worse.
 """
 
 from __future__ import annotations
@@ -15,15 +15,12 @@ from torch import Tensor
 from pfml.field import PowerLaw
 from pfml.search.neighborhood import ClassAttraction, Neighborhood
 
-__all__ = ["CANDIDATES", "COMBINATION", "SCORES", "Scoring", "fit_combination", "measured_scores"]
+__all__ = ["CANDIDATES", "COMBINATION", "SCORES", "Scoring", "measured_scores", "standard_weights", "typical"]
 
 #: Distances below this are equal.
 SMALLEST = 1e-6
 #: The weighted sum of `SCORES`.
 COMBINATION = "combination"
-#: Penalty on the squared weights of standardized scores, per query.
-RIDGE = 1e-2
-NEWTON_STEPS = 25
 
 
 def _distance(near: Neighborhood, found: ClassAttraction) -> Tensor:
@@ -100,7 +97,10 @@ class Scoring:
 
     def of(self, near: Neighborhood) -> Tensor:
         """(n,) float64."""
-        measured = measured_scores(near, self)
+        return self.of_measured(measured_scores(near, self))
+
+    def of_measured(self, measured: Tensor) -> Tensor:
+        """The same, (n,), of what `measured_scores` returned."""
         if self.name != COMBINATION:
             return measured[:, list(SCORES).index(self.name)]
         return measured @ torch.tensor(self.weights, dtype=torch.float64)
@@ -113,29 +113,15 @@ def measured_scores(near: Neighborhood, scoring: Scoring) -> Tensor:
     return torch.stack([score(known, found).double() for score in SCORES.values()], dim=1)
 
 
-def fit_combination(genuine: Tensor, impostor: Tensor) -> tuple[float, ...]:
-    """Weights of a logistic regression that tells genuine queries from impostors, by Newton's method.
+def standard_weights(genuine: Tensor, impostor: Tensor) -> tuple[float, ...]:
+    """The weights of "combination": 1 / standard deviation of each score, so that all count equally.
 
     Args:
-        genuine: Their scores, (n, scores).
-        impostor: (m, scores).
+        genuine: Scores of queries whose class is in the gallery, (n, scores).
+        impostor: Of queries whose class is not, (m, scores).
     """
-    every = torch.cat([genuine, impostor])
-    deviation = every.std(dim=0).clamp(min=1e-12)
-    inputs = torch.cat([(every - every.mean(dim=0)) / deviation, torch.ones(len(every), 1).double()], dim=1)
-    target = torch.cat([torch.ones(len(genuine)), torch.zeros(len(impostor))]).double()
-    # both kinds count equally, however many there are of each
-    counts = torch.tensor([len(impostor), len(genuine)]).double()
-    weight = (len(every) / (2 * counts))[target.long()]
-    penalty = RIDGE * len(every) * torch.eye(inputs.shape[1]).double()
-    penalty[-1, -1] = 0.0
-    found = inputs.new_zeros(inputs.shape[1])
-    for _ in range(NEWTON_STEPS):
-        likely = (inputs @ found).sigmoid()
-        slope = inputs.T @ (weight * (likely - target)) + penalty @ found
-        curvature = (inputs.T * (weight * likely * (1 - likely))) @ inputs + penalty
-        found = found - torch.linalg.solve(curvature + 1e-9 * torch.eye(len(found)).double(), slope)
-    return tuple((found[:-1] / deviation).tolist())
+    deviation = torch.cat([genuine, impostor]).std(dim=0)
+    return tuple((1 / deviation.clamp(min=SMALLEST)).tolist())
 
 
 def typical(values: Sequence[float] | Tensor) -> float:

@@ -24,7 +24,7 @@ from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensor
 __all__ = ["THRESHOLD", "Rate", "Threshold"]
 
 #: The format of threshold.json. Version 1 had a distance alone.
-THRESHOLD = Format("threshold of unknown images", 2, "calibrate again with pfml calibrate")
+THRESHOLD = Format("distance threshold", 2, "calibrate again with pfml calibrate")
 #: How many times the asked rate of false accepts is missed by, whatever the interval says.
 MISSED = 1.5
 
