@@ -8,14 +8,13 @@ A draw takes some classes. Two thirds of their images are the gallery, 12 % of i
 queries. All images of the classes that were not drawn are unknown queries. Each score is fitted to the gallery alone,
 as `pfml calibrate` does. "accepted at" and AUROC are those of the score, with a threshold at exactly that rate of the
 unknown queries; "calibrated" is what the threshold of `pfml calibrate` does, which has seen none of the queries.
-"corrected" is the same after the audit has left out suspicious images. Features are computed once, see --features.
+"corrected" is the same with the labels that the audit suggests. Features of photographs are kept in --features.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -24,16 +23,17 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 from pfml.audit import audit, corrections_of
 from pfml.data import ImageSet, LabelNoise, corrupt, load_data
-from pfml.evaluation.class_attraction import fitted_law
 from pfml.evaluation.model_evaluation import embed
 from pfml.models import create_embedder
 from pfml.search import ModelIdentity, Threshold
 from pfml.search.calibration import AUTO, _cross_fitted, _queries
 from pfml.search.neighborhood import nearest_neighborhood
 from pfml.search.scores import CANDIDATES
+from pfml.sphere import unit
 
 MODEL = ModelIdentity("0" * 64, "features of research/unknown.py")
 RATES = (0.01, 0.05)
@@ -57,18 +57,19 @@ SIZES = ((20, 50), (30, 30), (40, 40))
 
 
 def features(options: argparse.Namespace, name: str) -> tuple[ImageSet, Tensor]:
-    """Images and their vectors: of CUB by the packaged backbone, of glyphs by an untrained convnet."""
+    """Images and their vectors: of CUB by the packaged backbone, of glyphs their gray pixels, 12 x 12."""
     data = load_data(name, options.root if name == "cub" else None)
     part = data.train if options.what == "pilot" else data.test
     order = torch.randperm(part.num_classes, generator=torch.Generator().manual_seed(0))
     classes = order[:CLASSES].sort().values.tolist()
     rows = torch.cat([(part.labels == label).nonzero()[:, 0][:IMAGES] for label in classes])
     images = part.subset(rows).of_classes(classes)
+    if isinstance(images.images, Tensor):
+        pixels = adaptive_avg_pool2d(images.images.float().mean(dim=1, keepdim=True), 12).flatten(1)
+        return images, unit(pixels - pixels.mean(dim=0))
     file = options.features / f"{name}-{options.what}.safetensors"
     if not file.is_file():
-        torch.manual_seed(0)
-        backbone = "efficientnet_lite0" if name == "cub" else "convnet"
-        embedder = create_embedder(backbone, embedding_dim=None).eval()
+        embedder = create_embedder("efficientnet_lite0", embedding_dim=None).eval()
         options.features.mkdir(parents=True, exist_ok=True)
         save_file({"points": embed(embedder, images, batch_size=64).cpu().contiguous()}, file)
     points = load_file(file)["points"]
@@ -78,7 +79,6 @@ def features(options: argparse.Namespace, name: str) -> tuple[ImageSet, Tensor]:
 
 def measured(score: Tensor, other: Tensor) -> dict[str, float]:
     """AUROC, false accepts at 95 % true accepts, accepted share at 1 % and 5 % false accepts."""
-    ranks = torch.cat([score, other]).argsort(stable=True).argsort().double() + 1
     both = torch.cat([score, other])
     _, inverse, counts = both.unique(return_inverse=True, return_counts=True)
     last = counts.cumsum(0).double()
@@ -92,8 +92,8 @@ def measured(score: Tensor, other: Tensor) -> dict[str, float]:
     return found
 
 
-def lines(images: ImageSet, points: Tensor, draw: Draw) -> Iterator[dict[str, Any]]:
-    """One line for each score."""
+def line_of(images: ImageSet, points: Tensor, draw: Draw) -> dict[str, Any]:
+    """What each score does on a draw, with the noisy labels and with corrected ones."""
     random = torch.Generator().manual_seed(1000 * draw.seed + draw.classes)
     order = torch.randperm(images.num_classes, generator=random)
     in_gallery, as_query = [], []
@@ -101,45 +101,44 @@ def lines(images: ImageSet, points: Tensor, draw: Draw) -> Iterator[dict[str, An
         own = (images.labels == label).nonzero()[:, 0]
         own = own[torch.randperm(len(own), generator=random)[: draw.images]]
         cut = round(GALLERY * len(own))
-        in_gallery.append(own[:cut])
+        in_gallery.append(own[:cut].sort().values)
         as_query.append(own[cut:])
     rows, known = torch.cat(in_gallery), torch.cat(as_query)
     unknown = torch.isin(images.labels, order[draw.classes :]).nonzero()[:, 0]
     classes = order[: draw.classes].sort().values.tolist()
-    clean = images.subset(rows).of_classes(classes)  # keeps the order: rows are sorted by class
-    noisy, _ = corrupt(clean, LabelNoise(rate=draw.noise, seed=draw.seed))
+    noisy, _ = corrupt(images.subset(rows).of_classes(classes), LabelNoise(rate=draw.noise, seed=draw.seed))
     number = {label: k for k, label in enumerate(classes)}
     truth = torch.tensor([number[label] for label in images.labels[known].tolist()])
-    law = fitted_law(points[rows], noisy.labels, noisy.num_classes)
-    found = audit(points[rows], noisy, law=law)
-    corrections = corrections_of(found, policy="drop")
-    corrected = corrections.apply(noisy)
-    kept = torch.tensor([k for k in range(len(noisy)) if k not in corrections.labels])
-    galleries = {"noisy": (noisy, rows), "corrected": (corrected, rows[kept])}
-    for labels, (gallery, own) in galleries.items():
+    corrections = corrections_of(audit(points[rows], noisy))
+    galleries = {"noisy": noisy, "corrected": corrections.apply(noisy)}
+    found: dict[str, dict[str, Any]] = {}
+    for labels, gallery in galleries.items():
         near = {
             name: nearest_neighborhood(
                 points[some],
                 torch.full((len(some),), -1),
-                points[own],
+                points[rows],
                 gallery.labels,
                 num_classes=gallery.num_classes,
                 without_own_class=False,
             )
             for name, some in {"known": known, "unknown": unknown}.items()
         }
-        queries = _queries(points[own], gallery.labels, None, None, RATES[0])  # as `calibrate_points` does
+        queries = _queries(points[rows], gallery.labels, None, None, RATES[0])  # as `calibrate_points` does
+        found[labels] = {}
         for candidate in (*CANDIDATES, AUTO):
-            calibrated = {}
-            for rate in RATES:
-                threshold = _cross_fitted(queries, gallery.class_names, rate, candidate, MODEL, draw.data, 0)
-                calibrated[f"{rate:g}"] = _applied(threshold, gallery, near, truth)
-            scores = {name: threshold.scoring.of(each) for name, each in near.items()}
-            yield {
-                **asdict(draw), "labels": labels, "score": candidate, "chosen": threshold.scoring.name,
-                "known": len(known), "unknown": len(unknown), "gallery": len(own),
-                **measured(scores["known"], scores["unknown"]), "calibrated": calibrated,
-            }  # fmt: skip
+            thresholds = {
+                rate: _cross_fitted(queries, gallery.class_names, rate, candidate, MODEL, draw.data, 0)
+                for rate in RATES
+            }
+            scoring = thresholds[RATES[-1]].scoring
+            found[labels][candidate] = {
+                "chosen": scoring.name,
+                **measured(*(scoring.of(each) for each in near.values())),
+                "calibrated": {f"{r:g}": _applied(one, gallery, near, truth) for r, one in thresholds.items()},
+            }
+    sizes = {"known": len(known), "unknown": len(unknown), "gallery": len(rows), "relabeled": len(corrections)}
+    return {**asdict(draw), **sizes, "scores": found}
 
 
 def _applied(threshold: Threshold, gallery: ImageSet, near: dict[str, Any], truth: Tensor) -> dict[str, Any]:
@@ -171,10 +170,9 @@ def run(options: argparse.Namespace) -> None:
         images, points = features(options, name)
         for seed, (classes, count) in enumerate(SIZES):
             draw = Draw(name, classes, count, options.noise, seed + options.seed)
-            found = list(lines(images, points, draw))
+            line = line_of(images, points, draw)
             with open(options.out, "a", encoding="utf-8") as file:
-                for line in found:
-                    file.write(json.dumps({**line, "commit": options.commit}) + "\n")
+                file.write(json.dumps({**line, "commit": options.commit}) + "\n")
             print(draw, flush=True)
 
 
@@ -188,7 +186,9 @@ def table(path: Path) -> str:
     ]
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for line in found:
-        groups.setdefault((line["data"], line["labels"], line["score"]), []).append(line)
+        for labels, scores in line["scores"].items():
+            for score, values in scores.items():
+                groups.setdefault((line["data"], labels, score), []).append(values)
     for (data, labels, score), own in groups.items():
         plain = mean(line["accepted_at_0.05"] for line in groups[data, labels, "distance"])
         at_5 = mean(line["accepted_at_0.05"] for line in own)

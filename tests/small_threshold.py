@@ -11,6 +11,6 @@ def made_threshold(
     """By the plain distance: known up to the distance -value."""
     measured = Rate(1, 100, 0.0, 0.05)
     rates = {"false_accepts": measured, "false_rejects": measured, "wrong_classes": measured}
-    scoring = Scoring(score, delta=0.1, alpha=6.0, spread=0.5, weights=weights)
+    scoring = Scoring(score, delta=1e-3, alpha=6.0, spread=0.5, weights=weights)
     content = {**rates, "measured_on": (9, 3), "class_values": class_values or {}, **options}
     return Threshold(scoring, value, distance, rate, model, "made up", **content)

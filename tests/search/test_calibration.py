@@ -43,10 +43,19 @@ def oracle(points, labels, gallery=None, gallery_labels=None):
     return genuine, impostor
 
 
-def largest_kept(distances, rate):
-    """The largest distance that accepts at most this share, by trying all."""
-    allowed = [t for t in distances if sum(d <= t for d in distances) <= rate * len(distances)]
-    return max(allowed, default=0.0)
+def most_attractive(points, labels, i, scoring):
+    """The class that attracts point i most when its own class is left out, by Eq. 4 over the 24 nearest."""
+    others = [j for j in range(len(labels)) if labels[j] != labels[i]]
+    near = sorted(others, key=lambda j: math.dist(points[i], points[j]))[:24]
+    pull = dict.fromkeys((labels[j] for j in near), 0.0)
+    for j in near:
+        pull[labels[j]] += max(math.dist(points[i], points[j]), scoring.delta) ** -scoring.alpha
+    return max(pull, key=pull.get)
+
+
+def first_refused(distances, rate):
+    """The smallest distance that would accept more than this share, by trying all."""
+    return min(t for t in distances if sum(d <= t + 1e-9 for d in distances) > rate * len(distances))
 
 
 def cross_fitted(genuine, impostor, labels, rate, folds=10, seed=0):
@@ -56,9 +65,9 @@ def cross_fitted(genuine, impostor, labels, rate, folds=10, seed=0):
     fold = [fold_of[label] for label in labels.tolist()]
     accepted = [], []
     for i in range(len(labels)):
-        limit = largest_kept([d for (d, _), other in zip(impostor, fold, strict=True) if other != fold[i]], rate)
+        limit = first_refused([d for (d, _), other in zip(impostor, fold, strict=True) if other != fold[i]], rate)
         for kind, found in zip(accepted, (genuine, impostor), strict=True):
-            kind.append(found[i][0] <= limit + 1e-9)
+            kind.append(found[i][0] < limit - 1e-9)
     return accepted
 
 
@@ -81,14 +90,14 @@ def test_threshold_and_rates_are_those_of_loops(rate):
 
 
 def test_of_four_classes_each_is_measured_by_what_the_other_three_choose():
-    points, labels = clustered(classes=4, copies=15, spread=1.0, dimension=3)
+    points, labels = clustered(classes=4, copies=15, spread=1.0, dimension=3, seed=3)
     threshold = calibrate_points(points, labels, model=MODEL, false_accept_rate=0.1, score="distance")
     genuine, impostor = oracle(points, labels)
     as_genuine, as_impostor = cross_fitted(genuine, impostor, labels, 0.1, folds=4)
     assert (threshold.false_accepts.count, threshold.false_accepts.total) == (sum(as_impostor), 60)
     assert (threshold.false_rejects.count, threshold.false_rejects.total) == (60 - sum(as_genuine), 60)
-    together = sum(d <= threshold.distance for d, _ in impostor)
-    assert sum(as_impostor) != together, "on these points it matters that a class has no part in its own threshold"
+    together = [d <= threshold.distance for d, _ in impostor]
+    assert as_impostor != together, "on these points it matters that a class has no part in its own threshold"
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3])
@@ -136,8 +145,8 @@ def test_classes_of_different_spread_need_more_than_the_distance():
         calibrate_points(points, labels, model=MODEL, false_accept_rate=0.05, score=score)
         for score in ("distance", "auto")
     )
-    assert plain.false_rejects.value > 0.25, "wide classes are farther than narrow classes are from each other"
-    assert chosen.false_rejects.value < 0.05
+    assert plain.false_rejects.value > 0.3, "wide classes are farther than narrow classes are from each other"
+    assert chosen.false_rejects.value < 0.15
     assert chosen.false_accepts.value < 0.1
     assert chosen.compared["distance"] < chosen.compared[chosen.scoring.name]
 
@@ -162,15 +171,18 @@ def test_a_class_that_many_impostors_are_like_has_its_own_threshold():
     options = {"model": MODEL, "false_accept_rate": 0.1, "score": "distance"}
     threshold = calibrate_points(points, labels, **options, class_names=names)
     _, impostor = oracle(points, labels)
+    plain = points.double().tolist(), labels.tolist()
+    like = [most_attractive(*plain, i, threshold.scoring) for i in range(len(labels))]
     expected = {}
     for k, name in enumerate(names):
-        own = [d for d, nearest in impostor if nearest == k]
+        own = [d for (d, _), likely in zip(impostor, like, strict=True) if likely == k]
         if math.floor(0.1 * len(own)) >= 2:
-            expected[name] = largest_kept(own, 0.1)
+            expected[name] = first_refused(own, 0.1)
     assert 0 < len(expected) < 8, "some classes have too few impostors and keep the common threshold"
     assert threshold.class_values.keys() == expected.keys()
     for name, distance in expected.items():
-        assert threshold.is_known(-distance, name)
+        assert threshold.is_known(-distance + 1e-6, name)
+        assert not threshold.is_known(-distance - 1e-6, name)
     common = calibrate_points(points, labels, **options)
     assert common.class_values == {}
     assert common.value == threshold.value
