@@ -6,8 +6,9 @@ from pfml.data import draw_glyphs
 from pfml.methods import create_loss
 from pfml.models import TrainedOn, create_embedder
 from pfml.runs.saved_loss import save_loss
-from pfml.search import ImageIndex, ModelIdentity, Rate, Threshold
+from pfml.search import ImageIndex, ModelIdentity
 from pfml.training import LossConfig
+from small_threshold import made_threshold
 
 CLASSES = ("A", "B", "C")
 
@@ -38,9 +39,7 @@ def save_index(folder, embedder):
 
 
 def save_threshold(folder, embedder, distance=0.01):
-    rate = Rate(1, 10, 0.0, 0.4)
-    identity = ModelIdentity.of(embedder)
-    threshold = Threshold(distance, 0.1, identity, "letters", rate, rate, rate, chosen_on=(9, 3), measured_on=(9, 3))
+    threshold = made_threshold(value=-distance, distance=distance, model=ModelIdentity.of(embedder))
     threshold.save(folder)
     return threshold
 

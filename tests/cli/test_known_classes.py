@@ -194,12 +194,11 @@ def test_calibrate_leaves_known_classes_out_and_says_so(folder):
     assert "strangers may look more alike to it than measured" in printed
     threshold = Threshold.load(folder / "images")
     assert (threshold.protocol, threshold.searched_in) == ("images", 48)
-    assert threshold.chosen_on == (6, 3)
-    assert threshold.measured_on == (6, 3)
+    assert threshold.measured_on == (12, 6)
     printed = printed_by("calibrate", folder / "none", "--false-accept-rate=0.2", "--device=cpu")
     assert "a gallery of 60 images" in printed
     assert "and on these images" in printed
-    assert Threshold.load(folder / "none").measured_on == (30, 3)
+    assert Threshold.load(folder / "none").measured_on == (60, 6)
 
 
 @pytest.mark.usefixtures("_without_plots")

@@ -46,6 +46,7 @@ from pfml.storage.shard import VectorShard
 from pfml.training import LossConfig, RunConfig, load_field
 from records import record
 from small_index import MODEL, small_index
+from small_threshold import made_threshold
 
 STATE = {"step": 7, "history": [{"loss": 1.5}], "config": {"epochs": 2}}
 
@@ -154,14 +155,14 @@ def index_content(folder: Path) -> Any:
 def make_threshold(folder: Path) -> Path:
     rate = Rate(1, 10, 0.0, 0.4)
     distances = {"genuine": torch.linspace(0, 1, 9), "impostor": torch.linspace(0, 2, 9)}
-    threshold = Threshold(0.5, 0.1, MODEL, "letters", rate, rate, rate, (9, 3), (9, 3), distances)
+    threshold = replace(made_threshold(class_values={"a": 0.5}, model=MODEL), false_accepts=rate, scores=distances)
     return threshold.save(folder)
 
 
 def threshold_content(folder: Path) -> Any:
     threshold = Threshold.load(folder)
     assert threshold is not None
-    return asdict(replace(threshold, distances={})), threshold.distances
+    return asdict(replace(threshold, scores={})), threshold.scores
 
 
 def make_bundle(folder: Path) -> Path:

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pfml.search import ImageIndex, Rate, Threshold
+from pfml.search import ImageIndex
 from pfml.storage.files import DamagedFileError
 from processes import CONTEXT
 from small_index import MODEL, unit_vectors
+from small_threshold import made_threshold
 
 #: Enough vectors that a shard stays in its file.
 ROWS, DIMENSION = 9000, 32
@@ -142,21 +143,10 @@ def test_more_shards_than_a_process_may_open_are_opened(tmp_path):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_where_nothing_is_found_everything_is_unknown():
-    from pfml.cli.search import _answer
-
-    assert _answer("x.png", [], threshold(0.5)) == {"query": "x.png", "unknown": True, "hits": []}
-    assert _answer(Path("x.png"), [], None)["unknown"] is None
-
-
-def threshold(distance):
-    rate = Rate(1, 100, 0.0, 0.05)
-    numbers = {"false_accepts": rate, "false_rejects": rate, "wrong_classes": rate}
-    return Threshold(distance, 0.01, MODEL, "made up", **numbers, chosen_on=(9, 3), measured_on=(9, 3))
-
-
 @pytest.mark.parametrize("distance", [float("nan"), float("inf"), 0.51, torch.tensor(float("nan"))])
 def test_a_distance_that_is_no_number_is_unknown(distance):
-    assert threshold(0.5).is_unknown(distance) is True
-    assert threshold(2.0).is_unknown(float("nan")) is True
-    assert threshold(0.5).is_unknown(0.5) is False
+    threshold = made_threshold(value=-0.5, distance=0.5)
+    for class_name in ("a", None):
+        assert threshold.is_known(-distance, class_name) is False
+        assert threshold.is_known(float("nan"), class_name) is False
+        assert threshold.is_known(-0.5, class_name) is True

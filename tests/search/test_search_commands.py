@@ -12,9 +12,11 @@ from pfml.evaluation import embed
 from pfml.models import TrainedOn
 from pfml.runs.config_files import write_config
 from pfml.search import ImageIndex, ModelIdentity, Threshold
+from pfml.search.scores import CANDIDATES
 from pfml.training import BatchConfig, DataConfig, LossConfig, RunConfig, run
 from small_data import few_glyphs, small_config, small_embedder
 from small_index import write_images
+from small_threshold import made_threshold
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -34,12 +36,8 @@ def workspace(tmp_path, model, monkeypatch):
 
 
 def save_threshold(folder, distance, model):
-    from dataclasses import replace
-
-    from pfml.search import calibrate
-
-    threshold = calibrate(model, few_glyphs().test, false_accept_rate=0.1)
-    replace(threshold, distance=distance).save(folder)
+    """One by the plain distance."""
+    made_threshold(value=-distance, distance=distance, model=ModelIdentity.of(model)).save(folder)
 
 
 def test_index_says_what_it_did_each_time(workspace, capsys):
@@ -70,11 +68,12 @@ def test_search_prints_a_row_for_each_image_found(workspace, capsys, model):
     assert len(rows) == 3
     assert "0.0000" in rows[0]
     assert "images/b/3.png" in rows[0]
+    assert "images/b/3.png: b, 3 of 5, potential 1.00\n" in printed
     assert "no threshold" in printed
-    assert "unknown │" not in printed
     only = said(capsys, "search", "run", "images/b/3.png", "--class", "a")
     assert "images/b/4.png" not in only
     assert "images/a/1.png" in only
+    assert "images/b/3.png: b, 3 of 5" in only, "the verdict is of all classes"
 
 
 def test_json_holds_the_distances_and_verdicts(workspace, capsys, model):
@@ -84,15 +83,38 @@ def test_json_holds_the_distances_and_verdicts(workspace, capsys, model):
     expected = index.search(embed(model, ImageSet.unlabeled(files)), 3, model=identity)
     save_threshold("run", 1e-4, model)
     found = json.loads(said(capsys, "search", "run", *files, "--k=3", "--json"))
-    assert found["threshold"] == 1e-4
+    measured = {"count": 1, "total": 100, "low": 0.0, "high": 0.05}
+    assert found["threshold"] == {
+        "score": "distance", "value": -1e-4, "class_values": {}, "false_accept_rate": 0.01, "false_accepts": measured
+    }  # fmt: skip
     for answer, hits in zip(found["results"], expected, strict=True):
         assert [hit["path"] for hit in answer["hits"]] == [hit.path for hit in hits]
         assert [hit["distance"] for hit in answer["hits"]] == pytest.approx([hit.distance for hit in hits], abs=1e-5)
-        assert [hit["unknown"] for hit in answer["hits"]] == [False, True, True]
         assert answer["unknown"] is False
+        verdict = answer["verdict"]
+        assert (verdict["class_name"], verdict["is_known"]) == (hits[0].class_name, True)
+        assert verdict["votes"] == {"a": 2, "b": 3}[verdict["class_name"]]
+        assert (verdict["of"], verdict["score"]) == (5, pytest.approx(0.0, abs=1e-5))
+        assert verdict["potential"] == pytest.approx(1.0, abs=1e-3)
     printed = said(capsys, "search", "run", files[0], "--k=3")
-    assert printed.count("unknown │") == 2
-    assert "farther than 0.000" in printed
+    assert f"{files[0]}: known, a, 2 of 5, potential 1.00\n" in printed
+    assert (
+        "unknown: distance below -0.0001; measured false accept rate 1.00% (1 of 100; 95 %: 0.00% to 5.00%)" in printed
+    )
+    assert "asked 0.01" in printed
+
+
+def test_images_without_a_class_have_a_verdict_by_distance_alone(workspace, capsys, model):
+    write_images(workspace / "flat", ["1.png", "2.png"])
+    said(capsys, "index", "run", "flat")
+    save_threshold("run", 1e-4, model)
+    write_images(workspace, ["query.png"])
+    found = json.loads(said(capsys, "search", "run", "flat/1.png", "query.png", "--json"))["results"]
+    assert [one["verdict"]["is_known"] for one in found] == [True, False]
+    assert {(one["verdict"]["class_name"], one["verdict"]["of"]) for one in found} == {(None, 0)}
+    printed = said(capsys, "search", "run", "flat/1.png", "query.png")
+    assert "flat/1.png: known, no class among the nearest" in printed
+    assert "query.png: unknown, no class among the nearest" in printed
 
 
 def test_a_query_that_cannot_be_read_is_named_and_the_others_are_answered(workspace, capsys):
@@ -116,6 +138,8 @@ def test_a_query_that_is_near_nothing_is_unknown(workspace, capsys, model):
     write_images(workspace, ["query.png"])
     found = json.loads(said(capsys, "search", "run", "query.png", "--json"))
     assert found["results"][0]["unknown"] is True
+    assert found["results"][0]["verdict"]["is_known"] is False
+    assert "query.png: unknown, most like " in said(capsys, "search", "run", "query.png")
 
 
 def test_a_threshold_of_another_model_is_refused(workspace, capsys, model):
@@ -160,20 +184,24 @@ def test_a_run_is_calibrated_on_its_validation_classes_else_on_its_test_classes(
     threshold = Threshold.load(tmp_path / "run")
     assert threshold.false_accept_rate == 0.2
     assert threshold.data == "validation classes of glyphs"
-    assert f"threshold {threshold.distance:.4f}" in printed
+    assert f"threshold {threshold.scoring.name} {threshold.value:.4g}" in printed
+    for name in CANDIDATES:
+        accepted = f"  {name + ':':<14}accepts {threshold.compared[name]:.1%} of known images"
+        assert (f"{accepted}, chosen\n" in printed) == (name == threshold.scoring.name)
+        assert accepted in printed
     assert str(threshold.false_accepts) in printed
     assert str(threshold.false_rejects) in printed
     said(capsys, "calibrate", tmp_path / "run", "--data=glyphs", "--false-accept-rate=0.2", "--seed=3")
     other = Threshold.load(tmp_path / "run")
     assert other.data == "test classes of glyphs"
-    assert other.distance != threshold.distance
+    assert other.value != threshold.value
+    said(capsys, "calibrate", tmp_path / "run", "--data=glyphs", "--false-accept-rate=0.2", "--score=margin")
+    assert Threshold.load(tmp_path / "run").scoring.name == "margin"
     config_file = tmp_path / "run" / "config.yaml"
     few = replace(run_config, data=DataConfig("glyphs", validation="fold-3"))
     assert with_validation(load_data("glyphs"), "fold-3").validation.num_classes < 4
     write_config(config_file, few)
-    assert "too few to choose and to measure on" in said(
-        capsys, "calibrate", tmp_path / "run", "--false-accept-rate=0.2"
-    )
+    assert "too few to calibrate on" in said(capsys, "calibrate", tmp_path / "run", "--false-accept-rate=0.2")
     assert Threshold.load(tmp_path / "run").data == "test classes of glyphs"
     assert "does not say its data" in failure("calibrate", save_model(tmp_path / "model alone"))
 
@@ -194,7 +222,7 @@ def test_a_table_for_training_alone_is_indexed_and_calibrated_on(workspace, caps
     assert "no row of new.csv is for testing: all of its 6 classes are taken" in printed
     threshold = Threshold.load("run")
     assert threshold.data == "all classes of new.csv"
-    assert threshold.chosen_on[1] + threshold.measured_on[1] == 6
+    assert threshold.measured_on == (30, 6)
 
 
 def test_a_table_of_classes_that_were_trained_on_is_no_calibration(workspace, capsys, model):
@@ -230,6 +258,20 @@ def test_a_threshold_that_calls_most_known_images_unknown_is_warned_of(tmp_path,
     printed = said(capsys, "calibrate", folder, "--data=glyphs", "--false-accept-rate=0.9")
     assert Threshold.load(folder).false_rejects.value < 0.5
     assert "warning" not in printed
+
+
+def test_a_rate_that_was_not_kept_is_warned_of(workspace, capsys, monkeypatch):
+    write_train_table(workspace)
+    monkeypatch.setattr("pfml.search.threshold.MISSED", 0.0)
+    printed = said(capsys, "calibrate", "run", "--data=new.csv", "--false-accept-rate=0.2")
+    rate = Threshold.load("run").false_accepts
+    assert rate.value > 0
+    assert f"warning: {rate.value:.2%} of images of other classes were accepted" in printed
+    assert "the asked 0.2" in printed
+    monkeypatch.setattr("pfml.search.threshold.MISSED", 100.0)
+    printed = said(capsys, "calibrate", "run", "--data=new.csv", "--false-accept-rate=0.2")
+    assert rate.low <= 0.2 <= rate.high
+    assert "of images of other classes were accepted" not in printed
 
 
 def save_model(folder):

@@ -10,9 +10,10 @@ from PIL import Image
 
 from pfml.audit import audit_run, write_suspects
 from pfml.models import EmbedderConfig, load_embedder
-from pfml.search import ImageIndex, ModelIdentity, Rate, Threshold, list_images, update_index
+from pfml.search import ImageIndex, ModelIdentity, list_images, update_index
 from pfml.training import DataConfig, LossConfig, RunConfig, run
 from small_data import small_config
+from small_threshold import made_threshold
 
 #: One name is there to be escaped.
 COLORS = {
@@ -67,9 +68,7 @@ def made_run(tmp_path_factory):
     update_index(index, embedder, list_images(table))
     found, _ = audit_run(folder / "run", device="cpu")
     write_suspects(folder / "run" / "audit" / "suspects.csv", found.suspects(found.ranked(5)), found.listed(0.5))
-    rate = Rate(1, 100, 0.0, 0.05)
-    numbers = {"false_accepts": rate, "false_rejects": rate, "wrong_classes": rate}
-    Threshold(0.05, 0.01, model, "made up", **numbers, chosen_on=(9, 3), measured_on=(9, 3)).save(folder / "run")
+    made_threshold(value=-0.05, distance=0.05, model=model).save(folder / "run")
     torch.set_num_threads(threads)
     return folder / "run"
 

@@ -20,7 +20,7 @@ from running_server import wait_until
 
 from pfml.audit import audit_run, read_decisions
 from pfml.energy import class_potential
-from pfml.search import ImageIndex, Threshold
+from pfml.search import ImageIndex, Threshold, verdict_of
 from pfml.serving import Limits, create_app
 from pfml.serving.gallery import Gallery
 from pfml.serving.images import Thumbnails
@@ -51,7 +51,7 @@ def image_of(gallery, class_name):
 def test_the_status_says_what_is_served(app):
     status = got(app, "/api/status")
     assert (status["run"], status["images"], status["classes"], status["proxies"]) == ("run", 48, 4, 6)
-    assert status["threshold"]["distance"] == 0.05
+    assert status["threshold"]["value"] == -0.05
     assert status["law_is_of_run"]
     assert status["suspects"] == 5
 
@@ -116,25 +116,49 @@ def test_a_trained_class_without_images_finds_nothing(small_run):
     ImageIndex.open(small_run / "index").remove(class_names=["green"])
     app = application(small_run)
     answer = got(app, "/api/search", id=3, class_name="green")
-    assert (answer["hits"], answer["unknown"]) == ([], True)
+    assert answer["hits"] == []
+    assert answer["verdict"]["class_name"] not in (None, "green"), "the verdict is of all classes of the index"
     assert {one["name"]: one["images"] for one in got(app, "/api/classes")}["green"] == 0
 
 
-def test_what_is_far_is_unknown(app, gallery):
-    answer = got(app, "/api/search", id=3, k=47)
-    for hit in answer["hits"]:
-        assert hit["unknown"] == (hit["distance"] > 0.05)
+def test_a_search_has_a_verdict(app, gallery):
+    answer = got(app, "/api/search", id=3, k=5)
+    [near] = gallery.index.search(gallery.index.vectors([3]), 25, model=gallery.model)
+    expected = verdict_of([hit for hit in near if hit.id != 3], threshold=gallery.threshold)
+    assert answer["verdict"] == {
+        "class_name": expected.class_name,
+        "votes": expected.votes,
+        "of": 24,
+        "potential": pytest.approx(expected.potential),
+        "margin": pytest.approx(expected.margin),
+        "is_known": True,
+        "score": pytest.approx(-answer["hits"][0]["distance"]),
+    }
     assert answer["unknown"] is False
-    assert any(hit["unknown"] for hit in answer["hits"])
-    far = got(app, "/api/search", id=image_of(gallery, BOLD), k=5, class_name="blue")
-    assert far["unknown"] is True
+    only = got(app, "/api/search", id=3, k=5, class_name="gray")
+    assert only["verdict"] == answer["verdict"], "whatever classes are searched"
+    sent = upload(app, file_of(gallery, 30)).json()
+    assert (sent["verdict"]["is_known"], sent["verdict"]["class_name"]) == (True, gallery.index.entry(30).class_name)
+
+
+def test_what_is_near_nothing_is_unknown(small_run):
+    index = ImageIndex.open(small_run / "index")
+    nearest = min(hit.distance for hit in index.search(index.vectors([3]), 2, model=index.model)[0][1:])
+    replace(Threshold.load(small_run), value=-nearest / 2).save(small_run)
+    answer = got(application(small_run), "/api/search", id=3)
+    assert (answer["unknown"], answer["verdict"]["is_known"]) == (True, False)
+    index.remove(class_names=[name for name in index.class_counts() if name != "gray"])
+    index.remove(paths=[entry.path for entry in list(index.entries())[1:]])
+    [last] = index.entries()
+    alone = got(application(small_run), "/api/search", id=last.id)
+    assert (alone["hits"], alone["unknown"], alone["verdict"]["class_name"]) == ([], True, None)
 
 
 def test_without_a_threshold_nothing_is_said_about_unknown(small_run):
     (small_run / "threshold.json").unlink()
     answer = got(application(small_run), "/api/search", id=3)
-    assert answer["unknown"] is None
-    assert answer["hits"][0]["unknown"] is None
+    assert answer["unknown"] is answer["verdict"]["is_known"] is answer["verdict"]["score"] is None
+    assert answer["verdict"]["class_name"] == answer["hits"][0]["class_name"]
 
 
 @pytest.mark.parametrize("k", [0, 201, "many"])
@@ -306,26 +330,31 @@ def test_a_threshold_that_pfml_calibrate_writes_is_served(small_run, monkeypatch
     assert got(app, "/api/search", id=3)["threshold"] is None
     found.save(small_run)
     answer = got(app, "/api/search", id=3)
-    assert answer["threshold"] == {"distance": 0.05, "false_accept_rate": 0.01}
-    assert answer["hits"][0]["unknown"] is False
-    replace(found, distance=0.0).save(small_run)
+    assert answer["threshold"] == {
+        "score": "distance",
+        "value": -0.05,
+        "false_accept_rate": 0.01,
+        "false_accepts": {"value": 0.01, "low": 0.0, "high": 0.05},
+    }
+    assert answer["unknown"] is False
+    replace(found, value=0.0).save(small_run)
     assert got(app, "/api/search", id=3)["unknown"] is True
     whole = file.read_bytes()
     file.write_bytes(whole[:40])  # half of a copy: what was read before holds, and it is said once
-    assert got(app, "/api/status")["threshold"]["distance"] == 0.0
-    assert got(app, "/api/status")["threshold"]["distance"] == 0.0
+    assert got(app, "/api/status")["threshold"]["value"] == 0.0
+    assert got(app, "/api/status")["threshold"]["value"] == 0.0
     assert len([line for line in caplog.messages if "the threshold stays as it was" in line]) == 1
-    replace(found, distance=1.5, model=replace(found.model, digest="0" * 64)).save(small_run)
-    assert got(app, "/api/status")["threshold"]["distance"] == 0.0, "the distances of another model mean something else"
-    replace(found, distance=0.5).save(small_run)
-    assert got(app, "/api/status")["threshold"]["distance"] == 0.5
+    replace(found, value=-1.5, model=replace(found.model, digest="0" * 64)).save(small_run)
+    assert got(app, "/api/status")["threshold"]["value"] == 0.0, "the scores of another model mean something else"
+    replace(found, value=-0.5).save(small_run)
+    assert got(app, "/api/status")["threshold"]["value"] == -0.5
 
 
 def test_an_unchanged_threshold_is_not_read_again(small_run, monkeypatch):
     monkeypatch.setattr("pfml.serving.gallery.REFRESH_INTERVAL", 0.0)
     app = application(small_run)
     monkeypatch.setattr("pfml.search.Threshold.load", lambda run: pytest.fail("it was read"))
-    assert got(app, "/api/status")["threshold"]["distance"] == 0.05
+    assert got(app, "/api/status")["threshold"]["value"] == -0.05
 
 
 def decisions(run):

@@ -43,7 +43,7 @@ def overwrite(path):
 
 
 def hits_of(app):
-    return [(hit["id"], hit["distance"], hit["unknown"]) for hit in got(app, "/api/search", id=3, k=5)["hits"]]
+    return [(hit["id"], hit["distance"]) for hit in got(app, "/api/search", id=3, k=5)["hits"]]
 
 
 def test_a_server_with_a_whole_index_is_ready(made_run):

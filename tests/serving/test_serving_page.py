@@ -129,6 +129,7 @@ def test_an_upload_becomes_a_grid(page, blue):
     expect(page.locator("#grid .card")).to_have_count(48)
     is_unknown = page.locator("#query-verdict .badge.unknown").count()
     assert page.locator("#grid .divider").count() == is_unknown, "one divider, not a mark at each image"
+    assert page.locator("#query-verdict .badge").count() == 1
     assert page.locator("#grid .badge").count() == 0
     page.locator("#class-filter").fill("blue")
     expect(page.locator("#grid .card")).to_have_count(10)

@@ -16,7 +16,7 @@ from pfml.runs.checkpoint import load_checkpoint, load_chosen_epoch
 from pfml.runs.config_files import read_config
 from pfml.runs.folder import RunFolder
 from pfml.runs.saved_loss import load_field
-from pfml.search import ImageIndex, ModelIdentity, Threshold, open_run
+from pfml.search import ImageIndex, ModelIdentity, Threshold, open_run, verdict_of
 from pfml.storage.embeddings import open_embeddings, read_embeddings
 from pfml.storage.files import DamagedFileError
 from pfml.storage.manifest import FormatVersionError, digest_of
@@ -75,6 +75,12 @@ def test_an_index_is_searched_with_its_run():
     assert max(found[0].distance for found in hits) < 1e-3
     assert (len(opened.gallery), opened.gallery.num_shards) == (len(images) - 1, 2)
     assert 0 < opened.threshold.distance < 2
+    assert opened.threshold.scoring.name == "combination"
+    verdicts = [
+        verdict_of(near, threshold=opened.threshold, spread_of=opened.gallery.class_spread)
+        for near in opened.gallery.search(opened.embedder.encode(images[1:4]), 24, model=opened.model)
+    ]
+    assert all(verdict.is_known for verdict in verdicts), "they are in the index themselves"
 
 
 def test_an_embedded_collection_has_the_vectors_of_the_run():
@@ -140,7 +146,7 @@ READERS = {
     ),
     "ensemble/ensemble.json": (other_manifest, lambda path: read_ensemble(path.parent), "an ensemble", 1),
     "run/results.json": (other_manifest, lambda path: RunFolder(path.parent).read_results(), "results of a run", 1),
-    "run/threshold.json": (other_manifest, lambda path: Threshold.load(path.parent), "a distance threshold", 1),
+    "run/threshold.json": (other_manifest, lambda path: Threshold.load(path.parent), "a distance threshold", 2),
     "run/index/index.json": (other_manifest, lambda path: ImageIndex.open(path.parent), "an image index", 2),
     "collection/embeddings.json": (
         other_manifest,

@@ -1,8 +1,7 @@
-"""`pfml index`, `pfml search` and `pfml calibrate`: an index of images, its search, and the threshold of "unknown"."""
+"""`pfml index`, `pfml search` and `pfml calibrate`: an index of images, verdicts, and the threshold of "unknown"."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from pfml.data import ImageSet, RetrievalData
     from pfml.data.decoding import Track
-    from pfml.search import Hit, ImageIndex, Threshold
+    from pfml.search import Hit, ImageIndex, Threshold, Verdict
 
 #: An index that is so many times larger than the gallery of the calibration has other rates.
 LARGER = 2
@@ -149,11 +148,12 @@ def search(
     as_json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Find the nearest images of an index: distance, class and path, and "unknown" beyond the calibrated threshold."""
+    """Find the nearest images of an index, the most likely class, and whether the image is known."""
     from pfml.data.readers.folder import image_paths
     from pfml.evaluation import Expansion, KReciprocal
-    from pfml.search import open_run
+    from pfml.search import open_run, verdict_of
     from pfml.search.embedding import embed_files
+    from pfml.search.neighborhood import NEIGHBORS
     from pfml.search.reranked import search_reranked
 
     if expand is not None and rerank:
@@ -166,7 +166,12 @@ def search(
     queries = embed_files(opened.embedder, files, batch_size=BATCH, workers=2)
     failures = queries.failures
     refuse_all_unreadable(failures, len(files))
-    if expand is None and not rerank:
+    # a verdict is of all classes, by the distances to the query itself
+    near = found.search(queries.vectors, max(k, NEIGHBORS), model=opened.model)
+    verdicts = [verdict_of(hits, threshold=threshold, spread_of=found.class_spread) for hits in near]
+    if expand is None and not rerank and class_name is None:
+        results = [hits[:k] for hits in near]
+    elif expand is None and not rerank:
         results = found.search(queries.vectors, k, model=opened.model, class_names=class_name)
     else:
         settings = KReciprocal() if expand is None else Expansion(expand)
@@ -176,14 +181,14 @@ def search(
     remark = _about(threshold, found, run)
     if as_json:
         print_line(console, remark)
-        answers = [_answer(query, hits, threshold) for query, hits in zip(queries.paths, results, strict=True)]
-        distance = None if threshold is None else threshold.distance
+        answers = [_answer(*each) for each in zip(queries.paths, verdicts, results, strict=True)]
+        content = None if threshold is None else _threshold_content(threshold)
         left_out = unreadable_content(failures)
-        print_json({"index": str(found.path), "threshold": distance, "results": answers, "left_out": left_out})
+        print_json({"index": str(found.path), "threshold": content, "results": answers, "left_out": left_out})
         end_with_unreadable(failures)
         return
-    for query, hits in zip(queries.paths, results, strict=True):
-        _print_hits(console, query, hits, threshold)
+    for query, verdict, hits in zip(queries.paths, verdicts, results, strict=True):
+        _print_hits(console, query, verdict, hits)
     print_line(console, remark)
     print_unreadable(console, failures)
     if failures:
@@ -214,6 +219,7 @@ def add_search_arguments(parser: ArgumentParser) -> None:
 def calibrate(
     run: Path,
     false_accept_rate: float = 0.01,
+    score: str = "auto",
     data: str | None = None,
     root: Path | None = None,
     seed: int = 0,
@@ -221,7 +227,7 @@ def calibrate(
     as_json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Choose the distance beyond which an image is unknown, on unseen classes, or by leaving known ones out."""
+    """Choose the score and the threshold of unknown images, on unseen classes, or by leaving known ones out."""
     from pfml.data import RetrievalData
     from pfml.models import load_embedder
     from pfml.search import calibrate as threshold_of
@@ -236,19 +242,22 @@ def calibrate(
     track = ProgressMonitor(console).track
     rate = false_accept_rate
     if isinstance(images, RetrievalData):
-        threshold = calibrate_known(embedder, images, false_accept_rate=rate, seed=seed, source=described, track=track)
+        threshold = calibrate_known(
+            embedder, images, false_accept_rate=rate, score=score, seed=seed, source=described, track=track
+        )
     else:
-        threshold = threshold_of(embedder, images, false_accept_rate=rate, seed=seed, data=described, track=track)
+        threshold = threshold_of(
+            embedder, images, false_accept_rate=rate, score=score, seed=seed, data=described, track=track
+        )
     file = threshold.save(run)
     _print_threshold(console, threshold)
     if threshold.protocol != "classes" and embedder.trained_on is not None:
         print_line(console, _about_known(threshold, run))
-    print_line(console, f"{file}: pfml search {shell_words(str(run))} IMAGE calls images beyond this distance unknown")
+    print_line(console, f"{file}: pfml search {shell_words(str(run))} IMAGE calls images below this threshold unknown")
     if as_json:
         measured = {name: asdict(getattr(threshold, name)) for name in RATES}
-        chosen = {"distance": threshold.distance, "false_accept_rate": threshold.false_accept_rate}
-        of_what = {"data": threshold.data, "protocol": threshold.protocol}
-        print_json({"threshold": str(file), **of_what, **chosen, **measured})
+        of_what = {"data": threshold.data, "protocol": threshold.protocol, "compared": dict(threshold.compared)}
+        print_json({"threshold": str(file), **of_what, **_threshold_content(threshold), **measured})
 
 
 def add_calibrate_arguments(parser: ArgumentParser) -> None:
@@ -261,9 +270,15 @@ def add_calibrate_arguments(parser: ArgumentParser) -> None:
         default=0.01,
         help="Of images whose class is not in the index, the share that may be accepted.",
     )
+    add(
+        "--score",
+        default="auto",
+        help="distance, potential, margin, agreement, relative, combination, or auto: combination, unless another one "
+        "accepts clearly more.",
+    )
     add("--data", help="A data set by name, or the path of a folder or CSV; by default that of the run.")
     add("--root", type=Path, help="Folder of a data set given by name.")
-    add("--seed", type=int, default=0, help="Of the division of the classes.")
+    add("--seed", type=int, default=0, help="Of the folds of classes.")
     add_device_option(parser)
     add_json_option(parser)
     add_quiet_option(parser)
@@ -299,46 +314,59 @@ def _about(threshold: Threshold | None, index: ImageIndex, run: Path) -> str:
     """What "unknown" rests on."""
     if threshold is None:
         return f"no threshold: nothing is called unknown; pfml calibrate {shell_words(str(run))} finds one"
-    images = threshold.searched_in
-    text = f"unknown: farther than {threshold.distance:.3f}, for a false accept rate of {threshold.false_accept_rate:g}"
+    images, asked = threshold.searched_in, threshold.false_accept_rate
+    own = f"; {len(threshold.class_values):,} classes have their own threshold" if threshold.class_values else ""
+    text = (
+        f"unknown: {threshold.scoring.name} below {threshold.value:.4g}{own}; "
+        f"measured false accept rate {threshold.false_accepts}, asked {asked:g}"
+    )
     if len(index) > LARGER * images:
         text += f"; measured among {images:,} images: with {len(index):,} more is accepted falsely"
     return text
 
 
-def _answer(query: str, hits: list[Hit], threshold: Threshold | None) -> dict[str, Any]:
-    def unknown(distance: float) -> bool | None:
-        return None if threshold is None else threshold.is_unknown(distance)
+def _threshold_content(threshold: Threshold) -> dict[str, Any]:
+    """The threshold for JSON: how it scores, what it accepts, the asked and the measured rate."""
+    return {
+        "score": threshold.scoring.name,
+        "value": threshold.value,
+        "class_values": dict(threshold.class_values),
+        "false_accept_rate": threshold.false_accept_rate,
+        "false_accepts": asdict(threshold.false_accepts),
+    }
 
+
+def _answer(query: str, verdict: Verdict, hits: list[Hit]) -> dict[str, Any]:
     found = [
-        {
-            "rank": rank,
-            "id": hit.id,
-            "distance": hit.distance,
-            "class_name": hit.class_name,
-            "path": hit.path,
-            "unknown": unknown(hit.distance),
-        }
+        {"rank": rank, "id": hit.id, "distance": hit.distance, "class_name": hit.class_name, "path": hit.path}
         for rank, hit in enumerate(hits, 1)
     ]
-    nearest = hits[0].distance if hits else math.inf  # of nothing that was found nothing is near
-    return {"query": query, "unknown": unknown(nearest), "hits": found}
+    unknown = None if verdict.is_known is None else not verdict.is_known
+    return {"query": query, "verdict": asdict(verdict), "unknown": unknown, "hits": found}
 
 
-def _print_hits(console: Console, query: str, hits: list[Hit], threshold: Threshold | None) -> None:
+def _print_hits(console: Console, query: str, verdict: Verdict, hits: list[Hit]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    print_line(console, query)
-    table = Table("rank", "distance", "class", "path", "")
+    print_line(console, f"{query}: {_said(verdict)}")
+    table = Table("rank", "distance", "class", "path")
     table.columns[3].overflow = "fold"
     for rank, hit in enumerate(hits, 1):
-        verdict = "unknown" if threshold is not None and threshold.is_unknown(hit.distance) else ""
         # names may hold brackets, which rich would read as markup
         table.add_row(
-            str(rank), f"{hit.distance:.4f}", Text(readable(hit.class_name)), Text(readable(_short(hit.path))), verdict
+            str(rank), f"{hit.distance:.4f}", Text(readable(hit.class_name)), Text(readable(_short(hit.path)))
         )
     console.print(table)
+
+
+def _said(verdict: Verdict) -> str:
+    """The verdict in words, such as "known, Bengal, 18 of 24, potential 0.83"."""
+    words = {True: ["known"], False: ["unknown"], None: []}[verdict.is_known]
+    if verdict.class_name is None:
+        return ", ".join([*words, "no class among the nearest"])
+    likely = verdict.class_name if verdict.is_known is not False else f"most like {verdict.class_name}"
+    return ", ".join([*words, likely, f"{verdict.votes} of {verdict.of}", f"potential {verdict.potential:.2f}"])
 
 
 def _short(path: str) -> str:
@@ -359,7 +387,7 @@ def _calibration_images(
     from pfml.data.own_images import own_images
     from pfml.data.readers.table import splits_of
     from pfml.runs.data import data_of_run, load_checked, names_data, prepare_data
-    from pfml.search.threshold import FEWEST_CLASSES
+    from pfml.search.calibration import FEWEST_CLASSES
     from pfml.training.progress import ProgressMonitor
 
     track = ProgressMonitor(console).track
@@ -384,7 +412,7 @@ def _calibration_images(
         return images.validation, f"validation classes of {data}"
     if images.validation is not None:
         few = images.validation.num_classes
-        print_line(console, f"{few} validation classes are too few to choose and to measure on: test classes instead")
+        print_line(console, f"{few} validation classes are too few to calibrate on: test classes instead")
     return images.test, f"test classes of {data}"
 
 
@@ -411,12 +439,16 @@ def _all_classes(console: Console, table: Path, track: Track) -> tuple[ImageSet,
 
 
 def _print_threshold(console: Console, threshold: Threshold) -> None:
-    (images, classes), (others, other_classes) = threshold.chosen_on, threshold.measured_on
+    images, classes = threshold.measured_on
     if threshold.protocol != "classes":
         about = f"no class is unseen: each is left out in turn of a gallery of {threshold.searched_in:,} images"
         print_line(console, about)
-    print_line(console, f"threshold {threshold.distance:.4f}, chosen on {images:,} images of {classes:,} classes")
-    print_line(console, f"measured on {others:,} images of {other_classes:,} other classes ({threshold.data}):")
+    for name, share in threshold.compared.items():
+        chosen = ", chosen" if name == threshold.scoring.name else ""
+        print_line(console, f"  {name + ':':<14}accepts {share:.1%} of known images{chosen}")
+    own = f", {len(threshold.class_values):,} classes have their own" if threshold.class_values else ""
+    print_line(console, f"threshold {threshold.scoring.name} {threshold.value:.4g}{own}")
+    print_line(console, f"measured on {images:,} images of {classes:,} classes, cross-fitted ({threshold.data}):")
     rates = {
         "false accepts, class not in the index": threshold.false_accepts,
         "false rejects, class in the index": threshold.false_rejects,
@@ -424,8 +456,20 @@ def _print_threshold(console: Console, threshold: Threshold) -> None:
     }
     for name, rate in rates.items():
         print_line(console, f"  {name + ':':<40}{rate}")
+    if threshold.misses_rate:
+        print_line(console, _missed(threshold))
     if threshold.false_rejects.value > MANY_REJECTS:
         print_line(console, _warning(threshold))
+
+
+def _missed(threshold: Threshold) -> str:
+    """What it means that the measured rate is not the asked one."""
+    rate, asked = threshold.false_accepts, threshold.false_accept_rate
+    more = "more" if rate.value > asked else "fewer"
+    return (
+        f"warning: {rate.value:.2%} of images of other classes were accepted, {more} than the asked {asked:g}: classes "
+        f"differ too much for the number that there is; calibrate on more classes with --data"
+    )
 
 
 def _about_known(threshold: Threshold, run: Path) -> str:
@@ -440,7 +484,7 @@ def _about_known(threshold: Threshold, run: Path) -> str:
 def _warning(threshold: Threshold) -> str:
     """What it means that most known images are called unknown, and what to do about it."""
     return (
-        f"warning: {threshold.false_rejects.value:.0%} of known images would be called unknown: the nearest strangers "
-        f"are closer than most images are to their own class; give more images per class, allow a higher "
+        f"warning: {threshold.false_rejects.value:.0%} of known images would be called unknown: images of other "
+        f"classes look as much alike; give more images per class, correct their labels with pfml audit, allow a higher "
         f"--false-accept-rate than {threshold.false_accept_rate:g}, or train a better embedder"
     )

@@ -4,7 +4,7 @@ bundle.json           every file below with its size and sha256; sealed by its o
 model/                the embedder, and its model card
 preprocessing.json    the preprocessing of the model, for other programs
 loss/                 the proxies and the law of their field, if the run has them
-threshold.json        the distance beyond which an image is unknown, if `pfml calibrate` has found it
+threshold.json        the score below which an image is unknown, if `pfml calibrate` has found it
 index/                the images to search among, if `pfml index` has made it
 onnx/                 the same model for other programs, if asked for
 """
@@ -30,8 +30,9 @@ from pfml.export.onnx import export_onnx, preprocessing_description
 from pfml.models import Embedder, load_embedder
 from pfml.models.embedder import EMBEDDER, model_folder
 from pfml.runs.saved_loss import LOSS, TrainedField
-from pfml.search import Hit, ImageIndex, ModelIdentity, Threshold, open_run
+from pfml.search import Hit, ImageIndex, ModelIdentity, Threshold, Verdict, open_run, verdict_of
 from pfml.search.index_folder import IndexFolder
+from pfml.search.neighborhood import NEIGHBORS
 from pfml.search.threshold import THRESHOLD
 from pfml.storage.bundle import LARGEST_BUNDLE, extract_zip, read_listing, refuse_tampering, write_listing, write_zip
 from pfml.storage.sealed_tensors import copy_sealed_tensors
@@ -142,7 +143,8 @@ import pfml
 bundle = pfml.load_bundle("this folder, or its .zip")
 bundle.encode(["a.jpg"])          # unit vectors
 bundle.search(["a.jpg"], k=5)     # the nearest images of the index
-bundle.is_unknown(["a.jpg"])      # whether the nearest is too far to be of its class
+bundle.verdicts(["a.jpg"])        # the most likely class of each, and whether it is known
+bundle.is_unknown(["a.jpg"])      # whether it is of no class of the index
 ```
 
 It holds:
@@ -163,7 +165,7 @@ class Bundle:
         embedder: In evaluation mode.
         model: Its identity, which index and threshold must share.
         field: The proxies and the law of their field; None if the run had none.
-        threshold: The distance beyond which an image is unknown; None if none was calibrated.
+        threshold: The score below which an image is unknown; None if none was calibrated.
         index: The images to search among; None if none were indexed.
         card: The model card, in Markdown.
         onnx: The same model as an ONNX file; None if the bundle has none.
@@ -204,14 +206,19 @@ class Bundle:
             )
         return self.index.search(self.encode(images), k, model=self.model, class_names=class_names)
 
+    def verdicts(self, images: Iterable[str | Path | Image.Image | Tensor]) -> list[Verdict]:
+        """For each image its most likely class, and whether it is known, which takes a threshold."""
+        found = self.search(images, NEIGHBORS)
+        assert self.index is not None  # else the search was refused
+        return [verdict_of(hits, threshold=self.threshold, spread_of=self.index.class_spread) for hits in found]
+
     def is_unknown(self, images: Iterable[str | Path | Image.Image | Tensor]) -> list[bool]:
-        """For each image whether it is of no class of the index: its nearest neighbor is beyond the threshold."""
+        """For each image whether it is of no class of the index: the score of its neighbors is below the threshold."""
         if self.threshold is None:
             raise ValueError(
                 f"{self.path} must have a threshold to tell what is unknown, but has none: pfml calibrate, then export"
             )
-        threshold = self.threshold
-        return [not hits or threshold.is_unknown(hits[0].distance) for hits in self.search(images, 1)]
+        return [not verdict.is_known for verdict in self.verdicts(images)]
 
 
 def load_bundle(path: str | Path, *, max_bytes: int = LARGEST_BUNDLE) -> Bundle:

@@ -1,4 +1,4 @@
-"""Search: an index of images that belongs to a model, and the distance from which an image is unknown.
+"""Search: an index of images that belongs to a model, the most likely class of a query, and whether it is known.
 
 Example:
     >>> import tempfile, torch
@@ -12,16 +12,18 @@ Example:
     ('dog.jpg', 'dog', 0.632)
 
 With images, `ModelIdentity.of(embedder)` names the model, `update_index` embeds a folder or a CSV, and `calibrate`
-finds the threshold. `embed_collection` embeds images that are too many for memory or for one machine. The commands are
-`pfml index`, `pfml search`, `pfml calibrate` and `pfml embed`; docs/SEARCH.md tells the rest.
+finds the threshold that `verdict_of` applies. `embed_collection` embeds images that are too many for memory or for one
+machine. The commands are `pfml index`, `pfml search`, `pfml calibrate` and `pfml embed`; docs/SEARCH.md tells the rest.
 """
 
+from pfml.search.calibration import calibrate, calibrate_known, calibrate_points
 from pfml.search.collection import CollectionUpdate, ImageShard, embed_collection
 from pfml.search.identity import ModelIdentity, OtherModelError
 from pfml.search.index import Entry, Hit, ImageIndex, Points
 from pfml.search.opened import OpenedRun, open_run
-from pfml.search.threshold import Rate, Threshold, calibrate, calibrate_known, calibrate_points
+from pfml.search.threshold import Rate, Threshold
 from pfml.search.update import Listing, Update, list_images, update_index
+from pfml.search.verdict import Verdict, verdict_of
 from pfml.storage.lock import LockedError
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "Rate",
     "Threshold",
     "Update",
+    "Verdict",
     "calibrate",
     "calibrate_known",
     "calibrate_points",
@@ -46,4 +49,5 @@ __all__ = [
     "list_images",
     "open_run",
     "update_index",
+    "verdict_of",
 ]

@@ -18,6 +18,7 @@ from pfml.memory import return_freed_memory
 from pfml.search.backends import BACKENDS, Searcher, backend_for, distances_between
 from pfml.search.identity import ModelIdentity
 from pfml.search.index_folder import GRACE_SECONDS, IndexFolder, Snapshot
+from pfml.search.neighborhood import mean_nearest_distance
 from pfml.storage.file_state import UNKNOWN_FILE, FileState, packed
 from pfml.storage.files import DamagedFileError
 from pfml.storage.shard import StoredVectors, VectorShard
@@ -28,6 +29,8 @@ __all__ = ["Entry", "Hit", "ImageIndex", "Points", "point_id"]
 
 #: Entries in a shard that `compact` writes.
 COMPACTED_ENTRIES = 65_536
+#: Images of a class that `ImageIndex.class_spread` measures.
+SPREAD_IMAGES = 256
 #: Of the UUIDs that `point_id` makes.
 NAMESPACE = UUID("5f0c1e0a-8c1b-4d7e-9d4f-2b1c6a7e3d90")
 
@@ -353,6 +356,13 @@ class ImageIndex:
         _, rows = state.searcher().nearest(queries, k, allowed)
         return [state.hits(query, found) for query, found in zip(queries, rows.sort(dim=1).values, strict=True)]
 
+    def class_spread(self, class_name: str) -> float:
+        """The mean distance of an image of a class to the nearest other one of it; NaN for less than two images.
+
+        Of a large class `SPREAD_IMAGES` images stand for all. The result is kept until the index changes.
+        """
+        return self._state.class_spread(class_name)
+
     def _require_classes(self, class_names: Sequence[str]) -> None:
         known = self._state.counts
         for name in class_names:
@@ -380,6 +390,7 @@ class _State:
         self.backend = backend_for(backend, self.num_entries, 4 * len(self.ids) * snapshot.dimension)
         self.first = [0, *accumulate(len(shard) for shard in snapshot.shards)]
         self._searcher: Searcher | None = None
+        self._spreads: dict[str, float] = {}
         files = () if before is None else before.snapshot.files
         if before is not None and snapshot.files[: len(files)] == files:
             self._resume_from(before)
@@ -422,6 +433,12 @@ class _State:
         wanted = set(class_names)
         names = (name in wanted for shard in self.snapshot.shards for name in shard.class_names)
         return torch.tensor(list(names), dtype=torch.bool) & self.live
+
+    def class_spread(self, class_name: str) -> float:
+        if class_name not in self._spreads:
+            rows = self.rows_of_classes([class_name]).nonzero()[:, 0]
+            self._spreads[class_name] = mean_nearest_distance(self.vectors(rows), most=SPREAD_IMAGES)
+        return self._spreads[class_name]
 
     def entry(self, row: int) -> Entry:
         shard, k = self._place(row)

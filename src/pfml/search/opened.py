@@ -27,7 +27,7 @@ class OpenedRun:
         embedder: In evaluation mode, on its device.
         model: Its identity, which index and threshold have too.
         index: The images to search among; None if there is no index, and none was required.
-        threshold: The distance from which an image is unknown; None before `pfml calibrate`.
+        threshold: Below which score an image is unknown; None before `pfml calibrate`.
     """
 
     folder: Path
@@ -89,7 +89,7 @@ def open_run(
 
 
 def load_threshold(folder: Path, model: ModelIdentity) -> Threshold | None:
-    """The threshold of a run, None if there is none; OtherModelError if its distances are those of another model."""
+    """The threshold of a run, None if there is none; OtherModelError if its scores are those of another model."""
     threshold = Threshold.load(folder)
     if threshold is not None:
         threshold.model.require(model, f"the threshold {folder / 'threshold.json'}")

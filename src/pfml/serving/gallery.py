@@ -132,7 +132,7 @@ class Gallery:
 
     @property
     def threshold(self) -> Threshold | None:
-        """The distance beyond which an image is unknown, as of the last `refresh`; None before `pfml calibrate`."""
+        """The score below which an image is unknown, as of the last `refresh`; None before `pfml calibrate`."""
         return self._threshold_file.threshold
 
     @property

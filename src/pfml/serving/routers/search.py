@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 import torch
@@ -9,7 +10,8 @@ from fastapi import APIRouter, File, Form, HTTPException, Query, Response, Uploa
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from pfml.search import Hit, Threshold
+from pfml.search import Hit, Threshold, Verdict, verdict_of
+from pfml.search.neighborhood import NEIGHBORS
 from pfml.serving.dependencies import (
     ErrorResponse,
     ImageResponse,
@@ -35,11 +37,21 @@ UPLOAD_ERRORS: dict[int | str, dict[str, type[ErrorResponse]]] = {
 }
 
 
-class ThresholdResponse(BaseModel):
-    """The distance beyond which an image is unknown, and the false accept rate it was chosen for."""
+class RateResponse(BaseModel):
+    """A measured share of images, with its 95 % interval."""
 
-    distance: float
-    false_accept_rate: float
+    value: float
+    low: float
+    high: float
+
+
+class ThresholdResponse(BaseModel):
+    """The score below which an image is unknown, and the false accept rate that was asked for and measured."""
+
+    score: str = Field(description="What is scored, such as margin or combination.")
+    value: float = Field(description="The smallest score that is known; some classes may have their own.")
+    false_accept_rate: float = Field(description="The asked rate.")
+    false_accepts: RateResponse = Field(description="The measured rate.")
 
 
 class StatusResponse(BaseModel):
@@ -78,7 +90,18 @@ class HitResponse(ImageResponse):
     """A result of a search."""
 
     distance: float = Field(description="Euclidean, on the unit sphere: 0 to 2.")
-    unknown: bool | None = Field(description="Whether it is farther than the threshold; null without a threshold.")
+
+
+class VerdictResponse(BaseModel):
+    """What the nearest images of all classes say about the query, whatever classes are searched."""
+
+    class_name: str | None = Field(description="The most likely class; null if no image near the query has one.")
+    votes: int = Field(description="Of the nearest images, how many are of this class.")
+    of: int = Field(description="Of the nearest images, how many have a class.")
+    potential: float = Field(description="The share of this class in their attraction, 0 to 1.")
+    margin: float = Field(description="The same less the share of the second class.")
+    is_known: bool | None = Field(description="Whether the score reaches the threshold; null before pfml calibrate.")
+    score: float | None = Field(description="The score of the neighborhood; null before pfml calibrate.")
 
 
 class QueryResponse(BaseModel):
@@ -92,7 +115,8 @@ class SearchResponse(BaseModel):
     """The results of a search, nearest first."""
 
     query: QueryResponse
-    unknown: bool | None = Field(description="Whether the nearest result is unknown; null without a threshold.")
+    verdict: VerdictResponse
+    unknown: bool | None = Field(description="Whether the verdict is unknown; null without a threshold.")
     threshold: ThresholdResponse | None = Field(description="The threshold that was applied.")
     hits: list[HitResponse]
 
@@ -217,12 +241,24 @@ def _found(
     names = [service.class_named(name) for name in class_names]
     indexed = service.gallery.index.class_counts()
     names, asked = [name for name in names if name in indexed], bool(names)
-    hits = service.gallery.search(vector, k, names, without=without) if names or not asked else []
+    near = service.gallery.search(vector, max(k, NEIGHBORS), [], without=without)
+    hits = near[:k]
+    if asked:
+        hits = service.gallery.search(vector, k, names, without=without) if names else []
     threshold = service.gallery.threshold
-    found = [_hit(service, hit, threshold) for hit in hits]
-    # without results, nothing is near
-    unknown = None if threshold is None else not found or bool(found[0].unknown)
-    return SearchResponse(query=query, unknown=unknown, threshold=_threshold_response(threshold), hits=found)
+    verdict = verdict_of(near, threshold=threshold, spread_of=service.gallery.index.class_spread)
+    return SearchResponse(
+        query=query,
+        verdict=_verdict_response(verdict),
+        unknown=None if verdict.is_known is None else not verdict.is_known,
+        threshold=_threshold_response(threshold),
+        hits=[_hit(service, hit) for hit in hits],
+    )
+
+
+def _verdict_response(verdict: Verdict) -> VerdictResponse:
+    name = None if verdict.class_name is None else readable(verdict.class_name)
+    return VerdictResponse(**{**asdict(verdict), "class_name": name})
 
 
 def _one_of_each(labels: Tensor) -> Tensor:
@@ -238,15 +274,19 @@ def _one_of_each(labels: Tensor) -> Tensor:
 def _threshold_response(threshold: Threshold | None) -> ThresholdResponse | None:
     if threshold is None:
         return None
-    return ThresholdResponse(distance=threshold.distance, false_accept_rate=threshold.false_accept_rate)
+    rate = threshold.false_accepts
+    return ThresholdResponse(
+        score=threshold.scoring.name,
+        value=threshold.value,
+        false_accept_rate=threshold.false_accept_rate,
+        false_accepts=RateResponse(value=rate.value, low=rate.low, high=rate.high),
+    )
 
 
-def _hit(service: Service, hit: Hit, threshold: Threshold | None) -> HitResponse:
-    unknown = None if threshold is None else threshold.is_unknown(hit.distance)
+def _hit(service: Service, hit: Hit) -> HitResponse:
     return HitResponse(
         id=hit.id,
         name=display_name(entry_of(service, hit.id)),
         class_name=readable(hit.class_name),
         distance=hit.distance,
-        unknown=unknown,
     )
