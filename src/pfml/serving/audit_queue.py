@@ -7,6 +7,7 @@ import errno
 import hashlib
 import io
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -70,12 +71,17 @@ class Decision:
 
 
 class AuditQueue:
-    """RUN/audit: suspects.csv, which is read, and decisions.csv, which is rewritten atomically at each decision."""
+    """RUN/audit: suspects.csv, which is read, and decisions.csv, which is rewritten atomically at each decision.
 
-    def __init__(self, run: Path, class_names: tuple[str, ...]) -> None:
+    Args:
+        run: Folder of the run.
+        class_names: Tells the classes of the run and its index, which images may be relabeled as.
+    """
+
+    def __init__(self, run: Path, class_names: Callable[[], Sequence[str]]) -> None:
         self.suspects_file = run / "audit" / "suspects.csv"
         self.decisions_file = run / "audit" / "decisions.csv"
-        self.class_names = class_names
+        self._class_names = class_names
         self._lock = threading.Lock()
         self._read: tuple[tuple[int, int], dict[str, QueuedSuspect]] | None = None
 
@@ -91,6 +97,11 @@ class AuditQueue:
                 self._read = version, {one.key: one for one in map(_suspect, _rows(self.suspects_file))}
             return self._read[1]
 
+    def class_names(self) -> list[str]:
+        """The classes that an image may be relabeled as, those of the audit among them."""
+        of_suspects = {name for one in self.suspects().values() for name in (one.given, one.suggested)}
+        return sorted({*self._class_names(), *of_suspects})
+
     def decisions(self) -> dict[str, Decision]:
         """Path -> decision, in the order of the decisions."""
         if not self.decisions_file.is_file():
@@ -104,13 +115,12 @@ class AuditQueue:
             key: Of the suspect; KeyError if there is none.
             decision: accept takes the suggested class, reject keeps the given one, relabel takes `label`, drop leaves
                 the image out.
-            label: A training class, for relabel.
+            label: One of `class_names`, for relabel.
         """
         suspect = self.suspects()[key]
-        if decision == "relabel" and label not in self.class_names:
-            raise ValueError(
-                f"relabel needs one of the training classes, got {label!r}{did_you_mean(label, self.class_names)}"
-            )
+        if decision == "relabel" and label not in (known := self.class_names()):
+            hint = did_you_mean(label, known)
+            raise ValueError(f"relabel needs a class of the run or its index, got {label!r}{hint}")
         labels = {"accept": suspect.suggested, "reject": suspect.given, "relabel": label, "drop": ""}
         decided = Decision(decision, labels[decision])
         self._write(suspect.path, decided)

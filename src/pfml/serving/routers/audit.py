@@ -66,7 +66,7 @@ class AuditResponse(BaseModel):
 
     available: bool = Field(description="Whether pfml audit has been run.")
     decided: int
-    class_names: list[str] = Field(description="The training classes, for relabel.")
+    class_names: list[str] = Field(description="The classes of the run and its index, for relabel.")
     history: list[str] = Field(description="Keys of the decided suspects, in the order of the decisions.")
     suspects: list[SuspectResponse]
 
@@ -81,7 +81,7 @@ async def queue(service: SharedService) -> AuditResponse:
         return AuditResponse(
             available=service.audit.suspects_file.is_file(),
             decided=sum(1 for one in suspects if one.decision is not None),
-            class_names=[readable(name) for name in service.audit.class_names],
+            class_names=[readable(name) for name in service.audit.class_names()],
             history=[key for path in decided if (key := key_of(path)) in found],
             suspects=suspects,
         )
