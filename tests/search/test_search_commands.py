@@ -277,3 +277,31 @@ def test_a_rate_that_was_not_kept_is_warned_of(workspace, capsys, monkeypatch):
 def save_model(folder):
     small_embedder().save(folder)
     return folder
+
+
+def test_calibration_takes_the_corrected_labels_of_the_run(workspace, capsys, monkeypatch):
+    import pfml.search
+
+    names = [f"{name}/{k}.png" for name in "pqrs" for k in range(6)]
+    write_images(workspace / "photos", names)
+    (workspace / "run/audit").mkdir()
+    table = workspace / "run/audit/corrections.csv"
+    table.write_text("image,given class,corrected class\np/0.png,p,q\nr/1.png,r,\n")
+    model = small_embedder().config
+    used = []
+
+    def calibrate_known(embedder, data, **options):
+        used.append([data.train.class_names[label] for label in data.train.labels.tolist()])
+        return pfml.search.calibration.calibrate_known(embedder, data, **options)
+
+    monkeypatch.setattr("pfml.search.calibrate_known", calibrate_known)
+    for corrections in (None, table):
+        data = DataConfig(str(workspace / "photos"), split="none", corrections=corrections)
+        write_config(workspace / "run/config.yaml", RunConfig(data=data, model=model, loss=LossConfig("pfml", {})))
+        printed = said(capsys, "calibrate", "run", "--false-accept-rate=0.2")
+        remark = f"{table} gives 1 images another label and leaves 1 out"
+        assert (remark in printed) == (corrections is not None)
+    given, corrected = used
+    assert {name: given.count(name) for name in "pqrs"} == {"p": 6, "q": 6, "r": 6, "s": 6}
+    assert {name: corrected.count(name) for name in "pqrs"} == {"p": 5, "q": 7, "r": 5, "s": 6}
+    assert Threshold.load("run").measured_on == (23, 4)
