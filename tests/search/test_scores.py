@@ -76,18 +76,22 @@ def test_bounded_memory_finds_the_same_neighbors(monkeypatch):
     monkeypatch.setattr("pfml.search.neighborhood.MEMORY", 100)
     tiled = nearest_neighborhood(points, labels, None, labels, **options)
     assert torch.equal(whole.labels, tiled.labels)
+    assert torch.equal(whole.spread.isnan(), tiled.spread.isnan())
+    law = Scoring("distance", **LAW).law
+    attraction = tiled.attraction(law)
+    monkeypatch.undo()
+    for name in ("labels", "votes", "voters", "potential", "second", "weakest", "total"):
+        torch.testing.assert_close(getattr(attraction, name), getattr(whole.attraction(law), name))
     torch.testing.assert_close(whole.distances, tiled.distances)
 
 
 def test_an_image_without_a_class_takes_no_part_in_the_vote():
     points, labels = clusters(classes=2, copies=3)
-    unlabeled = labels.masked_fill(torch.arange(6) % 3 == 0, -1)
     near = nearest_neighborhood(points, labels, None, labels, num_classes=2, without_own_class=False)
-    some = type(near)(near.distances, torch.where(near.labels == 0, -1, near.labels), near.spreads)
+    some = type(near)(near.distances, torch.where(near.labels == 0, -1, near.labels), near.spread)
     found = some.attraction(Scoring("distance", **LAW).law)
     assert found.labels.tolist() == [1] * 6
     assert found.voters.tolist() == found.votes.tolist() == [3, 3, 3, 2, 2, 2]
-    assert (unlabeled == -1).sum() == 2
 
 
 def test_the_spread_of_a_class_without_an_image_is_that_of_the_others():

@@ -1,7 +1,6 @@
 """`pfml index`, `pfml search` and `pfml calibrate`."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from command_output import failure, said, said_in_part
@@ -171,7 +170,7 @@ def test_images_folders_and_classes_are_removed_by_name(workspace, capsys):
     assert "needs images to add" in failure("index", "run")
 
 
-def test_a_run_is_calibrated_on_its_validation_classes_else_on_its_test_classes(tmp_path, capsys, monkeypatch):
+def test_a_run_is_calibrated_on_all_classes_that_it_has_not_seen(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("pfml.data.datasets.read_glyphs", few_glyphs)
     config = small_config(epochs=1)
     run_config = RunConfig(
@@ -183,7 +182,9 @@ def test_a_run_is_calibrated_on_its_validation_classes_else_on_its_test_classes(
     printed = said(capsys, "calibrate", tmp_path / "run", "--false-accept-rate=0.2")
     threshold = Threshold.load(tmp_path / "run")
     assert threshold.false_accept_rate == 0.2
-    assert threshold.data == "validation classes of glyphs"
+    assert threshold.data == "validation and test classes of glyphs"
+    divided = with_validation(load_data("glyphs"), "half")
+    assert threshold.measured_on[1] == divided.validation.num_classes + divided.test.num_classes
     assert f"threshold {threshold.scoring.name} {threshold.value:.4g}" in printed
     for name in CANDIDATES:
         accepted = f"  {name + ':':<14}accepts {threshold.compared[name]:.1%} of known images"
@@ -197,12 +198,11 @@ def test_a_run_is_calibrated_on_its_validation_classes_else_on_its_test_classes(
     assert other.value != threshold.value
     said(capsys, "calibrate", tmp_path / "run", "--data=glyphs", "--false-accept-rate=0.2", "--score=margin")
     assert Threshold.load(tmp_path / "run").scoring.name == "margin"
-    config_file = tmp_path / "run" / "config.yaml"
-    few = replace(run_config, data=DataConfig("glyphs", validation="fold-3"))
-    assert with_validation(load_data("glyphs"), "fold-3").validation.num_classes < 4
-    write_config(config_file, few)
-    assert "too few to calibrate on" in said(capsys, "calibrate", tmp_path / "run", "--false-accept-rate=0.2")
-    assert Threshold.load(tmp_path / "run").data == "test classes of glyphs"
+    untrained = save_model(tmp_path / "untrained")
+    said(capsys, "calibrate", untrained, "--data=glyphs", "--false-accept-rate=0.2")
+    everything = Threshold.load(untrained)
+    assert everything.data == "train and test classes of glyphs"
+    assert everything.measured_on[1] == divided.test.num_classes + load_data("glyphs").train.num_classes
     assert "does not say its data" in failure("calibrate", save_model(tmp_path / "model alone"))
 
 
@@ -277,3 +277,31 @@ def test_a_rate_that_was_not_kept_is_warned_of(workspace, capsys, monkeypatch):
 def save_model(folder):
     small_embedder().save(folder)
     return folder
+
+
+def test_calibration_takes_the_corrected_labels_of_the_run(workspace, capsys, monkeypatch):
+    import pfml.search
+
+    names = [f"{name}/{k}.png" for name in "pqrs" for k in range(6)]
+    write_images(workspace / "photos", names)
+    (workspace / "run/audit").mkdir()
+    table = workspace / "run/audit/corrections.csv"
+    table.write_text("image,given class,corrected class\np/0.png,p,q\nr/1.png,r,\n")
+    model = small_embedder().config
+    used = []
+
+    def calibrate_known(embedder, data, **options):
+        used.append([data.train.class_names[label] for label in data.train.labels.tolist()])
+        return pfml.search.calibration.calibrate_known(embedder, data, **options)
+
+    monkeypatch.setattr("pfml.search.calibrate_known", calibrate_known)
+    for corrections in (None, table):
+        data = DataConfig(str(workspace / "photos"), split="none", corrections=corrections)
+        write_config(workspace / "run/config.yaml", RunConfig(data=data, model=model, loss=LossConfig("pfml", {})))
+        printed = said(capsys, "calibrate", "run", "--false-accept-rate=0.2")
+        remark = f"{table} gives 1 images another label and leaves 1 out"
+        assert (remark in printed) == (corrections is not None)
+    given, corrected = used
+    assert {name: given.count(name) for name in "pqrs"} == {"p": 6, "q": 6, "r": 6, "s": 6}
+    assert {name: corrected.count(name) for name in "pqrs"} == {"p": 5, "q": 7, "r": 5, "s": 6}
+    assert Threshold.load("run").measured_on == (23, 4)

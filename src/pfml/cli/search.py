@@ -19,6 +19,7 @@ from pfml.terminal import print_line, readable, shell_words
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
+    from collections.abc import Collection
 
     from rich.console import Console
 
@@ -238,7 +239,8 @@ def calibrate(
     console = create_console(stderr=as_json, quiet=quiet)
     run = preferred_run(console, run)
     embedder = load_embedder(run).to(resolve_device(device))
-    images, described = _calibration_images(console, run, data, root)
+    seen = () if embedder.trained_on is None else embedder.trained_on.class_names
+    images, described = _calibration_images(console, run, data, root, seen)
     track = ProgressMonitor(console).track
     rate = false_accept_rate
     if isinstance(images, RetrievalData):
@@ -378,16 +380,15 @@ def _short(path: str) -> str:
 
 
 def _calibration_images(
-    console: Console, run: Path, data: str | None, root: Path | None
+    console: Console, run: Path, data: str | None, root: Path | None, seen: Collection[str]
 ) -> tuple[ImageSet | RetrievalData, str]:
-    """Validation images, or test images if there are none; all data if no class is unseen; and what they are."""
+    """Images of all classes that the model has not seen; all data if there is no such class; and what they are."""
     from dataclasses import replace
 
     from pfml.data import load_data, with_validation
     from pfml.data.own_images import own_images
     from pfml.data.readers.table import splits_of
     from pfml.runs.data import data_of_run, load_checked, names_data, prepare_data
-    from pfml.search.calibration import FEWEST_CLASSES
     from pfml.training.progress import ProgressMonitor
 
     track = ProgressMonitor(console).track
@@ -396,6 +397,7 @@ def _calibration_images(
     config = data_of_run(run)
     if data is not None and (config is None or not names_data(config, data, root)):
         images = own_images(data, load_data(data, root), "auto", track)
+        more = "train"
     else:
         if config is None:
             raise ValueError(f"{run} does not say its data: name it with --data, and --root if it is not a path")
@@ -406,14 +408,13 @@ def _calibration_images(
                 print_line(console, remark)
             return known, f"{'held-out' if known.protocol == 'images' else 'training'} images of {config.name}"
         data, images = config.name, with_validation(load_checked(config, track), config.validation)
+        more = "validation"
     for remark in images.remarks:
         print_line(console, remark)
-    if images.validation is not None and images.validation.num_classes >= FEWEST_CLASSES:
-        return images.validation, f"validation classes of {data}"
-    if images.validation is not None:
-        few = images.validation.num_classes
-        print_line(console, f"{few} validation classes are too few to calibrate on: test classes instead")
-    return images.test, f"test classes of {data}"
+    others = images.parts.get(more)
+    if others is None or not len(others) or set(others.class_names) & set(seen):
+        return images.test, f"test classes of {data}"
+    return others.joined(images.test), f"{more} and test classes of {data}"
 
 
 def _table_of(data: str, root: Path | None) -> Path | None:

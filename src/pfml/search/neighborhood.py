@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -33,64 +32,11 @@ MEMORY = 2**26
 
 
 @dataclass(frozen=True, eq=False)
-class Neighborhood:
-    """The K nearest images of each query, nearest first.
-
-    Args:
-        distances: (n, K) float64; infinite where a gallery has fewer than K images.
-        labels: (n, K) classes; -1 for an image without a class, and where there is no image.
-        spreads: (n, K) the spread of each image's class (`class_spreads`); NaN where it has none.
-    """
-
-    distances: Tensor
-    labels: Tensor
-    spreads: Tensor
-
-    def __len__(self) -> int:
-        return len(self.distances)
-
-    def rows(self, chosen: Tensor) -> Neighborhood:
-        """Those of some queries."""
-        return Neighborhood(self.distances[chosen], self.labels[chosen], self.spreads[chosen])
-
-    @cached_property
-    def same_class(self) -> Tensor:
-        """(n, K, K) bool: whether two neighbors are of one class."""
-        return (self.labels[:, :, None] == self.labels[:, None, :]) & (self.labels >= 0)[:, None, :]
-
-    def attraction(self, law: DecayLaw) -> ClassAttraction:
-        """How strongly the classes of the neighbors attract each query.
-
-        Args:
-            law: Must decay.
-        """
-        pull = strength(self.distances.clamp(max=2.0), law).masked_fill(self.distances.isinf(), 0.0)  # (n, K)
-        of_class = (self.same_class * pull[:, None, :]).sum(dim=2)  # (n, K): of the class of each neighbor
-        first = of_class.argmax(dim=1, keepdim=True)  # of equal ones the nearest
-        top = self.labels.gather(1, first)
-        is_top = (self.labels == top) & (top >= 0)
-        last = pull.masked_fill(pull == 0, torch.inf).min(dim=1).values
-        others = of_class.masked_fill(is_top, 0.0).max(dim=1).values
-        has_class = self.labels >= 0
-        return ClassAttraction(
-            labels=top[:, 0],
-            first=first[:, 0],
-            votes=is_top.sum(dim=1),
-            voters=has_class.sum(dim=1),
-            potential=of_class.gather(1, first)[:, 0],
-            second=others,
-            weakest=last.nan_to_num(posinf=0.0),
-            total=(pull * has_class).sum(dim=1),
-        )
-
-
-@dataclass(frozen=True, eq=False)
 class ClassAttraction:
     """The most attractive class of each query, (n,) each.
 
     Args:
         labels: The class; -1 if no neighbor has one.
-        first: Position of its nearest image among the neighbors.
         votes: Neighbors of this class.
         voters: Neighbors that have a class.
         potential: Its attraction.
@@ -100,13 +46,60 @@ class ClassAttraction:
     """
 
     labels: Tensor
-    first: Tensor
     votes: Tensor
     voters: Tensor
     potential: Tensor
     second: Tensor
     weakest: Tensor
     total: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Neighborhood:
+    """The K nearest images of each query, nearest first.
+
+    Args:
+        distances: (n, K) float64; infinite where a gallery has fewer than K images.
+        labels: (n, K) classes; -1 for an image without a class, and where there is no image.
+        spread: (n,) the spread of the class of the nearest image (`class_spreads`); NaN where it has none.
+    """
+
+    distances: Tensor
+    labels: Tensor
+    spread: Tensor
+
+    def attraction(self, law: DecayLaw) -> ClassAttraction:
+        """How strongly the classes of the neighbors attract each query, in bounded memory.
+
+        Args:
+            law: Must decay.
+        """
+        k = self.distances.shape[1]
+        tiles = zip(
+            *(each.split(max(MEMORY // (16 * k * k), 1)) for each in (self.distances, self.labels)), strict=True
+        )
+        found = [_attraction(distances, labels, law) for distances, labels in tiles]
+        return ClassAttraction(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+
+def _attraction(distances: Tensor, labels: Tensor, law: DecayLaw) -> tuple[Tensor, ...]:
+    """The fields of `ClassAttraction` for some queries."""
+    pull = strength(distances.clamp(max=2.0), law).masked_fill(distances.isinf(), 0.0)  # (n, K)
+    has_class = labels >= 0
+    is_same = (labels[:, :, None] == labels[:, None, :]) & has_class[:, None, :]  # (n, K, K)
+    of_class = (is_same * pull[:, None, :]).sum(dim=2)  # (n, K): of the class of each neighbor
+    first = of_class.argmax(dim=1, keepdim=True)  # of equal ones the nearest
+    top = labels.gather(1, first)
+    is_top = (labels == top) & (top >= 0)
+    return (
+        top[:, 0],
+        is_top.sum(dim=1),
+        has_class.sum(dim=1),
+        of_class.gather(1, first)[:, 0],
+        of_class.masked_fill(is_top, 0.0).max(dim=1).values,
+        pull.masked_fill(pull == 0, torch.inf).min(dim=1).values.nan_to_num(posinf=0.0),
+        (pull * has_class).sum(dim=1),
+    )
 
 
 def class_spreads(points: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -204,11 +197,10 @@ def nearest_neighborhood(
         distances.append(pairs)
         found.append(positions.gather(1, order))
     r, neighbors = torch.cat(distances), torch.cat(found)
-    is_none = r.isinf()
-    of_neighbors = gallery_labels[neighbors]
-    spread = spreads[of_neighbors]
+    classes = gallery_labels[neighbors].masked_fill(r.isinf(), -1)
+    nearest = classes[:, 0]
+    spread = spreads[nearest].masked_fill(nearest < 0, torch.nan)
     if gallery is None and not without_own_class:
         # an image is no part of the class that it is compared with
-        own = of_neighbors == labels[:, None]
-        spread = torch.where(own, without[:, None].expand_as(spread), spread)
-    return Neighborhood(r, of_neighbors.masked_fill(is_none, -1), spread.masked_fill(is_none, torch.nan))
+        spread = torch.where(nearest == labels, without, spread)
+    return Neighborhood(r, classes, spread)

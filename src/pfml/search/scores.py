@@ -46,7 +46,7 @@ def _agreement(near: Neighborhood, found: ClassAttraction) -> Tensor:
 
 def _relative(near: Neighborhood, found: ClassAttraction) -> Tensor:
     """-log(r / spread) of the nearest image, with the spread of its class."""
-    return -(near.distances[:, 0].clamp(min=SMALLEST) / near.spreads[:, 0].clamp(min=SMALLEST)).log()
+    return -(near.distances[:, 0].clamp(min=SMALLEST) / near.spread.clamp(min=SMALLEST)).log()
 
 
 #: Name -> score of each query, (n,).
@@ -108,7 +108,7 @@ class Scoring:
 
 def measured_scores(near: Neighborhood, scoring: Scoring) -> Tensor:
     """All of `SCORES` for each query, (n, scores) float64, by the law and the spread of `scoring`."""
-    known = replace(near, spreads=near.spreads.nan_to_num(nan=scoring.spread))
+    known = replace(near, spread=near.spread.nan_to_num(nan=scoring.spread))
     found = known.attraction(scoring.law)
     return torch.stack([score(known, found).double() for score in SCORES.values()], dim=1)
 

@@ -67,7 +67,7 @@ def verdict_of(
     neighborhood = Neighborhood(
         torch.tensor([[hit.distance for hit in near]], dtype=torch.float64),
         torch.tensor([[number.get(hit.class_name, -1) for hit in near]]),
-        torch.tensor([[spread] * len(near)], dtype=torch.float64),
+        torch.tensor([spread], dtype=torch.float64),
     )
     law = PowerLaw(delta=max(nearest.distance, SMALLEST), alpha=ALPHA) if threshold is None else threshold.scoring.law
     found = neighborhood.attraction(law)
