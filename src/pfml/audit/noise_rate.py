@@ -1,17 +1,15 @@
 """The rate of label noise with an interval, and each image's probability of being mislabeled, from the scores alone.
 
 What score a mislabeled image has is known without a true label: give an image a class at random that is neither its
-given one nor the one that attracts it most, and score that. The scores of all images are a mixture of these and of
-those of right labels, of which nothing is assumed but that none is as high as the highest. Then
-
-    P(score > t) >= rate P(score > t | mislabeled) for every t,
-
-and the smallest ratio of the two is the estimate (Blanchard et al., JMLR 2010). Label noise between similar classes has
-lower scores than noise at random, and is underestimated. docs/AUDIT.md has how near it comes.
+given one nor the one that attracts it most, and score that. A positive score is that of a mislabeled image, with this
+density, or that of a right label on a hard image; these decay exponentially. How many there are of both follows by
+expectation maximization, and its spread from a bootstrap over classes. Label noise between similar classes has lower
+scores than noise at random, and is underestimated. docs/AUDIT.md has how near the estimate comes.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -19,14 +17,13 @@ from torch import Tensor
 
 __all__ = ["NoiseEstimate", "estimate_noise"]
 
-#: Classes at random that each image is scored with.
-EXAMPLES = 4
-#: Fraction of the mislabeled images that must lie above a threshold for its ratio to count.
-SMALLEST_TAIL = 0.25
-#: Thresholds at which ratios are taken.
-THRESHOLDS = 64
+#: Classes at random that each image is scored with; of more such scores than these, a subsample makes the density.
+EXAMPLES, MOST_EXAMPLES = 4, 20_000
 #: Bootstrap samples of the classes, and the quantiles of them that are the interval.
-SAMPLES, QUANTILES = 400, (0.05, 0.95)
+SAMPLES, QUANTILES = 200, (0.05, 0.95)
+#: Steps of expectation maximization, and the decay of the scores of right labels that it starts from, as a fraction of
+#: the mean score of mislabeled images.
+STEPS, START = 60, 0.1
 #: With fewer images than these, nothing is estimated.
 FEWEST = 10
 
@@ -56,81 +53,84 @@ def estimate_noise(scores: Tensor, attractions: Tensor, labels: Tensor) -> Noise
         attractions: (n, C) from which they were computed.
         labels: (n,) the given labels.
     """
-    finite = scores.isfinite()
     probability, lower_precision = torch.zeros(2, len(scores), dtype=torch.float64)
-    values, given = scores[finite].double().cpu(), labels[finite].cpu()
-    if len(values) < FEWEST:
-        return NoiseEstimate(0.0, (0.0, 1.0), probability, lower_precision)
-    mislabeled = _mislabeled_scores(attractions[finite].cpu(), given)  # (n, EXAMPLES)
-    weights = _bootstrap(len(given.unique()))
-    tails = torch.linspace(0.0, 1 - SMALLEST_TAIL, THRESHOLDS, dtype=torch.float64)
-    above, expected = _counts(values, mislabeled, given, torch.quantile(_subsample(mislabeled), tails), weights)
-    rates = (above / expected.clamp(min=1e-9)).min(dim=1).values.clamp(max=1.0)
-    rate, (low, high) = float(rates[0]), torch.quantile(rates[1:], torch.tensor(QUANTILES).double()).tolist()
-    probability[finite] = _probability(values, mislabeled, rate)
-    if bool((values > 0).any()):
-        spaced = torch.linspace(0.0, 1.0, THRESHOLDS, dtype=torch.float64)
-        thresholds = torch.quantile(_subsample(values[values > 0]), spaced, interpolation="lower")
-        above, expected = _counts(values, mislabeled, given, thresholds, weights)
-        precision = (rates[:, None] * expected / above.clamp(min=1e-9)).clamp(max=1.0)[1:]
-        lower = torch.cat([torch.zeros(1).double(), precision.quantile(QUANTILES[0], dim=0)])
-        lower_precision[finite] = lower[torch.searchsorted(thresholds, values, right=True)]
+    judged = scores.isfinite()
+    positive = (judged & (scores > 0)).nonzero()[:, 0]
+    if int(judged.sum()) < FEWEST or not len(positive):
+        return NoiseEstimate(0.0, (0.0, 1.0 if int(judged.sum()) < FEWEST else 0.0), probability, lower_precision)
+    positive = positive[scores[positive].argsort(descending=True, stable=True)]
+    values = scores[positive].double()
+    examples = _mislabeled_scores(attractions[judged], labels[judged])
+    counts = _bootstrap(labels[judged])  # (1 + SAMPLES, C)
+    weights = counts[:, labels[positive]]  # (1 + SAMPLES, positive)
+    share = _mislabeled_share(values, examples, weights)
+    images = counts @ torch.bincount(labels[judged], minlength=counts.shape[1]).double()
+    rates = (weights * share).sum(dim=1) / images
+    precisions = (weights * share).cumsum(dim=1) / weights.cumsum(dim=1).clamp(min=1e-9)
+    probability[positive] = share[0]
+    lower_precision[positive] = precisions[1:].quantile(QUANTILES[0], dim=0)
+    low, high = rates[1:].quantile(torch.tensor(QUANTILES, dtype=torch.float64)).tolist()
+    least = 0.5 / int(judged.sum())  # of less than half an image there is no sign
+    rate, low, high = (each if each > least else 0.0 for each in (float(rates[0]), low, high))
     return NoiseEstimate(rate, (min(low, rate), max(high, rate)), probability, lower_precision)
 
 
-def _subsample(values: Tensor) -> Tensor:
-    """At most a million of the values: more are too many for torch.quantile."""
-    flat = values.flatten()
-    return flat[:: max(len(flat) // 10**6, 1)]
-
-
 def _mislabeled_scores(attractions: Tensor, labels: Tensor) -> Tensor:
-    """The score of each image under some labels that are wrong, (n, EXAMPLES)."""
+    """The scores that images have with labels that are wrong, (examples,)."""
     count, classes = attractions.shape
-    top = attractions.max(dim=1)
-    weights = torch.ones(count, classes, dtype=torch.float64)
-    rows = torch.arange(count)
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randperm(count, generator=generator)[: MOST_EXAMPLES // EXAMPLES]
+    top = attractions[rows].max(dim=1)
+    weights = (torch.bincount(labels, minlength=classes) > 0).double().repeat(len(rows), 1)
+    weights[torch.arange(len(rows)), top.indices] = 0.0
     if classes > 2:
-        weights[rows, labels] = 0.0
-    weights[rows, top.indices] = 0.0
-    weights *= torch.bincount(labels, minlength=classes) > 0  # no image, no attraction
-    weights[weights.sum(dim=1) == 0] = 1.0
-    drawn = torch.multinomial(weights, EXAMPLES, replacement=True, generator=torch.Generator().manual_seed(0))
+        weights[torch.arange(len(rows)), labels[rows]] = 0.0
+    kept = weights.sum(dim=1) > 0
+    rows, weights, strongest = rows[kept], weights[kept], top.values[kept]
+    drawn = torch.multinomial(weights, EXAMPLES, replacement=True, generator=generator)
     tiny = torch.finfo(attractions.dtype).tiny
-    given = attractions.gather(1, drawn)
-    return top.values.clamp(min=tiny).log()[:, None] - given.clamp(min=tiny).log()
+    own = attractions[rows].gather(1, drawn)
+    return (strongest.clamp(min=tiny).log()[:, None] - own.clamp(min=tiny).log()).flatten().double()
 
 
-def _bootstrap(classes: int) -> Tensor:
-    """How often each class is in each sample, (1 + SAMPLES, classes); the first has all of them once."""
-    drawn = torch.randint(classes, (SAMPLES, classes), generator=torch.Generator().manual_seed(0))
-    weights = torch.zeros(1 + SAMPLES, classes, dtype=torch.float64)
-    weights[0] = 1.0
-    weights[1:].scatter_add_(1, drawn, torch.ones(drawn.shape, dtype=torch.float64))
+def _bootstrap(labels: Tensor) -> Tensor:
+    """How often each class is in each sample, (1 + SAMPLES, C); the first sample has all of them once."""
+    classes = labels.unique()
+    drawn = torch.randint(len(classes), (SAMPLES, len(classes)), generator=torch.Generator().manual_seed(0))
+    weights = torch.zeros(1 + SAMPLES, int(classes.max()) + 1, dtype=torch.float64)
+    weights[0, classes] = 1.0
+    weights[1:].scatter_add_(1, classes[drawn], torch.ones(drawn.shape, dtype=torch.float64))
     return weights
 
 
-def _counts(
-    values: Tensor, mislabeled: Tensor, labels: Tensor, thresholds: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Images at or above each threshold, and as many as there would be if all were mislabeled; (samples, T) each."""
-    of_class = labels.unique(return_inverse=True)[1]
-    counts = torch.zeros(2, weights.shape[1], len(thresholds), dtype=torch.float64)
-    counts[0].index_add_(0, of_class, (values[:, None] >= thresholds).double())
-    for some in mislabeled.unbind(dim=1):
-        counts[1].index_add_(0, of_class, (some[:, None] >= thresholds).double() / EXAMPLES)
-    return weights @ counts[0], weights @ counts[1]
+def _mislabeled_share(values: Tensor, examples: Tensor, weights: Tensor) -> Tensor:
+    """The probability of each positive score to be that of a mislabeled image, in each sample, (samples, positive).
+
+    Args:
+        values: (positive,) the scores, highest first.
+        examples: Scores of mislabeled images.
+        weights: (samples, positive) how often each image is in each sample.
+    """
+    density = _density(values, examples)
+    total = weights.sum(dim=1)
+    mislabeled, hard = total / 2, total / 2
+    scale = torch.full_like(total, START * float(examples.mean()))
+    share = torch.zeros_like(weights)
+    for _ in range(STEPS):
+        one = mislabeled[:, None] * density
+        other = hard[:, None] * torch.exp(-values / scale[:, None]) / scale[:, None]
+        share = one / (one + other).clamp(min=1e-300)
+        mislabeled, rest = (weights * share).sum(dim=1), weights * (1 - share)
+        hard = rest.sum(dim=1)
+        scale = ((rest * values).sum(dim=1) / hard.clamp(min=1e-9)).clamp(min=1e-3)
+    return share.flip(1).cummax(dim=1).values.flip(1)  # a higher score is no less suspicious
 
 
-def _probability(values: Tensor, mislabeled: Tensor, rate: float) -> Tensor:
-    """rate f(score | mislabeled) / f(score) at each image, increasing in the score, (n,)."""
-    from sklearn.isotonic import IsotonicRegression
-
-    if rate <= 0:
-        return torch.zeros_like(values)
-    scores = torch.cat([values, mislabeled.flatten()]).numpy()
-    is_example = torch.cat([torch.zeros(len(values)), torch.ones(mislabeled.numel())]).numpy()
-    weights = torch.cat([torch.ones(len(values)), torch.full((mislabeled.numel(),), rate / EXAMPLES)]).numpy()
-    fit = IsotonicRegression(y_min=0.0, y_max=1.0).fit(scores, is_example, sample_weight=weights)
-    share = torch.as_tensor(fit.predict(values.numpy()), dtype=torch.float64)
-    return (share / (1 - share).clamp(min=1e-9)).clamp(max=1.0)
+def _density(values: Tensor, examples: Tensor) -> Tensor:
+    """The density of `examples`, all positive, at `values`: a Gaussian kernel, reflected at 0; Silverman's width."""
+    width = max(1.06 * float(examples.std()) * len(examples) ** -0.2, 1e-6)
+    found = []
+    for some in values.split(256):
+        kernels = [torch.exp(-(((some[:, None] - sign * examples) / width) ** 2) / 2) for sign in (1.0, -1.0)]
+        found.append((kernels[0] + kernels[1]).mean(dim=1) / (width * math.sqrt(2 * math.pi)))
+    return torch.cat(found)

@@ -114,7 +114,7 @@ class Audit:
         return order[self.confidence[order] >= threshold]
 
     def sure(self, precision: float = 0.95) -> Tensor:
-        """Positions of the longest list from the top whose precision is at least this, by the lower end of its estimate.
+        """Positions of the longest list from the top whose precision is at least this by the lower end of the estimate.
 
         It is empty where label noise is too rare to be sure.
         """
