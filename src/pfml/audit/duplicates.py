@@ -1,8 +1,8 @@
 """Duplicates: images that are copies of each other, exact or nearly so, within a class and across classes and parts.
 
 Exact copies have the same content. Near copies (recompressed, resized, slightly cropped, mirrored) are found in two
-steps: pairs whose embeddings are much nearer than nearest neighbors usually are, and of these the pairs whose gray
-thumbnails correlate.
+steps: pairs whose embeddings are nearer than nearest neighbors usually are, and of these the pairs whose gray
+thumbnails correlate. The nearer the embeddings, the less the thumbnails must, since a crop moves all pixels.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from pfml.data import ImageSet
 from pfml.data.copies import exact_copies
 from pfml.evaluation import nearest
 
-__all__ = ["CLOSE", "CORRELATED", "DuplicateGroup", "find_duplicates", "near_pairs"]
+__all__ = ["LIMITS", "DuplicateGroup", "find_duplicates", "near_pairs"]
 
-#: Pairs nearer than this fraction of the median distance to the nearest neighbor are compared by their thumbnails.
-CLOSE = 0.6
-#: Correlation of two thumbnails from which on they show the same image.
-CORRELATED = 0.95
+#: Distance up to which a pair may be copies, as a fraction of the median distance to the nearest neighbor, and the
+#: correlation of the two thumbnails from which on it is.
+LIMITS = ((0.85, 0.95), (0.6, 0.8))
 #: Neighbors of an image that are compared.
 NEIGHBORS = 10
 #: Standard deviation of luminance below which an image is plain, and difference of two plain ones that are the same.
@@ -79,25 +78,27 @@ def near_pairs(points: Tensor, thumbnails: Tensor) -> list[tuple[int, int]]:
         return []
     similarities, found = nearest(points, None, min(NEIGHBORS, len(points) - 1))
     distances = (2 - 2 * similarities.double()).clamp(min=0).sqrt().cpu()
-    close = distances < CLOSE * distances[:, 0].median().clamp(min=1e-6)
-    first, column = close.nonzero().unbind(dim=1)
-    second = found.cpu()[first, column]
-    flat = thumbnails.flatten(1)
-    mirrored = thumbnails.flip(2).flatten(1)
+    distances = distances / distances[:, 0].median().clamp(min=1e-6)
+    first, column = (distances < max(limit for limit, _ in LIMITS)).nonzero().unbind(dim=1)
+    second, apart = found.cpu()[first, column], distances[first, column]
+    needed = torch.ones(len(first))
+    for limit, correlation in LIMITS:
+        needed[apart < limit] = needed[apart < limit].clamp(max=correlation)
+    flat, mirrored = thumbnails.flatten(1), thumbnails.flip(2).flatten(1)
     same = torch.zeros(len(first), dtype=torch.bool)
     for rows in torch.arange(len(first)).split(2**14):
-        one, other = flat[first[rows]], flat[second[rows]]
-        same[rows] = _same(one, other) | _same(one, mirrored[second[rows]])
+        one, other, turned = flat[first[rows]], flat[second[rows]], mirrored[second[rows]]
+        same[rows] = _same(one, other, needed[rows]) | _same(one, turned, needed[rows])
     pairs = zip(first[same].tolist(), second[same].tolist(), strict=True)
     return sorted({(min(pair), max(pair)) for pair in pairs})
 
 
-def _same(first: Tensor, second: Tensor) -> Tensor:
-    """Whether thumbnails, (m, pixels), correlate, or are plain and equally bright, (m,)."""
+def _same(first: Tensor, second: Tensor, needed: Tensor) -> Tensor:
+    """Whether thumbnails, (m, pixels), correlate as `needed`, or are plain and equally bright, (m,)."""
     spread = torch.stack([first.std(dim=1), second.std(dim=1)])
     means = torch.stack([first.mean(dim=1), second.mean(dim=1)])
     product = ((first - means[0][:, None]) * (second - means[1][:, None])).mean(dim=1)
-    correlated = product > CORRELATED * spread[0] * spread[1]
+    correlated = product > needed * spread[0] * spread[1]
     is_plain = spread < PLAIN
     return torch.where(is_plain.any(dim=0), is_plain.all(dim=0) & ((means[0] - means[1]).abs() < SAME), correlated)
 

@@ -15,7 +15,7 @@ from pfml.data.decoding import Track, in_threads, read_rgb
 __all__ = ["QUALITY_FAULTS", "ImageMeasures", "QualityFault", "image_measures", "quality_faults", "robust_deviation"]
 
 #: Side of a thumbnail, and short side at which sharpness is measured.
-THUMBNAIL, SHORT_SIDE = 32, 192
+THUMBNAIL, SHORT_SIDE = 16, 192
 #: Kind of fault -> what it says.
 QUALITY_FAULTS = {
     "dark": "mean luminance",
@@ -39,7 +39,7 @@ class ImageMeasures:
         luminance: (n,) mean, in [0, 1].
         sharpness: (n,) variance of the Laplacian of the luminance, at a short side of at most 192 pixels.
         elongation: (n,) longer side over shorter side.
-        thumbnails: (n, 32, 32) luminance in [0, 1] of the whole image, squeezed into a square.
+        thumbnails: (n, 16, 16) luminance in [0, 1] of the whole image, squeezed into a square.
     """
 
     luminance: Tensor
@@ -80,7 +80,7 @@ def image_measures(images: ImageSet, *, track: Track | None = None, workers: int
 
 
 def _measured(pixels: Tensor) -> Tensor:
-    """Luminance, sharpness, elongation and the thumbnail of one image, (3 + 32 * 32,)."""
+    """Luminance, sharpness, elongation and the thumbnail of one image, (3 + 16 * 16,)."""
     height, width = pixels.shape[1:]
     weights = torch.tensor([0.299, 0.587, 0.114])
     gray = (pixels.float() * weights[:, None, None]).sum(dim=0)[None, None] / 255

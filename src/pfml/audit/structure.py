@@ -18,9 +18,11 @@ FAR = 3.5
 #: Nearest images whose classes are compared, and the fewest images of a class or of a part of one.
 NEIGHBORS, FEWEST = 5, 5
 #: Fraction of the mixing by chance from which on two classes are one.
-MIXED = 0.75
+MIXED = 0.8
 #: Fraction of the nearest images in the other part of a class up to which it is two.
 APART = 0.05
+#: Quantile of the distances of class means that the parts of such a class must exceed.
+DIFFERENT = 0.25
 
 
 @dataclass(frozen=True)
@@ -98,14 +100,14 @@ def find_merges(points: Tensor, images: ImageSet) -> list[ClassFault]:
 def find_splits(points: Tensor, images: ImageSet) -> list[ClassFault]:
     """Classes that fall into two parts which are not each other's neighbors, the most separate first.
 
-    The parts are by 2-means. They must be as far apart as different classes are: the median distance of class means.
+    The parts are by 2-means. They must be as far apart as different classes are, by the distances of class means.
     """
     labels = images.labels
     present = [c for c in range(images.num_classes) if int((labels == c).sum()) >= FEWEST]
     if len(present) < 3:
         return []
     means = torch.stack([points[labels == c].mean(dim=0) for c in present])
-    usual = float(torch.pdist(means).median())
+    usual = float(torch.pdist(means).quantile(DIFFERENT))
     found = []
     for label in present:
         rows = (labels == label).nonzero()[:, 0]
