@@ -1,6 +1,7 @@
 """From suspects to corrected labels, and back into training; the page and the command."""
 
 import csv
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +16,10 @@ from pfml.cli import main
 from pfml.data import ImageSet, LabelNoise, RetrievalData, load_data
 from pfml.data.corrections import Corrections
 from pfml.evaluation import embed
-from pfml.losses.distillation import combined
-from pfml.models import create_embedder, load_embedder
+from pfml.models import create_embedder
 from pfml.pages.audit import audit_page
 from pfml.runs.config import BatchConfig
+from pfml.runs.config_files import read_config, write_config
 from pfml.runs.data import prepare_data
 from pfml.training import DataConfig, run
 
@@ -197,8 +198,6 @@ def test_a_run_knows_its_truth_also_after_corrections(noisy_run, tmp_path):
 
 
 def data_path(folder):
-    from pfml.runs.config_files import read_config
-
     return read_config(folder / "config.yaml").data.name
 
 
@@ -213,13 +212,23 @@ def test_the_laws_and_models_of_an_audit_are_those_asked_for(noisy_run):
     torch.testing.assert_close(other.attractions, fitted.attractions, msg="proxies are no charges")
 
 
-def test_the_pretrained_backbone_judges_with_the_model(noisy_run, monkeypatch):
+def test_the_pretrained_backbone_judges_where_the_run_has_one(noisy_run, tmp_path, monkeypatch, capsys):
+    config = read_config(noisy_run / "config.yaml")
+    pretrained = shutil.copytree(noisy_run, tmp_path / "pretrained")
+    write_config(pretrained / "config.yaml", replace(config, model=replace(config.model, weights="weights.pth")))
     untrained = create_embedder("convnet", weights="none", embedding_dim=None)
     monkeypatch.setattr("pfml.audit.run_audit.untrained_embedder", lambda config: untrained)
-    both, alone = audit_run(noisy_run)[0], audit_run(noisy_run, model=noisy_run)[0]
-    wanted = combined([embed(one, both.images) for one in (load_embedder(noisy_run), untrained)])
-    torch.testing.assert_close(both.points, torch.nn.functional.normalize(wanted))
-    assert both.points.shape[1] > alone.points.shape[1]
+    found = audit_run(pretrained)[0]
+    torch.testing.assert_close(found.points, torch.nn.functional.normalize(embed(untrained, found.images)))
+    trained = audit_run(pretrained, model=pretrained)[0]
+    torch.testing.assert_close(trained.points, audit_run(noisy_run)[0].points)
+
+    def missing(config):
+        raise FileNotFoundError("weights.pth is not there")
+
+    monkeypatch.setattr("pfml.audit.run_audit.untrained_embedder", missing)
+    with pytest.raises(ValueError, match=r"weights.pth is not there\): pfml audit .* --model .* by the trained model"):
+        audit_run(pretrained)
 
 
 def test_the_page_shows_suspects_and_the_comparison(judged):

@@ -1,4 +1,4 @@
-"""The audit of a run: all of its images, embedded by its model and by the pretrained backbone that it started from."""
+"""The audit of a run: all of its images, embedded by the pretrained backbone that it started from, or by its model."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pfml.data.decoding import Track
 from pfml.evaluation import embed
 from pfml.losses.distillation import combined
 from pfml.models import Embedder, load_embedder
+from pfml.models.backbone_table import default_weights
 from pfml.runs.config_files import read_config
 from pfml.runs.data import load_checked, prepare_data
 from pfml.runs.folder import RunFolder
@@ -25,7 +26,7 @@ from pfml.suggest.comparison import untrained_embedder
 from pfml.training import DataConfig, RunConfig, load_field
 from pfml.training.environment import resolve_device
 
-__all__ = ["audit_run", "of_training", "write_corrections"]
+__all__ = ["audit_run", "has_untrained", "of_training", "write_corrections"]
 
 
 def audit_run(
@@ -42,14 +43,14 @@ def audit_run(
 ) -> tuple[Audit, RetrievalData]:
     """The audit of the labels of all images of a run, in one field with all classes, and the run's data.
 
-    A trained model has learned the labels of its training images, also those that are noise. So the pretrained
-    backbone judges with it, where the run has one, and proxies are no charges.
+    A trained model has learned the labels of its training images, also those that are noise. So its backbone judges as
+    it was before training, if that was pretrained, and proxies are no charges (docs/AUDIT.md has what this gains).
 
     Args:
         run: Folder of a run; its configuration says the data. Where it has label noise, the true labels are known.
         parts: The parts whose images are judged: train, validation, test or gallery; () for all.
-        model: Folder of another embedder to judge with, alone. A student judges with its teachers, and a trained model
-            with its pretrained backbone, unless the folder of the run is given here.
+        model: Folder of an embedder to judge with, such as that of the run itself. By default the pretrained backbone
+            judges; without pretrained weights the model of the run, and a student together with its teachers.
         law: "fitted" to the embeddings, or "run": that of the run's loss, which must be a field that decays.
         compare: Other scores, keys of `pfml.audit.scores.SCORES`.
         k: Neighbors of the k-NN scores.
@@ -87,11 +88,29 @@ def _judges(folder: RunFolder, config: RunConfig, model: str | Path | None) -> I
     """The embedders that judge together, one after the other."""
     if model is not None:
         yield load_embedder(model)
-        return
-    yield from map(load_embedder, [folder.path, *_teachers(folder, config)])
-    untrained = untrained_embedder(config) if config.loss.trains else None
-    if untrained is not None:
-        yield untrained
+    elif has_untrained(config):
+        yield _untrained(folder, config)
+    else:
+        yield from map(load_embedder, [folder.path, *_teachers(folder, config)])
+
+
+def has_untrained(config: RunConfig) -> bool:
+    """Whether the backbone of a run has pretrained weights, so that it can judge before training."""
+    model = config.model
+    return config.loss.trains and (model.weights != "default" or default_weights(model.backbone) != "none") and (
+        model.weights != "none"
+    )
+
+
+def _untrained(folder: RunFolder, config: RunConfig) -> Embedder:
+    """The pretrained backbone of a run."""
+    try:
+        embedder = untrained_embedder(config)
+    except (OSError, ImportError, ValueError, RuntimeError) as error:
+        advice = f"pfml audit {folder.path} --model {folder.path} judges by the trained model"
+        raise ValueError(f"the pretrained weights of {config.model.backbone} cannot be loaded ({error}): {advice}") from error
+    assert embedder is not None
+    return embedder
 
 
 def write_corrections(

@@ -160,6 +160,7 @@ def _audited(
 ) -> tuple[Audit, RetrievalData, RetrievalData]:
     """The audit, the judged data, and what `load_checked` returned for them."""
     from pfml.audit import audit_folder, audit_run
+    from pfml.audit.run_audit import has_untrained
     from pfml.runs.config_files import read_config
     from pfml.runs.data import load_checked
     from pfml.runs.folder import RunFolder
@@ -171,9 +172,14 @@ def _audited(
         for remark in data.remarks:
             print_line(console, remark)
         return found, data, data
-    print_model(console, model or path)
     config = read_config(RunFolder(path).config)
-    if model is None and config.teachers:
+    is_untrained = model is None and has_untrained(config)
+    if is_untrained:
+        alone = f"--model {shell_words(str(path))} judges by the trained model"
+        print_line(console, f"{config.model.backbone} judges as it was before it learned these labels; {alone}")
+    else:
+        print_model(console, model or path)
+    if model is None and config.teachers and not is_untrained:
         print_line(console, f"its {len(config.teachers)} teachers judge with it; --model {path} for the student alone")
     loaded = load_checked(config.data, track)
     found, data = audit_run(path, model=model, law=law, track=track, loaded=loaded, **options)
