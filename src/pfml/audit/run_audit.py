@@ -97,8 +97,10 @@ def _judges(folder: RunFolder, config: RunConfig, model: str | Path | None) -> I
 def has_untrained(config: RunConfig) -> bool:
     """Whether the backbone of a run has pretrained weights, so that it can judge before training."""
     model = config.model
-    return config.loss.trains and (model.weights != "default" or default_weights(model.backbone) != "none") and (
-        model.weights != "none"
+    return (
+        config.loss.trains
+        and (model.weights != "default" or default_weights(model.backbone) != "none")
+        and (model.weights != "none")
     )
 
 
@@ -108,7 +110,9 @@ def _untrained(folder: RunFolder, config: RunConfig) -> Embedder:
         embedder = untrained_embedder(config)
     except (OSError, ImportError, ValueError, RuntimeError) as error:
         advice = f"pfml audit {folder.path} --model {folder.path} judges by the trained model"
-        raise ValueError(f"the pretrained weights of {config.model.backbone} cannot be loaded ({error}): {advice}") from error
+        raise ValueError(
+            f"the pretrained weights of {config.model.backbone} cannot be loaded ({error}): {advice}"
+        ) from error
     assert embedder is not None
     return embedder
 
