@@ -12,16 +12,17 @@ from PIL import Image
 from test_audit import clusters
 
 from pfml.audit import audit, audit_run, corrections_of, read_decisions, write_suspects, write_table
+from pfml.audit.run_audit import has_untrained
 from pfml.cli import main
 from pfml.data import ImageSet, LabelNoise, RetrievalData, load_data
 from pfml.data.corrections import Corrections
 from pfml.evaluation import embed
-from pfml.models import create_embedder
+from pfml.models import EmbedderConfig, create_embedder
 from pfml.pages.audit import audit_page
 from pfml.runs.config import BatchConfig
 from pfml.runs.config_files import read_config, write_config
 from pfml.runs.data import prepare_data
-from pfml.training import DataConfig, run
+from pfml.training import DataConfig, LossConfig, RunConfig, run
 
 COLORS = {"blue": (20, 40, 220), "green": (30, 200, 40), "red": (220, 30, 30), "gray": (128, 128, 128)}
 
@@ -344,3 +345,17 @@ def test_a_missing_list_of_decisions_is_refused_before_anything_is_embedded(nois
     monkeypatch.setattr("pfml.audit.run_audit.embed", None)
     with pytest.raises(SystemExit, match=r"must be a CSV file or an export of Label Studio, got nowhere\.csv"):
         main(["audit", str(noisy_run), "--apply", "--decisions", "nowhere.csv"])
+
+
+@pytest.mark.parametrize(
+    ("loss", "effort", "weights", "wanted"),
+    [
+        ("pfml", None, "default", True),
+        ("pfml", None, "none", False),
+        ("zero-shot", None, "default", False),
+        ("zero-shot", "minutes", "default", True),  # the ladder has fitted a head to the labels
+    ],
+)
+def test_the_backbone_judges_as_it_was_if_the_run_has_learned_labels(loss, effort, weights, wanted):
+    model = EmbedderConfig("efficientnet_lite0", weights=weights)
+    assert has_untrained(RunConfig(loss=LossConfig(loss), effort=effort, model=model)) is wanted

@@ -95,13 +95,10 @@ def _judges(folder: RunFolder, config: RunConfig, model: str | Path | None) -> I
 
 
 def has_untrained(config: RunConfig) -> bool:
-    """Whether the backbone of a run has pretrained weights, so that it can judge before training."""
-    model = config.model
-    return (
-        config.loss.trains
-        and (model.weights != "default" or default_weights(model.backbone) != "none")
-        and (model.weights != "none")
-    )
+    """Whether a run has learned labels with a backbone that was pretrained, so that this can judge in its place."""
+    model, learns = config.model, config.loss.trains or config.effort is not None
+    weights = default_weights(model.backbone) if model.weights == "default" else model.weights
+    return learns and weights != "none"
 
 
 def _untrained(folder: RunFolder, config: RunConfig) -> Embedder:
