@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pfml.audit import audit, detection, precision_recall
-from pfml.audit.mixture import fit_mixture
+from pfml.audit.noise_rate import estimate_noise
 from pfml.audit.scores import LabelScores, cleanlab_scores, field_scores, knn_scores, knn_votes
 from pfml.data import ImageSet, LabelNoise, corrupt
 from pfml.evaluation.class_attraction import ALPHAS, class_attractions, fitted_law
@@ -230,37 +230,80 @@ def test_quality_is_what_its_definition_says():
         detection(scores, labels, labels)
 
 
-def test_the_mixture_estimates_the_share_of_the_higher_component():
-    random = torch.Generator().manual_seed(0)
-    scores = torch.cat([torch.randn(900, generator=random) - 3, torch.randn(100, generator=random) + 3])
-    mixture = fit_mixture(torch.cat([scores, torch.tensor([-torch.inf])]))
-    assert mixture.rate == pytest.approx(0.1, abs=0.02)
-    assert mixture.separation == pytest.approx(6, abs=0.5)
-    low, high = (0.9 * (-((scores + 3) ** 2) / 2).exp(), 0.1 * (-((scores - 3) ** 2) / 2).exp())
-    by_true_components = high / (low + high)
-    assert int(((mixture.probability[:1000] > 0.5) != (by_true_components > 0.5)).sum()) <= 5
-    assert float(mixture.probability[1000]) == 0
+def scored_clusters(**options):
+    """Scores, attractions, labels and which labels are noise, of clusters."""
+    points, images, true = clusters(**options)
+    law = fitted_law(points, images.labels, CLASSES)
+    attractions = class_attractions(points, images.labels, CLASSES, law=law)
+    return field_scores(attractions, images.labels).score, attractions, images.labels, images.labels != true
 
 
-def test_a_third_component_holds_the_mislabeled_images_where_easy_and_hard_ones_are_two():
-    random = torch.Generator().manual_seed(0)
-    easy, hard = torch.randn(150, generator=random) * 0.8 - 6, torch.randn(120, generator=random) * 0.9 - 1.5
-    mislabeled = torch.randn(12, generator=random) * 0.7 + 3
-    clean, mixture = fit_mixture(torch.cat([easy, hard])), fit_mixture(torch.cat([easy, hard, mislabeled]))
-    assert (clean.rate, clean.components, float(clean.probability.max())) == (0, 1, 0)
-    assert mixture.components == 3
-    assert mixture.rate == pytest.approx(12 / 282, abs=0.01)
-    assert ((mixture.probability > 0.5) == (torch.arange(282) >= 270)).all()
+@pytest.mark.parametrize("rate", [0.1, 0.2, 0.35])
+@pytest.mark.parametrize("spread", [0.35, 0.6])
+def test_the_noise_rate_is_estimated_with_an_interval(rate, spread):
+    *scored, wrong = scored_clusters(rate=rate, spread=spread)
+    estimate = estimate_noise(*scored)
+    low, high = estimate.interval
+    assert estimate.rate == pytest.approx(rate, abs=0.04)
+    assert low <= rate <= high
+    assert low <= estimate.rate <= high
+    assert high - low < 0.25
+    listed = estimate.probability >= 0.5
+    assert float(wrong[listed].double().mean()) > 0.85
+    assert float(listed[wrong].double().mean()) > 0.8
 
 
-def test_three_components_without_a_lower_bic_list_nothing():
-    from sklearn.mixture import GaussianMixture
+def test_clean_labels_have_a_noise_rate_of_0():
+    *scored, _ = scored_clusters(rate=0.0, spread=1.2)
+    assert int((scored[0] > 0).sum()) > 0, "some images are nearer to another class"
+    estimate = estimate_noise(*scored)
+    assert (estimate.rate, estimate.interval) == (0.0, (0.0, 0.0))
+    assert float(estimate.probability.max()) < 0.5
+    assert float(estimate.lower_precision.max()) < 0.5
 
-    # 40 scores of one Gaussian, whose fit by three has a separate highest component by chance
-    scores = torch.randn(40, generator=torch.Generator().manual_seed(5)) * 1.5 - 1.5
-    means = GaussianMixture(3, random_state=0, n_init=3).fit(scores[:, None].double().numpy()).means_
-    assert means.max() > 0
-    assert fit_mixture(scores).rate == 0
+
+def test_a_higher_score_is_no_less_suspicious_and_what_is_not_judged_has_no_probability():
+    scores, attractions, labels, _ = scored_clusters(spread=0.8)
+    scores = scores.clone()
+    lost = int(scores.argmax())
+    scores[lost] = -torch.inf
+    estimate = estimate_noise(scores, attractions, labels)
+    in_order = estimate.probability[scores.argsort(descending=True)]
+    assert (in_order.diff() <= 0).all()
+    assert float(estimate.probability[lost]) == float(estimate.lower_precision[lost]) == 0
+
+
+def test_of_few_images_no_rate_is_estimated():
+    estimate = estimate_noise(torch.ones(9), torch.ones(9, 2), torch.tensor([0, 1] * 4 + [0]))
+    assert (estimate.rate, estimate.interval) == (0.0, (0.0, 1.0))
+
+
+def test_the_sure_list_is_the_longest_whose_lower_precision_is_enough():
+    points, images, true = clusters(spread=0.6)
+    found = audit(points, images)
+    sure, more = found.sure(0.95).tolist(), found.sure(0.5).tolist()
+    assert 0 < len(sure) < len(more)
+    assert more[: len(sure)] == sure
+    assert float((images.labels != true)[sure].double().mean()) >= 0.95
+    last = found.ranked(len(images))[len(sure) :]
+    assert (found.lower_precision[last] < 0.95).all()
+    with pytest.raises(ValueError, match="precision must lie in"):
+        found.sure(0)
+
+
+def test_all_parts_are_charges_and_those_asked_for_are_judged():
+    points, images, true = clusters()
+    roles = ("train",) * 100 + ("test",) * 80
+    everything, tested = (audit(points, images, true_labels=true, roles=roles, parts=p) for p in ((), ("test",)))
+    torch.testing.assert_close(tested.scores.score[100:], everything.scores.score[100:])
+    assert {one.part for one in everything.suspects(everything.ranked(180))} == {"train", "test"}
+    assert sorted(tested.ranked(180).tolist()) == list(range(100, 180))
+    assert not len(tested.unjudged)
+    assert tested.detections["field"].average_precision > 0.97
+    with pytest.raises(ValueError, match="there must be images in the part 'gallery', got images in train, test"):
+        audit(points, images, roles=roles, parts=("gallery",))
+    with pytest.raises(ValueError, match="roles must name the part of 180 images, got 1"):
+        audit(points, images, roles=("train",))
 
 
 @pytest.mark.parametrize(

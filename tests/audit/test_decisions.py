@@ -1,6 +1,7 @@
 """From suspects to corrected labels, and back into training; the page and the command."""
 
 import csv
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +12,17 @@ from PIL import Image
 from test_audit import clusters
 
 from pfml.audit import audit, audit_run, corrections_of, read_decisions, write_suspects, write_table
+from pfml.audit.run_audit import has_untrained
 from pfml.cli import main
 from pfml.data import ImageSet, LabelNoise, RetrievalData, load_data
 from pfml.data.corrections import Corrections
+from pfml.evaluation import embed
+from pfml.models import EmbedderConfig, create_embedder
 from pfml.pages.audit import audit_page
 from pfml.runs.config import BatchConfig
+from pfml.runs.config_files import read_config, write_config
 from pfml.runs.data import prepare_data
-from pfml.training import DataConfig, run
+from pfml.training import DataConfig, LossConfig, RunConfig, run
 
 COLORS = {"blue": (20, 40, 220), "green": (30, 200, 40), "red": (220, 30, 30), "gray": (128, 128, 128)}
 
@@ -64,13 +69,15 @@ def test_listed_labels_are_replaced_by_the_suggested_ones(judged):
 
 def test_listed_images_are_left_out(judged):
     kept = corrections_of(judged, policy="drop").apply(judged.images)
-    assert len(kept) == len(judged.images) - len(judged.listed())
+    assert len(kept) == len(judged.images) - len(judged.sure())
     dropped = set(judged.images.sources) - set(kept.sources)
-    assert dropped == {judged.images.name_of(k) for k in judged.listed().tolist()}
+    assert dropped == {judged.images.name_of(k) for k in judged.sure().tolist()}
 
 
-def test_a_higher_threshold_corrects_fewer(judged):
-    assert len(corrections_of(judged, threshold=1.0)) < len(corrections_of(judged, threshold=0.5))
+def test_a_higher_precision_corrects_fewer():
+    points, images, _ = clusters(spread=0.6)
+    found = audit(points, images)
+    assert 0 < len(corrections_of(found, precision=0.95)) < len(corrections_of(found, precision=0.5))
 
 
 def test_an_unknown_policy_is_refused(judged):
@@ -79,7 +86,7 @@ def test_an_unknown_policy_is_refused(judged):
 
 
 def test_decisions_go_before_the_policy(judged, tmp_path):
-    first, second, third, fourth = judged.listed()[:4].tolist()
+    first, second, third, fourth = judged.sure()[:4].tolist()
     names = judged.images.class_names
     elsewhere = next(c for c in range(6) if c not in (judged.images.labels[third], judged.scores.suggested[third]))
     table = tmp_path / "decisions.csv"
@@ -96,7 +103,7 @@ def test_decisions_go_before_the_policy(judged, tmp_path):
     others = corrections_of(judged, policy="drop", decisions=table).labels
     assert others[first] == int(judged.scores.suggested[first])
     assert second not in others
-    assert len(others) == len(judged.listed()) - 1
+    assert len(others) == len(judged.sure()) - 1
 
 
 def test_accept_takes_the_label_that_the_person_saw(judged, tmp_path):
@@ -111,9 +118,9 @@ def test_accept_takes_the_label_that_the_person_saw(judged, tmp_path):
     ("lines", "message"),
     [
         (["path,decision"], "must have the columns path, decision and label"),
-        (["path,decision,label", "nowhere,accept,"], "line 2 must name a training image"),
+        (["path,decision,label", "nowhere,accept,"], "line 2 must name an image of the audit"),
         (["path,decision,label", "image-1,acept,"], "did you mean"),
-        (["path,decision,label", "image-1,relabel,z"], "must name a training class"),
+        (["path,decision,label", "image-1,relabel,z"], "must name a class of the audit"),
     ],
 )
 def test_decisions_that_cannot_be_read_are_refused(judged, tmp_path, lines, message):
@@ -178,8 +185,11 @@ def test_generated_images_have_no_table(tmp_path):
 def test_a_run_knows_its_truth_also_after_corrections(noisy_run, tmp_path):
     found, data = audit_run(noisy_run)
     assert found.true_labels is not None
-    assert int((found.true_labels != data.train.labels).sum()) == 7
-    wrong = (found.true_labels != data.train.labels).nonzero()[:, 0].tolist()
+    assert found.roles == ("train",) * len(data.train) + ("test",) * len(data.test)
+    assert found.images.class_names == (*data.train.class_names, *data.test.class_names)
+    wrong = (found.true_labels != found.images.labels).nonzero()[:, 0].tolist()
+    assert len(wrong) == 7
+    assert max(wrong) < len(data.train)
     half = Corrections({wrong[0]: int(found.true_labels[wrong[0]]), wrong[1]: None})
     half.write(tmp_path / "list.csv", data.train)
     config = DataConfig(data_path(noisy_run), noise=LabelNoise(rate=0.2), corrections=tmp_path / "list.csv")
@@ -189,8 +199,6 @@ def test_a_run_knows_its_truth_also_after_corrections(noisy_run, tmp_path):
 
 
 def data_path(folder):
-    from pfml.runs.config_files import read_config
-
     return read_config(folder / "config.yaml").data.name
 
 
@@ -200,12 +208,28 @@ def test_the_laws_and_models_of_an_audit_are_those_asked_for(noisy_run):
     assert audit_run(noisy_run, law="run")[0].law == load_field(noisy_run).law
     fitted = audit_run(noisy_run)[0]
     assert fitted.law != load_field(noisy_run).law
-    other = audit_run(noisy_run, model=noisy_run / "model")[0]  # the same embedder, without the run's proxies
+    other = audit_run(noisy_run, model=noisy_run / "model")[0]
     torch.testing.assert_close(other.points, fitted.points)
-    assert (
-        other.attractions
-        < audit(fitted.points, fitted.images, law=other.law, proxies=load_field(noisy_run).proxies).attractions
-    ).all()
+    torch.testing.assert_close(other.attractions, fitted.attractions, msg="proxies are no charges")
+
+
+def test_the_pretrained_backbone_judges_where_the_run_has_one(noisy_run, tmp_path, monkeypatch, capsys):
+    config = read_config(noisy_run / "config.yaml")
+    pretrained = shutil.copytree(noisy_run, tmp_path / "pretrained")
+    write_config(pretrained / "config.yaml", replace(config, model=replace(config.model, weights="weights.pth")))
+    untrained = create_embedder("convnet", weights="none", embedding_dim=None)
+    monkeypatch.setattr("pfml.audit.run_audit.untrained_embedder", lambda config: untrained)
+    found = audit_run(pretrained)[0]
+    torch.testing.assert_close(found.points, torch.nn.functional.normalize(embed(untrained, found.images)))
+    trained = audit_run(pretrained, model=pretrained)[0]
+    torch.testing.assert_close(trained.points, audit_run(noisy_run)[0].points)
+
+    def missing(config):
+        raise FileNotFoundError("weights.pth is not there")
+
+    monkeypatch.setattr("pfml.audit.run_audit.untrained_embedder", missing)
+    with pytest.raises(ValueError, match=r"weights.pth is not there\): pfml audit .* --model .* by the trained model"):
+        audit_run(pretrained)
 
 
 def test_the_page_shows_suspects_and_the_comparison(judged):
@@ -261,10 +285,10 @@ def test_the_command_counts_suspects_and_names_what_it_cannot_judge(labeled_imag
     assert "inf" not in printed.replace(str(tmp_path), "")
     with open(tmp_path / "run" / "audit" / "suspects.csv", newline="") as file:
         written = list(csv.DictReader(file))
-    assert len(written) == 36, "all that were judged, as --top asks"
+    assert len(written) == 48, "all that were judged, as --top asks"
     suspects = sum(row["listed"] == "yes" for row in written) or sum(float(row["score"]) > 0 for row in written)
-    assert suspects < 36
-    assert f"suspects.csv: {suspects} suspects and {36 - suspects} more images, in order;" in printed
+    assert suspects < 48
+    assert f"suspects.csv: {suspects} suspects and {48 - suspects} more images, in order;" in printed
     assert "black.png" in (tmp_path / "run" / "audit" / "audit.html").read_text()
 
 
@@ -274,28 +298,64 @@ def test_what_apply_does_needs_apply(noisy_run, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("without_plots")
-def test_images_of_unseen_classes_are_judged_if_asked(labeled_images, tmp_path, capsys):
+def test_training_and_held_out_images_are_judged_in_one_field(labeled_images, tmp_path, capsys):
     rows = list(csv.DictReader(labeled_images.read_text().splitlines()))
     unseen = sorted(COLORS)[:2]
-    swapped = [next(row for row in rows if row["label"] == name) for name in unseen]
-    swapped[0]["label"], swapped[1]["label"] = unseen[1], unseen[0]
+    names = (unseen[0], unseen[1], "red", unseen[0])
+    swapped = [[row for row in rows if row["label"] == name][k] for k, name in enumerate(names)]
+    suggested = [row["label"] for row in swapped]
+    for row, other in zip(swapped, (unseen[1], unseen[0], unseen[0], "red"), strict=True):
+        row["label"] = other
     split = {name: "test" if name in unseen else "train" for name in COLORS}
     lines = [f"{labeled_images.parent / row['path']},{row['label']},{split[row['label']]}" for row in rows]
     (tmp_path / "table.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
     config = replace(noisy_config(""), data=DataConfig(str(tmp_path / "table.csv")), batch=BatchConfig(8, 4))
     run(config, tmp_path / "run")
-    main(["audit", str(tmp_path / "run"), "--top", "1"])
-    assert "24 images of 2 unseen classes were not judged" in capsys.readouterr().out
-    main(["audit", str(tmp_path / "run"), "--top", "2", "--unseen"])
-    assert (tmp_path / "run" / "audit-unseen" / "audit.html").is_file()
-    with open(tmp_path / "run" / "audit-unseen" / "suspects.csv", newline="") as file:
-        found = {Path(row["path"]).name: row["suggested"] for row in csv.DictReader(file)}
-    assert found == {row["path"]: name for row, name in zip(swapped, unseen, strict=True)}
-    with pytest.raises(SystemExit, match="leave out --unseen"):
-        main(["audit", str(tmp_path / "run"), "--unseen", "--apply"])
+    decisions = tmp_path / "decisions.csv"
+    decided = [f"{labeled_images.parent / row['path']},accept," for row in swapped]
+    decisions.write_text("\n".join(["path,decision,label", *decided]) + "\n")
+    out = tmp_path / "corrected.csv"
+    main(["audit", str(tmp_path / "run"), "--top", "4", "--apply", "--decisions", str(decisions), "--out", str(out)])
+    printed = capsys.readouterr().out
+    with open(tmp_path / "run" / "audit" / "suspects.csv", newline="") as file:
+        found = {Path(row["path"]).name: (row["part"], row["suggested"]) for row in csv.DictReader(file)}
+    wanted = [("test", name) for name in suggested[:3]] + [("train", suggested[3])]
+    assert found == {row["path"]: name for row, name in zip(swapped, wanted, strict=True)}
+    assert "corrections.csv: 0 images relabeled, 1 left out" in printed, "its class is held out of training"
+    assert "4 relabeled, 0 left out, for pfml train" in printed
+    corrected = load_data(str(out))
+    assert corrected.train.class_names == ("green", "red")
+    assert [len(corrected.train), len(corrected.test)] == [24, 24]
+    by_file = {path.name: name for name, path in labels_of(corrected)}
+    assert [by_file[row["path"]] for row in swapped] == suggested
+    main(["audit", str(tmp_path / "run"), "--apply", "--decisions", str(decisions)])
+    assert "3 labels of held-out images are corrected only in a table" in capsys.readouterr().out
+    main(["audit", str(tmp_path / "run"), "--part", "train", "--top", "100"])
+    with open(tmp_path / "run" / "audit" / "suspects.csv", newline="") as file:
+        assert {row["part"] for row in csv.DictReader(file)} == {"train"}
+
+
+def labels_of(data):
+    """Class name and file of every image."""
+    for images in data.parts.values():
+        yield from zip((images.class_names[k] for k in images.labels.tolist()), images.images, strict=True)
 
 
 def test_a_missing_list_of_decisions_is_refused_before_anything_is_embedded(noisy_run, monkeypatch):
     monkeypatch.setattr("pfml.audit.run_audit.embed", None)
-    with pytest.raises(SystemExit, match=r"must be a CSV file, got nowhere\.csv"):
+    with pytest.raises(SystemExit, match=r"must be a CSV file or an export of Label Studio, got nowhere\.csv"):
         main(["audit", str(noisy_run), "--apply", "--decisions", "nowhere.csv"])
+
+
+@pytest.mark.parametrize(
+    ("loss", "effort", "weights", "wanted"),
+    [
+        ("pfml", None, "default", True),
+        ("pfml", None, "none", False),
+        ("zero-shot", None, "default", False),
+        ("zero-shot", "minutes", "default", True),  # the ladder has fitted a head to the labels
+    ],
+)
+def test_the_backbone_judges_as_it_was_if_the_run_has_learned_labels(loss, effort, weights, wanted):
+    model = EmbedderConfig("efficientnet_lite0", weights=weights)
+    assert has_untrained(RunConfig(loss=LossConfig(loss), effort=effort, model=model)) is wanted

@@ -244,7 +244,7 @@ def test_broken_images_are_left_out_counted_and_named_before_anything_is_suggest
     assert "5 images of 2 unseen classes" in capsys.readouterr().out
     with mock.patch("pfml.pages.audit.write_audit_page"):
         main(["audit", str(tmp_path / "run")])
-    assert "4 images" in capsys.readouterr().out
+    assert "9 images" in capsys.readouterr().out
 
 
 def test_broken_images_are_listed_together_and_stop_a_run_that_is_to_refuse_them(tmp_path, capsys, monkeypatch):
@@ -498,7 +498,7 @@ def test_a_folder_of_which_nothing_is_held_out_trains_and_says_so(tmp_path, caps
     assert "evaluated on nothing" in (out / "model" / "README.md").read_text()
     for command, words in (
         (("evaluate", out), "nothing was held out of the training"),
-        (("audit", out, "--unseen"), "held nothing out of training"),
+        (("audit", out, "--part=test"), "there must be images in the part 'test', got images in train"),
     ):
         status, message = failure(capsys, *command)
         assert status == 1
@@ -506,7 +506,7 @@ def test_a_folder_of_which_nothing_is_held_out_trains_and_says_so(tmp_path, caps
     main(["report", str(out)])
     assert (out / "report.html").is_file()
     main(["audit", str(out)])
-    assert "--unseen" not in capsys.readouterr().out
+    assert (out / "audit" / "duplicates.csv").is_file()
 
 
 @pytest.mark.usefixtures("_small_pretrained", "_without_plots")

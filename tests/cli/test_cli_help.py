@@ -112,7 +112,7 @@ def test_help_is_in_words_and_says_something_about_every_option(name, capsys):
 def test_help_names_the_kind_of_a_value_and_its_default(capsys):
     text = " ".join(help_of(capsys, "audit").split())
     assert "--top INT Suspects to print and to show on the page. (default: 20)" in text
-    assert "--model PATH Judge with another embedder: folder of a run or of a saved one. --" in text
+    assert "--model PATH Judge with this embedder alone: folder of a run or of a saved one. --" in text
     assert "--apply Write corrected labels; the originals stay as they are. --" in text
     text = " ".join(help_of(capsys, "train").split())
     assert "--compile, --no-compile Whether" in text

@@ -72,9 +72,8 @@ def test_what_training_and_auditing_advise_runs(folder, monkeypatch):
     ):
         main(["train", "--data", str(folder / "photos"), *FAST, f"--out={out}"])
     assert ran(commands_in(said.getvalue())) == ["train"]
-    audited = printed("audit", out, "--apply", "--threshold=1e-12", "--policy=relabel", f"--out={folder / 'mine.csv'}")
+    audited = printed("audit", out, "--apply", "--precision=1e-12", "--policy=relabel", f"--out={folder / 'mine.csv'}")
     assert set(ran(commands_in(audited))) == {"train"}
-    assert ran(commands_in(printed("audit", out))) == ["audit"]
 
 
 def test_what_tuning_advises_runs(folder, monkeypatch):

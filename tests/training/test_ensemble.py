@@ -166,7 +166,7 @@ def test_the_command_line_trains_an_ensemble_and_another_student_of_it(tmp_path,
 @pytest.mark.usefixtures("config")
 def test_an_audit_of_the_student_judges_with_its_teachers_too(whole, tmp_path):
     folder, _ = whole
-    data = few_glyphs().train
+    data, _ = few_glyphs().joined()
     runs = [folder, folder / "teachers" / "1", folder / "teachers" / "2"]
     wanted = audit(combined([embed(load_embedder(run), data) for run in runs]), data)
     found, _ = audit_run(folder, device="cpu")

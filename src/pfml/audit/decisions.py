@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
 from torch import Tensor
 
+from pfml.audit.exchange import read_label_studio
 from pfml.audit.suspects import Audit, Suspect
-from pfml.data import ImageSet, RetrievalData
+from pfml.data import RetrievalData
 from pfml.data.corrections import Corrections
 from pfml.storage.files import named_errors, write_atomically
 from pfml.typos import did_you_mean
@@ -35,6 +37,7 @@ DECISIONS: tuple[DecisionName, ...] = get_args(DecisionName)
 DECISION_COLUMNS = ("path", "decision", "label")
 SUSPECT_COLUMNS = (
     "path",
+    "part",
     "given",
     "suggested",
     "score",
@@ -47,22 +50,22 @@ SUSPECT_COLUMNS = (
 
 
 def corrections_of(
-    audit: Audit, *, policy: Policy = "relabel", threshold: float = 0.5, decisions: Path | None = None
+    audit: Audit, *, policy: Policy = "relabel", precision: float = 0.95, decisions: Path | None = None
 ) -> Corrections:
     """The labels to change.
 
     Args:
         audit: The judged images.
-        policy: For listed images without a decision: "relabel" gives the suggested label, "drop"
+        policy: For images that are surely mislabeled and have no decision: "relabel" gives the suggested label, "drop"
             leaves them out, "keep" changes nothing.
-        threshold: The probability from which on an image is listed.
+        precision: Of the list of these images, at the lower end of the estimate (`Audit.sure`).
         decisions: A CSV table of what a person decided, which overrides the policy; see `read_decisions`.
     """
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}{did_you_mean(policy, POLICIES)}")
     labels: dict[int, int | None] = {}
     if policy != "keep":
-        for index in audit.listed(threshold).tolist():
+        for index in audit.sure(precision).tolist():
             labels[index] = None if policy == "drop" else int(audit.scores.suggested[index])
     for index, label in (read_decisions(decisions, audit) if decisions is not None else {}).items():
         labels[index] = label
@@ -75,13 +78,30 @@ def read_decisions(path: Path, audit: Audit) -> dict[int, int | None]:
 
     The table has the columns path, decision and label. accept takes the suggested label, that in the column label if
     there is one (what the person saw; another audit may suggest another), reject keeps the given one, relabel takes the
-    class in the column label, drop leaves the image out. The last line about an image counts.
+    class in the column label, drop leaves the image out. The last line about an image counts. A file that ends in .json
+    is an export of Label Studio (`pfml.audit.exchange`).
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"the decisions must be a CSV file, got {path}, which is none")
-    index_of = _positions(audit.images)
+        raise FileNotFoundError(f"the decisions must be a CSV file or an export of Label Studio, got {path}")
+    index_of = _positions(audit)
     decided: dict[int, int | None] = {}
+    for where, image, decision, label in _exported(path) if path.suffix == ".json" else _rows(path):
+        if image not in index_of:
+            raise ValueError(f"{where} must name an image of the audit, got {image!r}")
+        index = index_of[image]
+        decided[index] = _decided(where, audit, index, decision, label)
+    return decided
+
+
+def _exported(path: Path) -> Iterator[tuple[str, str, str, str]]:
+    """Where it stands, image, decision and label of each decision of an export of Label Studio."""
+    for number, row in enumerate(read_label_studio(path), 1):
+        yield (f"{path}, decision {number}", *row)
+
+
+def _rows(path: Path) -> Iterator[tuple[str, str, str, str]]:
+    """The same of each line of a table."""
     with named_errors(path, "a CSV table in UTF-8"), path.open(encoding="utf-8-sig", newline="") as text:
         table = csv.DictReader(text)
         header = table.fieldnames or []
@@ -91,15 +111,8 @@ def read_decisions(path: Path, audit: Audit) -> dict[int, int | None]:
                 f"{path} must have the columns path, decision and label, got {', '.join(header) or 'none'}"
             )
         for row in table:
-            where = f"{path}, line {table.line_num}"
-            image = (row["path"] or "").strip()
-            if image not in index_of:
-                raise ValueError(f"{where} must name a training image, got {image!r}")
-            index = index_of[image]
-            decided[index] = _decided(
-                where, audit, index, (row["decision"] or "").strip(), (row["label"] or "").strip()
-            )
-    return decided
+            image, decision, label = ((row[column] or "").strip() for column in DECISION_COLUMNS)
+            yield f"{path}, line {table.line_num}", image, decision, label
 
 
 def _decided(where: str, audit: Audit, index: int, decision: str, label: str) -> int | None:
@@ -113,16 +126,21 @@ def _decided(where: str, audit: Audit, index: int, decision: str, label: str) ->
             return None
         case "relabel" | "accept":
             if label not in names:
-                raise ValueError(f"{where} must name a training class, got {label!r}{did_you_mean(label, names)}")
+                raise ValueError(f"{where} must name a class of the audit, got {label!r}{did_you_mean(label, names)}")
             return names.index(label)
     known = ", ".join(DECISIONS)
     raise ValueError(f"{where} must decide one of {known}, got {decision!r}{did_you_mean(decision, DECISIONS)}")
 
 
-def _positions(images: ImageSet) -> dict[str, int]:
-    """Position of each image by its whole name and by its short one."""
+def _positions(audit: Audit) -> dict[str, int]:
+    """Position of each image by its whole name, by its short one, and by that among its part, as in RUN/noise.csv."""
+    images = audit.images
+    of_part: dict[str, int] = {}
+    for role in reversed(tuple(dict.fromkeys(audit.roles))):
+        own = [k for k, other in enumerate(audit.roles) if other == role]
+        of_part |= dict(zip(images.subset(own).short_names(), own, strict=True))
     short = {name: k for k, name in enumerate(images.short_names())}
-    return {**short, **{images.name_of(k): k for k in range(len(images))}}
+    return {**of_part, **short, **{images.name_of(k): k for k in range(len(images))}}
 
 
 def write_suspects(path: Path, suspects: list[Suspect], listed: Tensor) -> None:
@@ -135,32 +153,42 @@ def write_suspects(path: Path, suspects: list[Suspect], listed: Tensor) -> None:
         near = "; ".join(f"{other.label} at {other.distance:.3f}" for other in one.neighbors)
         numbers = (f"{one.score:.4f}", f"{one.confidence:.4f}", "yes" if one.index in mislabeled else "no")
         shares = (f"{one.given_share:.4f}", f"{one.suggested_share:.4f}")
-        table.writerow((one.image, one.given, one.suggested, *numbers, *shares, near))
+        table.writerow((one.image, one.part, one.given, one.suggested, *numbers, *shares, near))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.getvalue().encode(errors="surrogateescape"))
 
 
 def write_table(path: Path, data: RetrievalData, corrections: Corrections) -> None:
-    """Write all images of `data`, the training images corrected, as a table that `pfml train --data.name` takes.
+    """Write all images of `data` with corrected labels as a table that `pfml train --data.name` takes.
 
-    It has the columns path, label and split; paths are relative to its folder. Every image keeps its split, so
-    that training and unseen classes are those of `data`.
+    It has the columns path, label and split; paths are relative to its folder. Every image keeps its split, unless it
+    is corrected to a class of another one: then it goes there, so that training and unseen classes are those of `data`.
+
+    Args:
+        path: The file.
+        data: All images.
+        corrections: By position in `RetrievalData.joined`.
     """
-    parts = data.parts | {"train": corrections.apply(data.train)}
-    if "gallery" in parts:
-        parts["query"] = parts.pop("test")
+    images, roles = data.joined()
+    if not isinstance(images.images, tuple):
+        raise ValueError(
+            f"a table needs images that are files, and {data.name} has none: train with the list of corrections "
+            f"(--data.corrections) instead"
+        )
+    corrected = corrections.apply(images)
+    kept = [role for k, role in enumerate(roles) if corrections.labels.get(k, 0) is not None]
+    classes = {role: {*part.class_names} for role, part in data.parts.items()}
+    part_of = {name: role for role, names in classes.items() for name in names}
     path = Path(path)
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(("path", "label", "split"))
-    for split, images in parts.items():
-        if not isinstance(images.images, tuple):
-            raise ValueError(
-                f"a table needs images that are files, and {data.name} has none: train with the list of corrections "
-                f"(--data.corrections) instead"
-            )
-        for file, label in zip(images.images, images.labels.tolist(), strict=True):
-            relative = os.path.relpath(file.absolute(), path.absolute().parent)
-            table.writerow((Path(relative).as_posix(), images.class_names[label], split))
+    assert isinstance(corrected.images, tuple)
+    for file, label, role in zip(corrected.images, corrected.labels.tolist(), kept, strict=True):
+        name = corrected.class_names[label]
+        split = role if name in classes[role] else part_of[name]
+        relative = os.path.relpath(file.absolute(), path.absolute().parent)
+        is_query = split == "test" and data.parts.get("gallery") is not None
+        table.writerow((Path(relative).as_posix(), name, "query" if is_query else split))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.getvalue().encode(errors="surrogateescape"))

@@ -1,8 +1,8 @@
-"""The audit of a run: its training or test images, embedded by its model; a student's by its teachers too."""
+"""The audit of a run: all of its images, embedded by the pretrained backbone that it started from, or by its model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -12,25 +12,27 @@ from torch import Tensor
 
 from pfml.audit.scores import K
 from pfml.audit.suspects import Audit, audit
-from pfml.data import RetrievalData
+from pfml.data import ImageSet, RetrievalData
 from pfml.data.corrections import Corrections
 from pfml.data.decoding import Track
 from pfml.evaluation import embed
 from pfml.losses.distillation import combined
-from pfml.models import load_embedder
+from pfml.models import Embedder, load_embedder
+from pfml.models.backbone_table import default_weights
 from pfml.runs.config_files import read_config
 from pfml.runs.data import load_checked, prepare_data
 from pfml.runs.folder import RunFolder
+from pfml.suggest.comparison import untrained_embedder
 from pfml.training import DataConfig, RunConfig, load_field
 from pfml.training.environment import resolve_device
 
-__all__ = ["audit_run", "write_corrections"]
+__all__ = ["audit_run", "has_untrained", "of_training", "write_corrections"]
 
 
 def audit_run(
     run: str | Path,
     *,
-    part: Literal["train", "test"] = "train",
+    parts: Sequence[str] = (),
     model: str | Path | None = None,
     law: Literal["fitted", "run"] = "fitted",
     compare: Sequence[str] = (),
@@ -39,14 +41,16 @@ def audit_run(
     track: Track | None = None,
     loaded: RetrievalData | None = None,
 ) -> tuple[Audit, RetrievalData]:
-    """The audit of the labels of a run, those of its training images or of its test images, and the run's data.
+    """The audit of the labels of all images of a run, in one field with all classes, and the run's data.
+
+    A trained model has learned the labels of its training images, also those that are noise. So its backbone judges as
+    it was before training, if that was pretrained, and proxies are no charges (docs/AUDIT.md has what this gains).
 
     Args:
         run: Folder of a run; its configuration says the data. Where it has label noise, the true labels are known.
-        part: "train", or "test": images of classes that the run has not seen, by the field of their embeddings alone.
-        model: Folder of another embedder to judge with, such as that of an earlier or an untrained run; its
-            embeddings then make the field alone, since the proxies of the run lie in another space. A student judges
-            with its teachers, unless its own folder is given here.
+        parts: The parts whose images are judged: train, validation, test or gallery; () for all.
+        model: Folder of an embedder to judge with, such as that of the run itself. By default the pretrained backbone
+            judges; without pretrained weights the model of the run, and a student together with its teachers.
         law: "fitted" to the embeddings, or "run": that of the run's loss, which must be a field that decays.
         compare: Other scores, keys of `pfml.audit.scores.SCORES`.
         k: Neighbors of the k-NN scores.
@@ -58,26 +62,56 @@ def audit_run(
     config = read_config(folder.config)
     loaded = load_checked(config.data, track) if loaded is None else loaded
     data, _ = prepare_data(config.data, loaded=loaded)
-    models = [folder.path, *_teachers(folder, config)] if model is None else [model]
-    seen = part == "train"
-    images = data.train if seen else data.test
-    points = combined([embed(load_embedder(one).to(resolve_device(device)), images, track=track) for one in models])
-    trained = config.loss.trains
-    trained_field = load_field(folder.path) if trained and (model is None or law == "run") else None
+    images, roles = data.joined()
+    points = combined(
+        [embed(one.to(resolve_device(device)), images, track=track) for one in _judges(folder, config, model)]
+    )
+    trained_field = load_field(folder.path) if law == "run" and config.loss.trains else None
     if law == "run" and (trained_field is None or not trained_field.has_own_law):
         raise ValueError(f"{run} was trained by {config.loss.name}, which has no law of its own: use the fitted one")
     return (
         audit(
             points,
             images,
-            proxies=trained_field.proxies if trained_field is not None and model is None and seen else None,
-            law=trained_field.law if trained_field is not None and law == "run" else "fitted",
-            true_labels=_true_labels(config.data, data, loaded) if seen else None,
+            law="fitted" if trained_field is None else trained_field.law,
+            true_labels=_true_labels(config.data, data, loaded),
             compare=compare,
             k=k,
+            roles=roles,
+            parts=parts,
         ),
         data,
     )
+
+
+def _judges(folder: RunFolder, config: RunConfig, model: str | Path | None) -> Iterator[Embedder]:
+    """The embedders that judge together, one after the other."""
+    if model is not None:
+        yield load_embedder(model)
+    elif has_untrained(config):
+        yield _untrained(folder, config)
+    else:
+        yield from map(load_embedder, [folder.path, *_teachers(folder, config)])
+
+
+def has_untrained(config: RunConfig) -> bool:
+    """Whether a run has learned labels with a backbone that was pretrained, so that this can judge in its place."""
+    model, learns = config.model, config.loss.trains or config.effort is not None
+    weights = default_weights(model.backbone) if model.weights == "default" else model.weights
+    return learns and weights != "none"
+
+
+def _untrained(folder: RunFolder, config: RunConfig) -> Embedder:
+    """The pretrained backbone of a run."""
+    try:
+        embedder = untrained_embedder(config)
+    except (OSError, ImportError, ValueError, RuntimeError) as error:
+        advice = f"pfml audit {folder.path} --model {folder.path} judges by the trained model"
+        raise ValueError(
+            f"the pretrained weights of {config.model.backbone} cannot be loaded ({error}): {advice}"
+        ) from error
+    assert embedder is not None
+    return embedder
 
 
 def write_corrections(
@@ -85,20 +119,39 @@ def write_corrections(
 ) -> None:
     """Write corrections of an audited run as the list to train on next, in place of the run's own list.
 
-    They apply to the labels that the run trained on. A run that was already corrected has a list of its own, whose
+    The list is about training images, with the labels that the run trained on: one whose corrected class is held out of
+    training is left out. A run that was already corrected has a list of its own, whose
     lines stay in the new one: otherwise training on the new list would undo them.
 
     Args:
         run: Folder of the run that was audited.
         path: The file.
-        corrections: See `corrections_of`.
+        corrections: See `corrections_of`; by position in `RetrievalData.joined`.
         loaded: What `load_checked` returned for the data of the run, from a caller that has it already.
     """
     config = read_config(RunFolder(Path(run)).config).data
     before, _ = prepare_data(replace(config, corrections=None), loaded=loaded)
+    data, _ = prepare_data(config, loaded=loaded)
+    corrections = of_training(corrections, data.train)
     if config.corrections is not None:
         corrections = Corrections.read(config.corrections, before.train).then(corrections, before.train)
     corrections.write(path, before.train)
+
+
+def of_training(corrections: Corrections, train: ImageSet) -> Corrections:
+    """Those of `corrections` of all images that are about training images; those of held-out classes are left out.
+
+    Args:
+        corrections: By position in `RetrievalData.joined`.
+        train: The training images, which come first there, as do their classes.
+    """
+    return Corrections(
+        {
+            index: None if label is None or label >= train.num_classes else label
+            for index, label in corrections.labels.items()
+            if index < len(train)
+        }
+    )
 
 
 def _teachers(folder: RunFolder, config: RunConfig) -> list[Path]:
@@ -114,13 +167,13 @@ def _teachers(folder: RunFolder, config: RunConfig) -> list[Path]:
 
 
 def _true_labels(config: DataConfig, data: RetrievalData, loaded: RetrievalData) -> Tensor | None:
-    """The labels before label noise was added, also of images that were corrected since; None without noise."""
+    """The labels of all images before label noise was added, also of those corrected since; None without noise."""
     before, corruption = prepare_data(replace(config, corrections=None), loaded=loaded)
     if corruption is None:
         return None
     true = before.train.labels.clone()
     true[corruption.indices] = corruption.true_labels
-    if config.corrections is None:
-        return true
     by_name = dict(zip(map(before.train.name_of, range(len(before.train))), true.tolist(), strict=True))
-    return torch.tensor([by_name[data.train.name_of(index)] for index in range(len(data.train))])
+    labels = data.joined()[0].labels.clone()
+    labels[: len(data.train)] = torch.tensor([by_name[data.train.name_of(k)] for k in range(len(data.train))])
+    return labels

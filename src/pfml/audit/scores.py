@@ -41,6 +41,10 @@ class LabelScores:
     score: Tensor
     suggested: Tensor
 
+    def of(self, rows: Tensor) -> LabelScores:
+        """Those of the images of the mask `rows`, (n,) bool."""
+        return LabelScores(self.score[rows], self.suggested[rows])
+
 
 def field_scores(attractions: Tensor, labels: Tensor) -> LabelScores:
     """log of the attraction of the best other class over that of the own class."""

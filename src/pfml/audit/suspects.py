@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pfml.audit.detection import Detection, detection
-from pfml.audit.mixture import fit_mixture
+from pfml.audit.noise_rate import estimate_noise
 from pfml.audit.scores import SCORES, K, LabelScores, field_scores, knn_votes, unjudged
 from pfml.data import ImageSet
 from pfml.evaluation import nearest
@@ -48,10 +48,11 @@ class Suspect:
     Args:
         index: Its position in the image set.
         image: Its name.
+        part: Its part of the data: train, validation, test or gallery; "" if there are none.
         given: Its class by its label.
         suggested: The other class that attracts it most.
         score: log of the attraction of the suggested class over that of the given one.
-        confidence: The probability that it is mislabeled, by the mixture of all scores.
+        confidence: The probability that it is mislabeled.
         given_share: The part of the attraction on it that is the given class's.
         suggested_share: The part that is the suggested class's.
         neighbors: The nearest other images, nearest first.
@@ -59,6 +60,7 @@ class Suspect:
 
     index: int
     image: str
+    part: str
     given: str
     suggested: str
     score: float
@@ -79,11 +81,14 @@ class Audit:
         attractions: (n, C) how strongly each class attracts each image, itself left out.
         scores: Of the field.
         confidence: (n,) the probability that an image is mislabeled.
-        noise_rate: The estimated rate of label noise; 0 if no component of the scores is separate.
-        separation: Of the two highest components of the scores; see `pfml.audit.mixture`.
+        lower_precision: (n,) of the list of all images with this score or a higher one, the lower end of its interval.
+        noise_rate: The estimated rate of label noise, see `pfml.audit.noise_rate`; 0 if there is no sign of any.
+        noise_interval: Its 90 % interval.
         compared: Other scores by name.
         detections: How well each score finds mislabeled images, by name; empty if the true labels are not known.
         true_labels: (n,) if they are known.
+        roles: The part of the data that each image is in: train, validation, test or gallery; () if there are none.
+        judged: (n,) which images are judged, if not all are: the others are charges only.
     """
 
     images: ImageSet
@@ -92,11 +97,14 @@ class Audit:
     attractions: Tensor
     scores: LabelScores
     confidence: Tensor
+    lower_precision: Tensor
     noise_rate: float
-    separation: float
+    noise_interval: tuple[float, float]
     compared: dict[str, LabelScores] = field(default_factory=dict)
     detections: dict[str, Detection] = field(default_factory=dict)
     true_labels: Tensor | None = None
+    roles: tuple[str, ...] = ()
+    judged: Tensor | None = None
 
     def listed(self, threshold: float = 0.5) -> Tensor:
         """Positions of the images that are mislabeled with at least this probability, most suspicious first."""
@@ -105,6 +113,17 @@ class Audit:
         order = self.scores.score.argsort(descending=True, stable=True)
         return order[self.confidence[order] >= threshold]
 
+    def sure(self, precision: float = 0.95) -> Tensor:
+        """Positions of the longest list from the top whose precision is at least this by the lower end of the estimate.
+
+        It is empty where label noise is too rare to be sure.
+        """
+        if not 0 < precision <= 1:
+            raise ValueError(f"precision must lie in (0, 1], got {precision}")
+        order = self.scores.score.argsort(descending=True, stable=True)
+        enough = (self.lower_precision[order] >= precision).nonzero()[:, 0]
+        return order[: int(enough.max()) + 1] if len(enough) else order[:0]
+
     def ranked(self, count: int) -> Tensor:
         """Positions of the `count` most suspicious images, whether or not they are listed; of those that are judged."""
         order = self.scores.score.argsort(descending=True, stable=True)
@@ -112,14 +131,14 @@ class Audit:
 
     def suspicious(self, threshold: float = 0.5) -> Tensor:
         """Positions of the suspects: the listed images, or if none can be listed, where another class is stronger."""
-        if self.noise_rate:
-            return self.listed(threshold)
-        return self.ranked(int((self.scores.score > 0).sum()))
+        listed = self.listed(threshold)
+        return listed if len(listed) else self.ranked(int((self.scores.score > 0).sum()))
 
     @property
     def unjudged(self) -> Tensor:
         """Positions of the images that cannot be judged: each is alone in its class."""
-        return (self.scores.score == -torch.inf).nonzero()[:, 0]
+        lone = self.scores.score == -torch.inf
+        return (lone if self.judged is None else lone & self.judged).nonzero()[:, 0]
 
     def unjudged_names(self) -> list[tuple[str, str, str]]:
         """Name, class and nearest other class of each image that cannot be judged."""
@@ -149,6 +168,7 @@ class Audit:
         return Suspect(
             index=index,
             image=self.images.name_of(index),
+            part=self.roles[index] if self.roles else "",
             given=names[given],
             suggested=names[suggested],
             score=float(self.scores.score[index]),
@@ -171,12 +191,14 @@ def audit(
     true_labels: Tensor | None = None,
     compare: Sequence[str] = (),
     k: int = K,
+    roles: Sequence[str] = (),
+    parts: Sequence[str] = (),
 ) -> Audit:
     """The labels of `images` judged by the field of their embeddings.
 
     An image is suspicious if another class attracts it more strongly than its own. The score is the log of that
-    ratio; a Gaussian mixture of all scores estimates the rate of label noise and each image's probability. An image
-    that is alone in its class is not judged: no other image shows what the class looks like.
+    ratio; from all scores follow the rate of label noise and each image's probability. An image that is alone in its
+    class is not judged: no other image shows what the class looks like.
 
     Args:
         embeddings: (n, D), normalized here.
@@ -186,6 +208,8 @@ def audit(
         true_labels: (n,) if they are known: the result then says how well mislabeled images were found.
         compare: Other scores, keys of `pfml.audit.scores.SCORES`.
         k: Neighbors of the k-NN scores.
+        roles: The part of the data that each image is in, as `RetrievalData.joined` has it.
+        parts: The parts to judge, of `roles`; () for all. Images of other parts are charges only.
     """
     if embeddings.ndim != 2 or len(embeddings) != len(images):
         raise ValueError(f"embeddings must be ({len(images)}, D), one per image, got {tuple(embeddings.shape)}")
@@ -199,30 +223,42 @@ def audit(
     for name in compare:
         if name not in SCORES:
             raise ValueError(f"compare must be of {', '.join(SCORES)}, got {name!r}{did_you_mean(name, SCORES)}")
+    if roles and len(roles) != len(images):
+        raise ValueError(f"roles must name the part of {len(images)} images, got {len(roles)}")
+    for part in parts:
+        if part not in roles:
+            known = ", ".join(dict.fromkeys(roles)) or "none"
+            raise ValueError(f"there must be images in the part {part!r}, got images in {known}")
     points, labels, classes = directions(embeddings.cpu(), "embeddings"), images.labels, images.num_classes
     proxies = None if proxies is None else proxies.cpu()
     chosen = fitted_law(points, labels, classes, proxies=proxies) if isinstance(law, str) else law
     attractions = class_attractions(points, labels, classes, law=chosen, proxies=proxies)
     alone = torch.bincount(labels, minlength=classes)[labels] == 1  # its own proxies have learned from it alone
-    scores = unjudged(field_scores(attractions, labels), alone)
+    judged = torch.tensor([role in parts for role in roles]) if parts else torch.ones(len(labels), dtype=torch.bool)
+    left_out = alone | ~judged
+    scores = unjudged(field_scores(attractions, labels), left_out)
     compared: dict[str, LabelScores] = {}
     if compare:
         votes = knn_votes(points, labels, classes, k)
-        compared = {name: unjudged(SCORES[name](votes, labels), alone) for name in compare}
+        compared = {name: unjudged(SCORES[name](votes, labels), left_out) for name in compare}
     detections = {}
-    if true_labels is not None and bool((true_labels != labels).any()):
-        detections = {name: detection(one, labels, true_labels) for name, one in {"field": scores, **compared}.items()}
-    mixture = fit_mixture(scores.score)
+    if true_labels is not None and bool((true_labels != labels)[judged].any()):
+        both = labels[judged], true_labels[judged]
+        detections = {name: detection(one.of(judged), *both) for name, one in {"field": scores, **compared}.items()}
+    noise = estimate_noise(scores.score, attractions, labels)
     return Audit(
         images,
         points,
         chosen,
         attractions,
         scores,
-        mixture.probability,
-        mixture.rate,
-        mixture.separation,
+        noise.probability,
+        noise.lower_precision,
+        noise.rate,
+        noise.interval,
         compared,
         detections,
         true_labels,
+        tuple(roles),
+        judged if parts else None,
     )

@@ -1,11 +1,11 @@
-"""`pfml audit`: which training images of a run are probably mislabeled."""
+"""`pfml audit`: which images of a run or of a folder are probably mislabeled, and what else is wrong with them."""
 
 from __future__ import annotations
 
 from argparse import BooleanOptionalAction
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pfml.cli.console import create_console, print_json, print_model
 from pfml.cli.parser import add_device_option, add_json_option, add_quiet_option
@@ -13,11 +13,14 @@ from pfml.terminal import print_line, readable, shell_words
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
+    from collections.abc import Sequence
 
     from rich.console import Console
 
-    from pfml.audit import Audit, Suspect
+    from pfml.audit import Audit, Faults, Suspect
     from pfml.data import RetrievalData
+    from pfml.data.corrections import Corrections
+    from pfml.data.decoding import Track
 
 __all__ = ["add_audit_arguments", "audit"]
 
@@ -25,88 +28,86 @@ __all__ = ["add_audit_arguments", "audit"]
 def audit(
     run: Path,
     top: int = 20,
+    part: Sequence[str] = (),
     threshold: float = 0.5,
     law: Literal["fitted", "run"] = "fitted",
     model: Path | None = None,
     compare: bool | None = None,
     k: int = 20,
     neighbors: int = 5,
+    faults: bool = True,
     apply: bool = False,
     policy: Literal["relabel", "drop", "keep"] | None = None,
+    precision: float = 0.95,
     decisions: Path | None = None,
     out: Path | None = None,
-    unseen: bool = False,
+    out_dir: Path | None = None,
+    to: Sequence[str] = (),
     device: str = "auto",
     as_json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Find images of a run that are probably mislabeled; write suspects, a page, corrected labels."""
-    from pfml.audit import audit_run, write_suspects
-    from pfml.data.image_set import PROTOCOLS
-    from pfml.data.splits import described_test
+    """Find mislabeled images, duplicates, outliers and poor images of a run or of a folder; write corrected labels."""
+    from pfml.audit import find_faults, write_faults, write_suspects
     from pfml.pages.audit import about_unjudged, write_audit_page
-    from pfml.runs.config_files import read_config
-    from pfml.runs.data import load_checked
-    from pfml.runs.folder import RunFolder
     from pfml.training.progress import ProgressMonitor
 
     if top < 1 or neighbors < 1:
         raise ValueError(f"--top and --neighbors must be at least 1, got {top} and {neighbors}")
     if not apply and (policy, decisions, out) != (None, None, None):
         raise ValueError("--policy, --decisions and --out say what --apply does: give --apply, too")
-    if unseen and apply:
-        raise ValueError("--apply corrects training labels: leave out --unseen, or --apply")
     if decisions is not None and not decisions.is_file():
-        raise ValueError(f"--decisions must be a CSV file, got {decisions}, which is none")
+        raise ValueError(f"--decisions must be a CSV file or an export of Label Studio, got {decisions}, which is none")
+    is_run = _is_run(run)
+    folder = out_dir or (run / "audit" if is_run else Path("out/audit") / run.absolute().stem)
+    _require_outside(folder, run, is_run)
     console = create_console(stderr=as_json, quiet=quiet)
-    compared = [] if unseen else _compared(console, run, compare)
-    part: Literal["train", "test"] = "test" if unseen else "train"
-    if unseen and read_config(RunFolder(run).config).data.split == "none":
-        raise ValueError(f"--unseen judges test images, and {run} held nothing out of training: leave it out")
+    compared = _compared(console, run if is_run else None, compare)
     track = ProgressMonitor(console).track
-    print_model(console, model or run)
-    config = read_config(RunFolder(run).config)
-    if model is None and config.teachers:
-        print_line(console, f"its {len(config.teachers)} teachers judge with it; --model {run} for the student alone")
-    loaded = load_checked(config.data, track)
-    found, data = audit_run(
-        run, part=part, model=model, law=law, compare=compared, k=k, device=device, track=track, loaded=loaded
-    )
+    options: dict[str, Any] = {"parts": part, "model": model, "compare": compared, "k": k, "device": device}
+    found, data, loaded = _audited(console, run, track, law=law, **options)
     listed = found.listed(threshold)
     shown = found.suspects(found.ranked(top), neighbors=neighbors)
     _print_suspects(console, found, shown, len(listed))
     if found.detections:
         _print_detections(console, found)
-    folder = run / ("audit-unseen" if unseen else "audit")
     everyone = found.suspects(found.ranked(max(top, len(listed))), neighbors=neighbors)
     write_suspects(folder / "suspects.csv", everyone, listed)
-    title = f"Audit of {run.name}{f', {PROTOCOLS[data.protocol]}' if unseen else ''}"
-    write_audit_page(folder / "audit.html", found, shown, title=title, threshold=threshold)
+    others = find_faults(found, track=track) if faults else None
+    title = f"Audit of {run.absolute().name}"
+    write_audit_page(folder / "audit.html", found, shown, title=title, threshold=threshold, faults=others)
     if len(found.unjudged):
         print_line(console, about_unjudged(found))
     suspects = min(len(found.suspicious(threshold)), len(everyone))
     more = f" and {len(everyone) - suspects:,} more images, in order" if len(everyone) > suspects else ""
     print_line(console, f"{folder / 'suspects.csv'}: {suspects:,} suspects{more}; {folder / 'audit.html'}: with images")
-    if not unseen and not apply and len(data.test):
-        print_line(console, f"{described_test(data)} were not judged: pfml audit {shell_words(str(run))} --unseen")
+    if others is not None:
+        write_faults(folder, found, others)
+        _print_faults(console, folder, found, others)
+    _hand_over(console, folder, found, everyone, to)
     if apply:
-        _apply(console, run, found, data, loaded, threshold, policy, decisions, out)
+        corrections = _corrections(console, found, policy, precision, threshold, decisions)
+        _apply(console, run if is_run else None, folder, data, loaded, corrections, out)
     if as_json:
-        names = ("image", "given", "suggested", "score", "confidence")
+        names = ("image", "part", "given", "suggested", "score", "confidence")
         ranked = [{name: getattr(one, name) for name in names} for one in shown]
         detections = {name: asdict(one) for name, one in found.detections.items()}
-        counts = {"images": len(found.images), "listed": len(listed), "noise_rate": found.noise_rate}
-        print_json({"run": str(run), **counts, "suspects": ranked, "detections": detections})
+        counts = {"images": len(found.images), "listed": len(listed), "sure": len(found.sure(precision))}
+        rate = {"noise_rate": found.noise_rate, "noise_interval": found.noise_interval}
+        content = {"run": str(run), **counts, **rate, "suspects": ranked, "detections": detections}
+        print_json(content | ({} if others is None else {"faults": asdict(others)}))
 
 
 def add_audit_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `audit`."""
     add = parser.add_argument
-    add("run", type=Path, help="Folder of a run.")
+    add("run", type=Path, help="Folder of a run, or images: a folder of class folders, or a CSV of path and label.")
     add("--top", type=int, default=20, help="Suspects to print and to show on the page.")
+    parts = ("train", "validation", "test", "gallery")
+    add("--part", nargs="+", default=(), choices=parts, help="Judge these images only; by default all.")
     add("--threshold", type=float, default=0.5, help="List images that are mislabeled with at least this probability.")
     add("--law", choices=("fitted", "run"), default="fitted", help="The field: fitted to the embeddings, or the run's.")
-    add("--model", type=Path, help="Judge with another embedder: folder of a run or of a saved one.")
+    add("--model", type=Path, help="Judge with this embedder alone: folder of a run or of a saved one.")
     add(
         "--compare",
         action=BooleanOptionalAction,
@@ -114,29 +115,87 @@ def add_audit_arguments(parser: ArgumentParser) -> None:
     )
     add("--k", type=int, default=20, help="Neighbors of k-NN and cleanlab.")
     add("--neighbors", type=int, default=5, help="Neighbors to show as evidence.")
+    add(
+        "--faults",
+        action=BooleanOptionalAction,
+        default=True,
+        help="Also find duplicates, outliers, classes to merge or split, and poor images.",
+    )
     add("--apply", action="store_true", help="Write corrected labels; the originals stay as they are.")
     add(
         "--policy",
         choices=("relabel", "drop", "keep"),
-        help="For listed labels: relabel; keep if --decisions are given.",
+        help="For labels that are surely noise: relabel; keep if --decisions are given.",
     )
-    add("--decisions", type=Path, help="A CSV of path, decision (accept, reject, relabel, drop) and label.")
-    add("--unseen", action="store_true", help="Judge the test images instead, which the run has not seen.")
+    add("--precision", type=float, default=0.95, help="How sure --apply must be: least precision of its list.")
+    add(
+        "--decisions",
+        type=Path,
+        help="A CSV of path, decision (accept, reject, relabel, drop) and label, or a JSON export of Label Studio.",
+    )
     add("--out", type=Path, help="Also write all images with corrected labels as a CSV that pfml train takes.")
+    add("--out-dir", type=Path, help="Where tables and page go: RUN/audit, or out/audit/NAME of a folder NAME.")
+    add(
+        "--to", nargs="+", default=(), choices=("label-studio", "fiftyone"), help="Also write suspects for these tools."
+    )
     add_device_option(parser)
     add_json_option(parser)
     add_quiet_option(parser)
 
 
-def _compared(console: Console, run: Path, compare: bool | None) -> list[str]:
+def _is_run(path: Path) -> bool:
+    """Whether a path is meant as a run: it has a configuration or a model, or it does not exist."""
+    has_model = any((path / name).is_file() for name in ("config.yaml", "model.json", "model/model.json"))
+    return has_model or not path.exists()
+
+
+def _require_outside(folder: Path, images: Path, is_run: bool) -> None:
+    """Raise ValueError if tables and page would go into a folder of images."""
+    if not is_run and images.is_dir() and folder.absolute().resolve().is_relative_to(images.resolve()):
+        raise ValueError(f"--out-dir must lie outside of {images}, whose folders are classes, got {folder}")
+
+
+def _audited(
+    console: Console, path: Path, track: Track, *, law: Literal["fitted", "run"], model: Path | None, **options: Any
+) -> tuple[Audit, RetrievalData, RetrievalData]:
+    """The audit, the judged data, and what `load_checked` returned for them."""
+    from pfml.audit import audit_folder, audit_run
+    from pfml.audit.run_audit import has_untrained
+    from pfml.runs.config_files import read_config
+    from pfml.runs.data import load_checked
+    from pfml.runs.folder import RunFolder
+
+    if not _is_run(path):
+        if law == "run":
+            raise ValueError(f"--law run is that of a run, and {path} is none: leave it out")
+        found, data = audit_folder(path, model=model, track=track, **options)
+        for remark in data.remarks:
+            print_line(console, remark)
+        return found, data, data
+    config = read_config(RunFolder(path).config)
+    is_untrained = model is None and has_untrained(config)
+    if is_untrained:
+        alone = f"--model {shell_words(str(path))} judges by the trained model"
+        print_line(console, f"{config.model.backbone} judges as it was before it learned these labels; {alone}")
+    else:
+        print_model(console, model or path)
+    if model is None and config.teachers and not is_untrained:
+        print_line(console, f"its {len(config.teachers)} teachers judge with it; --model {path} for the student alone")
+    loaded = load_checked(config.data, track)
+    found, data = audit_run(path, model=model, law=law, track=track, loaded=loaded, **options)
+    return found, data, loaded
+
+
+def _compared(console: Console, run: Path | None, compare: bool | None) -> list[str]:
     """The names of the other ways to score: as asked, or if the noise of the run is known, those that are installed."""
     from importlib.util import find_spec
 
     from pfml.audit.scores import CLEANLAB, SCORES
     from pfml.runs.config_files import read_config
 
-    noise = read_config(run / "config.yaml").data.noise
-    if compare is False or (compare is None and not noise.rate and noise.variant != "list"):
+    noise = None if run is None else read_config(run / "config.yaml").data.noise
+    is_known = noise is not None and (bool(noise.rate) or noise.variant == "list")
+    if compare is False or (compare is None and not is_known):
         return []
     if compare or find_spec("cleanlab") is not None:
         return list(SCORES)
@@ -144,63 +203,148 @@ def _compared(console: Console, run: Path, compare: bool | None) -> list[str]:
     return [name for name in SCORES if name != CLEANLAB]
 
 
-def _apply(
+def _hand_over(console: Console, folder: Path, found: Audit, suspects: list[Suspect], to: Sequence[str]) -> None:
+    """Write the suspects for other tools, and print how these read them."""
+    from pfml.audit.exchange import write_fiftyone, write_label_studio
+
+    if "label-studio" in to:
+        tasks, root = write_label_studio(folder, found, suspects)
+        print_line(
+            console,
+            f"{tasks}: tasks for Label Studio, with the interface {tasks.with_suffix('.xml')}; start it with "
+            f"LABEL_STUDIO_LOCAL_FILES_SERVING_ENABLED=true LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT="
+            f"{shell_words(str(root))}; its JSON export is for --apply --decisions",
+        )
+    if "fiftyone" in to:
+        place = write_fiftyone(folder, found, suspects)
+        call = f"fiftyone.Dataset.from_dir({str(place)!r}, dataset_type=fiftyone.types.LegacyFiftyOneDataset)"
+        print_line(console, f"{place}: a data set of FiftyOne; {call} reads it")
+
+
+def _corrections(
     console: Console,
-    run: Path,
     found: Audit,
-    data: RetrievalData,
-    loaded: RetrievalData,
-    threshold: float,
     policy: Literal["relabel", "drop", "keep"] | None,
+    precision: float,
+    threshold: float,
     decisions: Path | None,
-    out: Path | None,
-) -> None:
-    from pfml.audit import corrections_of, write_corrections, write_table
+) -> Corrections:
+    """What to change, and a line on what stays for review."""
+    from pfml.audit import corrections_of
 
     chosen = policy or ("relabel" if decisions is None else "keep")
-    corrections = corrections_of(found, policy=chosen, threshold=threshold, decisions=decisions)
+    corrections = corrections_of(found, policy=chosen, precision=precision, decisions=decisions)
     corrections.apply(found.images)  # before anything is written: a class that would lose all its images is refused
-    path = run / "audit" / "corrections.csv"
+    if chosen != "keep":
+        sure = {*found.sure(precision).tolist()}
+        rest = [index for index in found.suspicious(threshold).tolist() if index not in sure]
+        print_line(
+            console,
+            f"{len(sure):,} labels are noise with a precision of at least {precision:.0%}, by the lower end of the "
+            f"estimate; {len(rest):,} more suspects stay as they are, for review",
+        )
+    return corrections
+
+
+def _apply(
+    console: Console,
+    run: Path | None,
+    folder: Path,
+    data: RetrievalData,
+    loaded: RetrievalData,
+    corrections: Corrections,
+    out: Path | None,
+) -> None:
+    """Write the corrections: the list for training images of a run, the table for all images."""
+    from pfml.audit import of_training, write_corrections, write_table
+
+    out = folder / "corrected.csv" if out is None and run is None else out
     if out is not None:
         write_table(out, data, corrections)
-    write_corrections(run, path, corrections, loaded=loaded)
-    relabeled = len(corrections) - corrections.dropped
-    print_line(console, f"{path}: {relabeled:,} images relabeled, {corrections.dropped:,} left out")
-    if len(corrections):
-        config = shell_words(str(run / "config.yaml"))
-        print_line(console, f"train again: pfml train --config {config} --data.corrections {shell_words(str(path))}")
+    if run is not None:
+        path = folder / "corrections.csv"
+        write_corrections(run, path, corrections, loaded=loaded)
+        training = of_training(corrections, data.train)
+        relabeled = len(training) - training.dropped
+        print_line(console, f"{path}: {relabeled:,} images relabeled, {training.dropped:,} left out")
+        if len(training):
+            config = shell_words(str(run / "config.yaml"))
+            print_line(
+                console, f"train again: pfml train --config {config} --data.corrections {shell_words(str(path))}"
+            )
+        held_out = len(corrections) - len(training)
+        if held_out and out is None:
+            are = "label of a held-out image is" if held_out == 1 else "labels of held-out images are"
+            print_line(console, f"{held_out:,} {are} corrected only in a table of all images: give --out corrected.csv")
     if out is not None:
         split = () if data.protocol == "classes" else ("--data.split", data.protocol)
+        split = () if run is None and data.protocol == "none" else split
         table = shell_words(str(out), *split)
-        print_line(console, f"{out}: all images with their corrected labels, for pfml train --data.name {table}")
+        changed = f", {len(corrections) - corrections.dropped:,} relabeled, {corrections.dropped:,} left out"
+        print_line(
+            console, f"{out}: all images with their corrected labels{changed}, for pfml train --data.name {table}"
+        )
 
 
 def _print_suspects(console: Console, found: Audit, shown: list[Suspect], listed: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    title = f"{listed:,} of {len(found.images):,} images are probably mislabeled (estimate {found.noise_rate:.1%})"
-    if not found.noise_rate:
-        title = f"the most suspicious of {len(found.images):,} images; the rate of label noise cannot be estimated"
-    table = Table("image", "given", "suggested", "score", "confidence", "neighbors", title=title)
+    title = f"{listed:,} of {len(found.images):,} images are probably mislabeled ({described_rate(found)})"
+    if not listed:
+        title = f"the most suspicious of {len(found.images):,} images ({described_rate(found)})"
+    has_parts = len({*found.roles}) > 1
+    columns = ("image", *(("part",) if has_parts else ()), "given", "suggested", "score", "confidence", "neighbors")
+    table = Table(*columns, title=title)
     table.columns[0].overflow = "fold"  # the end of a path tells more than its beginning
     names = found.images.short_names()
     for one in shown:
         labels = [other.label for other in one.neighbors]
         counted = ", ".join(f"{labels.count(label)} {label}" for label in dict.fromkeys(labels))
-        confidence = f"{one.confidence:.2f}" if found.noise_rate else ""
-        cells = (names[one.index], one.given, one.suggested, f"{one.score:.2f}", confidence, counted)
+        numbers = f"{one.score:.2f}", f"{one.confidence:.2f}"
+        cells = (names[one.index], *((one.part,) if has_parts else ()), one.given, one.suggested, *numbers, counted)
         table.add_row(
             *(Text(readable(cell)) for cell in cells)
         )  # names may hold brackets, which rich would read as markup
     console.print(table)
-    if not found.noise_rate:
+    if not listed:
         pulled = int((found.scores.score > 0).sum())
         print_line(
             console,
-            f"the scores form one component, so no image is listed as mislabeled; another class attracts {pulled:,} "
-            f"images more strongly than their own: look at these, from the top, on the page",
+            f"no image is listed as mislabeled; another class attracts {pulled:,} images more strongly than their own: "
+            f"look at these, from the top, on the page",
         )
+
+
+def described_rate(found: Audit) -> str:
+    """The estimated rate of label noise with its interval, in words."""
+    low, high = found.noise_interval
+    return f"estimated label noise {found.noise_rate:.1%}, 90 % interval {low:.1%} to {high:.1%}"
+
+
+def _print_faults(console: Console, folder: Path, found: Audit, faults: Faults) -> None:
+    """A line for each kind of fault that was found."""
+    groups = faults.duplicates
+    exact = sum(one.is_exact for one in groups)
+    classes, parts = (sum(getattr(one, name) for one in groups) for name in ("is_across_classes", "is_across_parts"))
+    if groups:
+        across = f"; across classes {classes:,}" + (f"; across training and held-out images {parts:,}" if parts else "")
+        counted = f"{len(groups):,} groups of copies ({exact:,} exact, {len(groups) - exact:,} near{across})"
+        print_line(console, f"{folder / 'duplicates.csv'}: {counted}")
+    if faults.outliers:
+        are = "image is" if len(faults.outliers) == 1 else "images are"
+        print_line(console, f"{folder / 'outliers.csv'}: {len(faults.outliers):,} {are} far from all others")
+    names = found.images.class_names
+    for fault in faults.classes[:5]:
+        who = " and ".join(readable(names[label]) for label in fault.classes)
+        advice = f"{who} may be one class" if fault.kind == "merge" else f"{who} may be two classes"
+        print_line(console, f"{folder / 'classes.csv'}: {advice}")
+    kinds = [one.kind for one in faults.quality]
+    if kinds:
+        counted = ", ".join(f"{kinds.count(kind):,} {kind}" for kind in dict.fromkeys(kinds))
+        print_line(console, f"{folder / 'quality.csv'}: {counted}")
+    if not (groups or faults.outliers or faults.classes or kinds):
+        print_line(console, "no duplicates, outliers, classes to merge or split, or images of poor quality")
 
 
 def _print_detections(console: Console, found: Audit) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Literal
 
@@ -211,6 +212,15 @@ class RetrievalData:
             for role, images in every.items()
             if images is not None and not (is_twice and role == "gallery")
         }
+
+    def joined(self) -> tuple[ImageSet, tuple[str, ...]]:
+        """The images of all parts as one set, in the order of `parts`, and the role of each image.
+
+        Classes of one name are one. Labels of training images stay as they are, since their classes come first.
+        """
+        parts = {role: images for role, images in self.parts.items() if role == "train" or len(images)}
+        roles = tuple(role for role, images in parts.items() for _ in range(len(images)))
+        return reduce(ImageSet.joined, parts.values()), roles
 
     def with_parts(self, parts: Mapping[str, ImageSet]) -> RetrievalData:
         """The same with other images in some roles; a gallery that is the training images stays so."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pfml.data.copies import about_copies
 from pfml.data.datasets import DATASETS
 from pfml.data.decoding import LISTED, ImageError, Track, UnreadableImagesError, decode_files
 from pfml.data.image_set import ImageSet, RetrievalData
@@ -37,7 +38,9 @@ def own_images(name: str, data: RetrievalData, unreadable: str = "auto", track: 
     """
     if unreadable == "skip" or (unreadable == "auto" and is_own(name)):
         data = without_unreadable(data, track=track)
-    return replace(data, remarks=(*data.remarks, *about_lone_images(data))) if is_own(name) else data
+    if not is_own(name):
+        return data
+    return replace(data, remarks=(*data.remarks, *about_lone_images(data), *about_copies(data)))
 
 
 def without_unreadable(data: RetrievalData, workers: int = 2, track: Track | None = None) -> RetrievalData:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pfml.audit import DETECTION_LABELS, Audit, Suspect, precision_recall
+from pfml.audit import DETECTION_LABELS, Audit, DuplicateGroup, Faults, Suspect, precision_recall
+from pfml.audit.measures import QUALITY_FAULTS
 from pfml.pages.page import Plot, Table, in_themes, render, write_page
-from pfml.plots.grids import Retrievals, plot_retrievals
+from pfml.plots.grids import Retrievals, image_grid, plot_retrievals, thumbnails
 from pfml.plots.theme import Theme, new_figure, style_axes
 
 if TYPE_CHECKING:
@@ -20,14 +21,31 @@ __all__ = ["about_unjudged", "audit_page", "write_audit_page"]
 
 #: Images that are named, of those that cannot be judged.
 NAMED = 20
+#: Groups of copies and other images that are shown, and images of one group.
+SHOWN, IN_GROUP = 24, 6
 
 
-def write_audit_page(path: Path, audit: Audit, suspects: list[Suspect], *, title: str, threshold: float) -> None:
+def write_audit_page(
+    path: Path,
+    audit: Audit,
+    suspects: list[Suspect],
+    *,
+    title: str,
+    threshold: float,
+    faults: Faults | None = None,
+) -> None:
     """Write the page of `audit_page`."""
-    write_page(path, audit_page(audit, suspects, title=title, threshold=threshold))
+    write_page(path, audit_page(audit, suspects, title=title, threshold=threshold, faults=faults))
 
 
-def audit_page(audit: Audit, suspects: list[Suspect], *, title: str, threshold: float = 0.5) -> str:
+def audit_page(
+    audit: Audit,
+    suspects: list[Suspect],
+    *,
+    title: str,
+    threshold: float = 0.5,
+    faults: Faults | None = None,
+) -> str:
     """The page as HTML.
 
     Args:
@@ -35,6 +53,7 @@ def audit_page(audit: Audit, suspects: list[Suspect], *, title: str, threshold: 
         suspects: Those to show, most suspicious first, each with equally many neighbors.
         title: Of the page.
         threshold: The probability from which on an image is listed.
+        faults: What else was found; None if nothing else was looked for.
     """
     return render(
         "audit.html",
@@ -42,12 +61,15 @@ def audit_page(audit: Audit, suspects: list[Suspect], *, title: str, threshold: 
         images=len(audit.images),
         listed=len(audit.listed(threshold)),
         noise_rate=audit.noise_rate,
-        separation=audit.separation,
+        noise_interval=audit.noise_interval,
         suspects=[_suspect(audit, one) for one in suspects],
         unjudged=about_unjudged(audit) if len(audit.unjudged) else "",
         histogram=in_themes(partial(_plot_scores, audit), "Histogram of the scores of all labels"),
         comparison=_comparison(audit) if audit.detections else None,
         law=str(audit.law),
+        duplicates=[] if faults is None else [_copies(audit, one) for one in faults.duplicates[:SHOWN]],
+        more_duplicates=0 if faults is None else max(len(faults.duplicates) - SHOWN, 0),
+        others=[] if faults is None else _others(audit, faults),
     )
 
 
@@ -68,6 +90,59 @@ def _suspect(audit: Audit, one: Suspect) -> dict[str, Any]:
     if audit.true_labels is not None:
         true_class = audit.images.class_names[int(audit.true_labels[one.index])]
     return {"suspect": one, "plot": Plot(png, f"{one.image} and its nearest neighbors"), "true_class": true_class}
+
+
+def _copies(audit: Audit, group: DuplicateGroup) -> dict[str, Any]:
+    """A group of copies, side by side."""
+    shown = group.indices[:IN_GROUP]
+    kind = "Exact copies" if group.is_exact else "Near copies"
+    where = [name for name, is_so in (("classes", group.is_across_classes), ("parts", group.is_across_parts)) if is_so]
+    title = kind + (f" across {' and '.join(where)}" if where else "")
+    more = f"; and {len(group.indices) - IN_GROUP:,} more" if len(group.indices) > IN_GROUP else ""
+    return _figure(audit, title, shown, "; ".join(_named(audit, k) for k in shown) + more)
+
+
+def _others(audit: Audit, faults: Faults) -> list[dict[str, Any]]:
+    """Outliers, classes to merge or split and images of poor quality, a list of figures for each that has some."""
+    names = audit.images.class_names
+    sections: dict[str, list[tuple[str, tuple[int, ...], str]]] = {"Outliers": [], "Classes": [], "Poor images": []}
+    for far in faults.outliers:
+        text = f"{_named(audit, far.index)}. Nearest other image at {far.distance:.2f}; the median is {far.usual:.2f}"
+        sections["Outliers"].append(("Far from all others", (far.index,), text))
+    for fault in faults.classes:
+        parts = " and ".join(f"{size:,}" for size in fault.sizes)
+        who = " and ".join(names[label] for label in fault.classes)
+        if fault.kind == "merge":
+            title, text = "One class?", f"{who} ({parts} images) are mixed like one class cut at random"
+        else:
+            title, text = "Two classes?", f"{who} falls into parts of {parts} images"
+        sections["Classes"].append((title, fault.examples, text))
+    for poor in faults.quality:
+        measure = f"{QUALITY_FAULTS[poor.kind]} {poor.value:.3g}; the median is {poor.usual:.3g}"
+        text = f"{_named(audit, poor.index)}. {measure.capitalize()}"
+        sections["Poor images"].append((poor.kind.capitalize(), (poor.index,), text))
+    return [
+        {
+            "title": title,
+            "more": max(len(found) - SHOWN, 0),
+            "figures": [_figure(audit, *each) for each in found[:SHOWN]],
+        }
+        for title, found in sections.items()
+        if found
+    ]
+
+
+def _figure(audit: Audit, title: str, indices: tuple[int, ...], text: str) -> dict[str, Any]:
+    """Images side by side, with a caption."""
+    png = image_grid(thumbnails(audit.images, indices, side=96)[None], gap=6)
+    return {"title": title, "plot": Plot(png, title), "text": text}
+
+
+def _named(audit: Audit, index: int) -> str:
+    """Name, class and part of an image."""
+    name = audit.images.class_names[int(audit.images.labels[index])]
+    part = f", {audit.roles[index]}" if len({*audit.roles}) > 1 else ""
+    return f"{audit.images.name_of(index)} ({name}{part})"
 
 
 def _plot_scores(audit: Audit, theme: Theme) -> Figure:

@@ -1,0 +1,147 @@
+"""Suspects for other tools, and their decisions back: Label Studio and FiftyOne, by plain JSON files.
+
+Label Studio reads label-studio.json (tasks with the suggested class as a prediction) and label-studio.xml (the labeling
+interface). Its JSON export has decisions for `pfml audit --decisions`. FiftyOne reads the folder fiftyone as a
+`LegacyFiftyOneDataset`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from xml.sax.saxutils import quoteattr
+
+from pfml.audit.suspects import Audit, Suspect
+from pfml.storage.files import named_errors, write_atomically
+
+__all__ = ["TOOLS", "read_label_studio", "write_fiftyone", "write_label_studio"]
+
+#: Tools that suspects can be handed to.
+TOOLS = ("label-studio", "fiftyone")
+#: The choice that leaves an image out.
+LEAVE_OUT = "(leave out)"
+
+
+def write_label_studio(folder: Path, audit: Audit, suspects: Sequence[Suspect]) -> tuple[Path, Path]:
+    """Write label-studio.json and label-studio.xml to `folder`; returns the first and Label Studio's document root.
+
+    Images are addressed as local files below the folder around all of them, the document root
+    (LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT).
+    """
+    files, root = _files(audit, "Label Studio")
+    tasks = []
+    for one in suspects:
+        place = files[one.index].relative_to(root).as_posix()
+        tasks.append(
+            {
+                "data": {
+                    "image": f"/data/local-files/?d={quote(place)}",
+                    "path": one.image,
+                    "part": one.part,
+                    "given": one.given,
+                    "suggested": one.suggested,
+                },
+                "predictions": [
+                    {
+                        "model_version": "pfml audit",
+                        "score": one.confidence,
+                        "result": [
+                            {
+                                "id": f"suggested-{one.index}",
+                                "from_name": "label",
+                                "to_name": "image",
+                                "type": "choices",
+                                "value": {"choices": [one.suggested]},
+                            }
+                        ],
+                    }
+                ],
+            }
+        )
+    choices = "".join(f"    <Choice value={quoteattr(name)}/>\n" for name in (*audit.images.class_names, LEAVE_OUT))
+    interface = (
+        '<View>\n  <Image name="image" value="$image"/>\n  <Text name="given" value="given: $given"/>\n'
+        f'  <Choices name="label" toName="image" choice="single" required="true">\n{choices}  </Choices>\n</View>\n'
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "label-studio.json", tasks)
+    write_atomically(folder / "label-studio.xml", interface.encode(errors="replace"))
+    return folder / "label-studio.json", root
+
+
+def read_label_studio(path: Path) -> list[tuple[str, str, str]]:
+    """Path, decision and label of each annotated task of Label Studio's JSON export; the latest annotation counts.
+
+    A choice of the given class is reject, of the suggested one accept, of another one relabel, of "(leave out)" drop.
+    """
+    path = Path(path)
+    with named_errors(path, "a JSON export of Label Studio", json.JSONDecodeError, UnicodeDecodeError):
+        tasks = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(tasks, list):
+        raise ValueError(f"{path} must be a JSON export of Label Studio, a list of tasks, got {type(tasks).__name__}")
+    found = []
+    for number, task in enumerate(tasks, 1):
+        data = task.get("data") if isinstance(task, dict) else None
+        if not isinstance(data, dict) or not {"path", "given", "suggested"} <= data.keys():
+            raise ValueError(
+                f"{path}, task {number} must have path, given and suggested in its data, as pfml audit writes them: "
+                f"export as JSON, not as JSON-MIN"
+            )
+        choice = _choice(task.get("annotations") or ())
+        if choice is None:
+            continue
+        decision = {LEAVE_OUT: "drop", data["given"]: "reject", data["suggested"]: "accept"}.get(choice, "relabel")
+        found.append((str(data["path"]), decision, "" if decision == "drop" else choice))
+    return found
+
+
+def _choice(annotations: Sequence[dict[str, Any]]) -> str | None:
+    """The class that the latest annotation chooses; None if there is none."""
+    done = [each for each in annotations if not each.get("was_cancelled")]
+    for each in sorted(done, key=lambda one: str(one.get("updated_at", "")), reverse=True):
+        for result in each.get("result") or ():
+            choices = (result.get("value") or {}).get("choices") or ()
+            if choices:
+                return str(choices[0])
+    return None
+
+
+def write_fiftyone(folder: Path, audit: Audit, suspects: Sequence[Suspect]) -> Path:
+    """Write the suspects as a data set of FiftyOne, metadata.json and samples.json in `folder`/fiftyone; returns that.
+
+    Each sample has its given class as ground_truth, the suggested one with its probability as suggested, and its part
+    as a tag: `fiftyone.Dataset.from_dir(folder, dataset_type=fiftyone.types.LegacyFiftyOneDataset)`.
+    """
+    files, _ = _files(audit, "FiftyOne")
+    samples = [
+        {
+            "filepath": str(files[one.index]),
+            "tags": [one.part] if one.part else [],
+            "ground_truth": {"_cls": "Classification", "label": one.given},
+            "suggested": {"_cls": "Classification", "label": one.suggested, "confidence": one.confidence},
+            "score": one.score,
+        }
+        for one in suspects
+    ]
+    target = folder / "fiftyone"
+    target.mkdir(parents=True, exist_ok=True)
+    classes = list(audit.images.class_names)
+    _write_json(target / "metadata.json", {"name": "pfml audit", "media_type": "image", "default_classes": classes})
+    _write_json(target / "samples.json", {"samples": samples})
+    return target
+
+
+def _files(audit: Audit, tool: str) -> tuple[list[Path], Path]:
+    """The files of all images and the folder around the folder that all share."""
+    if not isinstance(audit.images.images, tuple):
+        raise ValueError(f"{tool} needs images that are files, and these are pixels in memory: leave out --to")
+    files = [path.absolute() for path in audit.images.images]
+    return files, Path(os.path.commonpath([path.parent for path in files])).parent
+
+
+def _write_json(path: Path, content: Any) -> None:
+    write_atomically(path, (json.dumps(content, indent=1, ensure_ascii=True) + "\n").encode())

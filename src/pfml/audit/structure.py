@@ -1,0 +1,151 @@
+"""The structure of a set by its embeddings: images far from all others, classes that are one, a class that is two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pfml.audit.measures import robust_deviation
+from pfml.data import ImageSet
+from pfml.evaluation import nearest
+
+__all__ = ["ClassFault", "Outlier", "find_merges", "find_outliers", "find_splits"]
+
+#: Robust standard deviations of the distance to the nearest image from which on an image is an outlier.
+FAR = 3.5
+#: Nearest images whose classes are compared, and the fewest images of a class or of a part of one.
+NEIGHBORS, FEWEST = 5, 5
+#: Fraction of the mixing by chance from which on two classes are one.
+MIXED = 0.8
+#: Fraction of the nearest images in the other part of a class up to which it is two.
+APART = 0.05
+#: Quantile of the distances of class means that the parts of such a class must exceed.
+DIFFERENT = 0.25
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """An image that is far from all others.
+
+    Args:
+        index: Its position.
+        distance: To the nearest other image, on the unit sphere.
+        usual: The median of these distances.
+    """
+
+    index: int
+    distance: float
+    usual: float
+
+
+@dataclass(frozen=True)
+class ClassFault:
+    """Classes that should be merged, or a class that should be split.
+
+    Args:
+        kind: "merge" or "split".
+        classes: The two labels, or the one.
+        share: For "merge" the mixing of nearest neighbors, as a fraction of that of one class divided at random; for
+            "split" the fraction of nearest neighbors within the class that are in the other part.
+        examples: An image of each class, or of each part: that nearest to its mean.
+        sizes: Images of each.
+    """
+
+    kind: str
+    classes: tuple[int, ...]
+    share: float
+    examples: tuple[int, int]
+    sizes: tuple[int, int]
+
+
+def find_outliers(points: Tensor) -> list[Outlier]:
+    """The images whose nearest other image is unusually far, the farthest first; points are (n, D) unit vectors."""
+    if len(points) < FEWEST:
+        return []
+    distances = (2 - 2 * nearest(points, None, 1)[0][:, 0].double().cpu()).clamp(min=0).sqrt()
+    unusual = robust_deviation(distances)
+    usual = float(distances.median())
+    order = unusual.argsort(descending=True).tolist()
+    return [Outlier(k, float(distances[k]), usual) for k in order if unusual[k] > FAR]
+
+
+def find_merges(points: Tensor, images: ImageSet) -> list[ClassFault]:
+    """Pairs of classes whose images are mixed as those of one class would be, the most mixed first."""
+    labels, classes = images.labels, images.num_classes
+    sizes = torch.bincount(labels, minlength=classes)
+    if len(points) <= NEIGHBORS:
+        return []
+    neighbors = labels[nearest(points, None, NEIGHBORS)[1].cpu()]  # (n, k)
+    votes = torch.zeros(classes * classes, dtype=torch.float64)
+    votes.index_add_(0, (labels[:, None] * classes + neighbors).flatten(), torch.ones(neighbors.numel()).double())
+    votes = votes.view(classes, classes)
+    found = []
+    for one, other in (votes + votes.T).triu(1).nonzero().tolist():
+        if min(sizes[one], sizes[other]) < FEWEST:
+            continue
+        across = float(votes[one, other] + votes[other, one])
+        within = float(votes[one, one] + votes[other, other])
+        size, more = int(sizes[one]), int(sizes[other])
+        total = size + more
+        chance = 2 * size * more / (total * (total - 1))  # an image is not its own neighbor
+        share = across / max(across + within, 1.0) / chance
+        if share >= MIXED:
+            pair = (_central(points, labels == one), _central(points, labels == other))
+            found.append(ClassFault("merge", (one, other), share, pair, (size, more)))
+    return sorted(found, key=lambda fault: -fault.share)
+
+
+def find_splits(points: Tensor, images: ImageSet) -> list[ClassFault]:
+    """Classes that fall into two parts which are not each other's neighbors, the most separate first.
+
+    The parts are by 2-means. They must be as far apart as different classes are, by the distances of class means.
+    """
+    labels = images.labels
+    present = [c for c in range(images.num_classes) if int((labels == c).sum()) >= FEWEST]
+    if len(present) < 3:
+        return []
+    means = torch.stack([points[labels == c].mean(dim=0) for c in present])
+    usual = float(torch.pdist(means).quantile(DIFFERENT))
+    found = []
+    for label in present:
+        rows = (labels == label).nonzero()[:, 0]
+        if len(rows) < 2 * FEWEST:
+            continue
+        own = points[rows]
+        part = _two_means(own)
+        sizes = int((~part).sum()), int(part.sum())
+        if min(sizes) < FEWEST or float((own[part].mean(dim=0) - own[~part].mean(dim=0)).norm()) < usual:
+            continue
+        near = part[nearest(own, None, min(NEIGHBORS, len(own) - 1))[1].cpu()]
+        crossing = float((near != part[:, None]).double().mean())
+        if crossing <= APART:
+            first, second = (rows[some] for some in (~part, part))
+            pair = tuple(int(some[_closest(points[some])]) for some in (first, second))
+            found.append(ClassFault("split", (label,), crossing, (pair[0], pair[1]), sizes))
+    return sorted(found, key=lambda fault: fault.share)
+
+
+def _two_means(points: Tensor, steps: int = 20) -> Tensor:
+    """Which points are of the second of two clusters, (n,); it starts from the farthest points."""
+    first = int((points - points.mean(dim=0)).norm(dim=1).argmax())
+    second = int((points - points[first]).norm(dim=1).argmax())
+    centers = points[[first, second]]
+    part = torch.zeros(len(points), dtype=torch.bool)
+    for _ in range(steps):
+        part = torch.cdist(points, centers).argmin(dim=1) == 1
+        if not part.any() or part.all():
+            break
+        centers = torch.stack([points[~part].mean(dim=0), points[part].mean(dim=0)])
+    return part
+
+
+def _central(points: Tensor, rows: Tensor) -> int:
+    """The position of the image of the mask `rows` that is nearest to their mean."""
+    own = rows.nonzero()[:, 0]
+    return int(own[_closest(points[own])])
+
+
+def _closest(points: Tensor) -> int:
+    return int((points - points.mean(dim=0)).norm(dim=1).argmin())
