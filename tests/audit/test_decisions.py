@@ -4,6 +4,7 @@ import csv
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from pfml.data.corrections import Corrections
 from pfml.evaluation import embed
 from pfml.models import EmbedderConfig, create_embedder
 from pfml.pages.audit import audit_page
+from pfml.plots.grids import thumbnails
 from pfml.runs.config import BatchConfig
 from pfml.runs.config_files import read_config, write_config
 from pfml.runs.data import prepare_data
@@ -239,6 +241,15 @@ def test_the_page_shows_suspects_and_the_comparison(judged):
     assert f"{suspects[0].given}, rather {suspects[0].suggested}?" in html
     assert "k-NN disagreement" in html
     assert html.count("<figure>") == 2 + 2  # suspects, scores, precision over recall
+
+
+def test_an_image_that_is_near_several_suspects_is_decoded_once(judged):
+    suspects = judged.suspects(judged.ranked(12), neighbors=3)
+    with mock.patch("pfml.pages.audit.thumbnails", wraps=thumbnails) as decoded:
+        audit_page(judged, suspects, title="Audit")
+    [indices] = [call.args[1] for call in decoded.call_args_list]
+    assert len(indices) == len(set(indices)) < 12 * 4
+    assert set(indices) == {k for one in suspects for k in (one.index, *(near.index for near in one.neighbors))}
 
 
 def test_suspects_are_written_with_their_evidence(judged, tmp_path):

@@ -10,6 +10,7 @@ import torch
 
 from pfml.audit import DETECTION_LABELS, Audit, DuplicateGroup, Faults, Suspect, precision_recall
 from pfml.audit.measures import QUALITY_FAULTS
+from pfml.data.image_set import ImageSet
 from pfml.pages.page import Plot, Table, in_themes, render, write_page
 from pfml.plots.grids import Retrievals, image_grid, plot_retrievals, thumbnails
 from pfml.plots.theme import Theme, new_figure, style_axes
@@ -23,6 +24,8 @@ __all__ = ["about_unjudged", "audit_page", "write_audit_page"]
 NAMED = 20
 #: Groups of copies and other images that are shown, and images of one group.
 SHOWN, IN_GROUP = 24, 6
+#: Pixels of a side of an image.
+SIDE = 96
 
 
 def write_audit_page(
@@ -62,7 +65,7 @@ def audit_page(
         listed=len(audit.listed(threshold)),
         noise_rate=audit.noise_rate,
         noise_interval=audit.noise_interval,
-        suspects=[_suspect(audit, one) for one in suspects],
+        suspects=_suspects(audit, suspects),
         unjudged=about_unjudged(audit) if len(audit.unjudged) else "",
         histogram=in_themes(partial(_plot_scores, audit), "Histogram of the scores of all labels"),
         comparison=_comparison(audit) if audit.detections else None,
@@ -82,10 +85,19 @@ def about_unjudged(audit: Audit) -> str:
     return f"{who} and cannot be judged: {listed}{more}"
 
 
-def _suspect(audit: Audit, one: Suspect) -> dict[str, Any]:
-    neighbors = torch.tensor([[other.index for other in one.neighbors]])
+def _suspects(audit: Audit, suspects: list[Suspect]) -> list[dict[str, Any]]:
+    """What the page shows of each; an image that is near several of them is decoded once."""
+    shown = sorted({index for one in suspects for index in (one.index, *(other.index for other in one.neighbors))})
+    pixels = thumbnails(audit.images, shown, side=SIDE).mul(255).round().byte()
+    position = {index: k for k, index in enumerate(shown)}
+    return [_suspect(audit, one, ImageSet.unlabeled(pixels), position) for one in suspects]
+
+
+def _suspect(audit: Audit, one: Suspect, small: ImageSet, position: dict[int, int]) -> dict[str, Any]:
+    neighbors = torch.tensor([[position[other.index] for other in one.neighbors]])
     same_label = torch.tensor([[other.label == one.given for other in one.neighbors]])
-    png = plot_retrievals(Retrievals(torch.tensor([one.index]), neighbors, same_label), audit.images, side=96)
+    asked = torch.tensor([position[one.index]])
+    png = plot_retrievals(Retrievals(asked, neighbors, same_label), small, side=SIDE)
     true_class = None
     if audit.true_labels is not None:
         true_class = audit.images.class_names[int(audit.true_labels[one.index])]
@@ -134,7 +146,7 @@ def _others(audit: Audit, faults: Faults) -> list[dict[str, Any]]:
 
 def _figure(audit: Audit, title: str, indices: tuple[int, ...], text: str) -> dict[str, Any]:
     """Images side by side, with a caption."""
-    png = image_grid(thumbnails(audit.images, indices, side=96)[None], gap=6)
+    png = image_grid(thumbnails(audit.images, indices, side=SIDE)[None], gap=6)
     return {"title": title, "plot": Plot(png, title), "text": text}
 
 
