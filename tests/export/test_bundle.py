@@ -10,7 +10,7 @@ import pfml
 from pfml.export import export_bundle, load_bundle
 from pfml.models.embedder import EMBEDDER
 from pfml.runs.saved_loss import LOSS, load_field
-from pfml.search import ImageIndex, ModelIdentity, OtherModelError
+from pfml.search import ImageIndex, ModelIdentity, OtherModelError, verdict_of
 from pfml.search.index_folder import INDEX
 from pfml.search.threshold import THRESHOLD
 from pfml.storage.files import DamagedFileError
@@ -52,6 +52,10 @@ def test_one_call_loads_what_the_run_had(name, run, packed):
     assert bundle.search(queries, 3) == expected
     assert bundle.is_unknown(queries) == [hits[0].distance > 0.01 for hits in expected]
     assert {True, False} == set(bundle.is_unknown(queries))
+    verdicts = bundle.verdicts(queries)
+    near = bundle.index.search(points, 24, model=bundle.model)
+    assert verdicts == [verdict_of(hits, threshold=bundle.threshold) for hits in near]
+    assert {verdict.of for verdict in verdicts} == {24}
     assert torch.equal(bundle.field.proxies, load_field(run).proxies)
     assert bundle.field.class_names == ("x", "y")
     assert bundle.card.startswith("# An image embedder")

@@ -121,22 +121,19 @@ def test_without_held_out_images_each_is_searched_among_all_others():
     assert threshold.false_accepts == unseen.false_accepts
 
 
-def of_different_spread(pairs=8, copies=15, dimension=16, seed=0):
-    """Pairs of narrow classes that lie close together, and as many wide classes that lie apart."""
+def of_different_spread(pairs=5, wide=15, copies=15, dimension=16, seed=0):
+    """Pairs of narrow classes that lie close together, and wide classes that lie apart."""
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(count, spread):
         return spread * torch.randn(count, dimension, generator=generator) / math.sqrt(dimension)
 
-    centers = torch.nn.functional.normalize(torch.randn(2 * pairs, dimension, generator=generator))
-    narrow = (
-        centers[:pairs, None] + 0.35 * torch.nn.functional.normalize(drawn(2 * pairs, 1)).view(pairs, 2, -1)
-    ).flatten(0, 1)
-    points = torch.cat(
-        [narrow.repeat_interleave(copies, 0) + drawn(2 * pairs * copies, 0.03),
-         centers[pairs:].repeat_interleave(copies, 0) + drawn(pairs * copies, 0.9)]
-    )  # fmt: skip
-    return torch.nn.functional.normalize(points), torch.arange(3 * pairs).repeat_interleave(copies)
+    centers = torch.nn.functional.normalize(torch.randn(pairs + wide, dimension, generator=generator))
+    narrow = centers[:pairs].repeat_interleave(2, 0) + 0.25 * torch.nn.functional.normalize(drawn(2 * pairs, 1.0))
+    spreads = torch.tensor([0.03] * (2 * pairs) + [0.8] * wide).repeat_interleave(copies)
+    points = torch.cat([narrow, centers[pairs:]]).repeat_interleave(copies, 0)
+    points = points + spreads[:, None] * drawn(len(points), 1.0)
+    return torch.nn.functional.normalize(points), torch.arange(2 * pairs + wide).repeat_interleave(copies)
 
 
 def test_classes_of_different_spread_need_more_than_the_distance():
@@ -145,9 +142,10 @@ def test_classes_of_different_spread_need_more_than_the_distance():
         calibrate_points(points, labels, model=MODEL, false_accept_rate=0.05, score=score)
         for score in ("distance", "auto")
     )
-    assert plain.false_rejects.value > 0.3, "wide classes are farther than narrow classes are from each other"
-    assert chosen.false_rejects.value < 0.15
-    assert chosen.false_accepts.value < 0.1
+    assert plain.false_rejects.value > 0.5, "wide classes are farther than narrow classes are from each other"
+    assert chosen.scoring.name == "relative"
+    assert chosen.false_rejects.value < 0.3
+    assert chosen.false_accepts.value < plain.false_accepts.value
     assert chosen.compared["distance"] < chosen.compared[chosen.scoring.name]
 
 

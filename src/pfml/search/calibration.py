@@ -49,7 +49,7 @@ AUTO = "auto"
 #: What research/unknown.py found best on CUB classes 1 to 100, where the best on the calibration data was worse.
 PREFERRED = COMBINATION
 #: How many times as many known images that is.
-CLEARLY_MORE = 1.25
+CLEARLY_MORE = 1.5
 CONFIDENCE = 0.95
 #: So that three are in the gallery of an impostor.
 FEWEST_CLASSES = 4
