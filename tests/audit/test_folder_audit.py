@@ -93,7 +93,8 @@ def test_decisions_on_a_folder_become_a_table_that_trains(photos, capsys):
     Path("decisions.csv").write_text("\n".join(lines) + "\n")
     main(["audit", "photos", "--apply", "--decisions", "decisions.csv", "--out-dir", "elsewhere", "--no-faults"])
     assert "1 relabeled, 1 left out, for pfml train --data.name elsewhere/corrected.csv" in capsys.readouterr().out
-    corrected, _ = load_data("elsewhere/corrected.csv", split="none").joined()
+    corrected, roles = load_data("elsewhere/corrected.csv").joined()
+    assert set(roles) == {"train", "test"}, "it is divided as a folder is"
     labels = {
         path.resolve(): corrected.class_names[k] for path, k in zip(corrected.images, corrected.labels, strict=True)
     }

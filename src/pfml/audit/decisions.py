@@ -161,8 +161,9 @@ def write_suspects(path: Path, suspects: list[Suspect], listed: Tensor) -> None:
 def write_table(path: Path, data: RetrievalData, corrections: Corrections) -> None:
     """Write all images of `data` with corrected labels as a table that `pfml train --data.name` takes.
 
-    It has the columns path, label and split; paths are relative to its folder. Every image keeps its split, unless it
-    is corrected to a class of another one: then it goes there, so that training and unseen classes are those of `data`.
+    It has the columns path, label and, unless nothing is held out, split; paths are relative to its folder. Every image
+    keeps its split, unless it is corrected to a class of another one: then it goes there, so that training and unseen
+    classes are those of `data`.
 
     Args:
         path: The file.
@@ -182,13 +183,14 @@ def write_table(path: Path, data: RetrievalData, corrections: Corrections) -> No
     path = Path(path)
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(("path", "label", "split"))
+    columns = 2 if data.protocol == "none" else 3
+    table.writerow(("path", "label", "split")[:columns])
     assert isinstance(corrected.images, tuple)
     for file, label, role in zip(corrected.images, corrected.labels.tolist(), kept, strict=True):
         name = corrected.class_names[label]
         split = role if name in classes[role] else part_of[name]
         relative = os.path.relpath(file.absolute(), path.absolute().parent)
         is_query = split == "test" and data.parts.get("gallery") is not None
-        table.writerow((Path(relative).as_posix(), name, "query" if is_query else split))
+        table.writerow((Path(relative).as_posix(), name, "query" if is_query else split)[:columns])
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.getvalue().encode(errors="surrogateescape"))

@@ -104,7 +104,7 @@ def quality_faults(measures: ImageMeasures) -> list[QualityFault]:
     chosen = {
         "dark": (light, (light < DARK) & (unlike_light < -UNUSUAL)),
         "bright": (light, (light > BRIGHT) & (unlike_light > UNUSUAL)),
-        "blurred": (sharp, (sharp < BLURRED) & (unlike_sharp < -UNUSUAL)),
+        "blurred": (sharp, (sharp < BLURRED) & (unlike_sharp < -UNUSUAL) & (light > DARK)),  # in the dark all is smooth
         "oddly shaped": (long, (long > ELONGATED) & (unlike_shape > UNUSUAL)),
     }
     return [
