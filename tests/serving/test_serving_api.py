@@ -405,6 +405,28 @@ def test_a_decision_can_be_changed_and_withdrawn(small_run):
     assert decisions(small_run) == []
 
 
+def test_copies_come_in_groups_and_can_be_decided_about(small_run):
+    app = application(small_run)
+    assert got(app, "/api/audit/copies") == []
+    paths = [entry.path for entry in ImageIndex.open(small_run / "index").entries()][20:22]
+    rows = [("group", "path", "part", "class", "copy", "across_classes", "across_parts")]
+    rows += [(1, path, part, "blue", "exact", "no", "yes") for path, part in zip(paths, ("train", "test"), strict=True)]
+    with open(small_run / "audit" / "duplicates.csv", "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    [group] = got(app, "/api/audit/copies")
+    assert (group["exact"], group["across_classes"], group["across_parts"]) == (True, False, True)
+    assert [(one["image"], one["part"], one["class_name"]) for one in group["images"]] == [
+        (20, "train", "blue"),
+        (21, "test", "blue"),
+    ]
+    key = group["images"][1]["key"]
+    assert ask(app, "PUT", f"/api/audit/{key}", json={"decision": "drop"}).status_code == 200
+    assert [(row["path"], row["decision"]) for row in decisions(small_run)] == [(paths[1], "drop")]
+    assert got(app, "/api/audit/copies")[0]["images"][1]["decision"] == {"decision": "drop", "label": ""}
+    assert ask(app, "DELETE", f"/api/audit/{key}").status_code == 204
+    assert decisions(small_run) == []
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [({"decision": "maybe"}, 422), ({"decision": "relabel"}, 404), ({"decision": "relabel", "label": "puce"}, 404)],

@@ -114,6 +114,16 @@ def share_in(text):
     return float(re.findall(r"(-?[\d.]+) %", text.replace("\N{MINUS SIGN}", "-"))[-1])
 
 
+#: Rules of WCAG 2 on levels A and AA, and what axe-core calls best practices.
+RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}}
+
+
+def assert_accessible(page):
+    """What axe-core finds nothing wrong with."""
+    found = Axe().run(page, options=RULES).response["violations"]
+    assert not found, [(rule["id"], [node["html"][:120] for node in rule["nodes"]][:3]) for rule in found]
+
+
 def test_an_upload_becomes_a_grid(page, blue):
     expect(page.locator("#grid .card")).to_have_count(48)
     assert len(set(page.locator("#grid .card-class").all_inner_texts()[:4])) == 4, "one of each class in turn"
@@ -374,6 +384,31 @@ def test_undo_withdraws_one_decision_after_the_other_and_returns_to_its_image(un
     expect(page.locator("#audit-undo")).to_be_disabled()
 
 
+def test_copies_stand_side_by_side_and_one_key_leaves_one_out(unloaded, address, served_run):
+    page, entries = unloaded, list(ImageIndex.open(served_run / "index").entries())[:3]
+    (served_run / "audit" / "decisions.csv").unlink(missing_ok=True)
+    rows = [
+        f"{group},{entry.path},train,{entry.class_name},{kind}"
+        for group, kind, entry in zip((1, 1, 2), ("exact,yes,no", "exact,yes,no", "near,no,no"), entries, strict=True)
+    ]
+    rows.append(rows[-1].replace(entries[2].path, entries[0].path))
+    header = "group,path,part,class,copy,across_classes,across_parts"
+    (served_run / "audit" / "duplicates.csv").write_text("\n".join([header, *rows]) + "\n")
+    load(page, address, "copies")
+    expect(page.locator("#copies-title")).to_have_text("2 exact copies, in different classes")
+    expect(page.locator("#copies-images .card img")).to_have_count(2)
+    page.keyboard.press("2")
+    expect(page.locator("#copies-progress")).to_have_text("1 of 2 groups decided")
+    shot(page, "copies")
+    assert_accessible(page)
+    assert decided(served_run) == [("drop", "")]
+    page.keyboard.press("2")
+    expect(page.locator("#copies-progress")).to_have_text("0 of 2 groups decided")
+    assert decided(served_run) == []
+    page.keyboard.press("j")
+    expect(page.locator("#copies-title")).to_have_text("2 near copies")
+
+
 def test_the_page_shows_that_the_index_is_damaged_as_long_as_it_is(unloaded, address, served_run, monkeypatch):
     monkeypatch.setattr("pfml.serving.gallery.REFRESH_INTERVAL", 0.0)
     page, manifest = unloaded, served_run / "index" / "index.json"
@@ -388,16 +423,6 @@ def test_the_page_shows_that_the_index_is_damaged_as_long_as_it_is(unloaded, add
         manifest.write_bytes(whole)
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # it looks then, and every ten seconds
     expect(page.locator("#problem")).to_be_hidden()
-
-
-#: Rules of WCAG 2 on levels A and AA, and what axe-core calls best practices.
-RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}}
-
-
-def assert_accessible(page):
-    """What axe-core finds nothing wrong with."""
-    found = Axe().run(page, options=RULES).response["violations"]
-    assert not found, [(rule["id"], [node["html"][:120] for node in rule["nodes"]][:3]) for rule in found]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

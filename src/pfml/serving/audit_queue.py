@@ -1,4 +1,4 @@
-"""The suspects of `pfml audit` as a queue, and decisions about them in a table for `pfml audit --apply`."""
+"""Suspects and copies of `pfml audit`, and decisions about them in a table for `pfml audit --apply`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pfml.audit.decisions import DECISION_COLUMNS, DECISIONS, DecisionName
 from pfml.storage.files import write_atomically
 from pfml.typos import did_you_mean
 
-__all__ = ["AuditFileError", "AuditQueue", "Decision", "QueuedSuspect", "key_of"]
+__all__ = ["AuditFileError", "AuditQueue", "Copies", "Copy", "Decision", "QueuedSuspect", "key_of"]
 
 FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
 
@@ -63,6 +63,40 @@ class QueuedSuspect:
 
 
 @dataclass(frozen=True)
+class Copy:
+    """An image that others are copies of.
+
+    Args:
+        key: Its id in requests, a digest of the path.
+        path: The file of the image.
+        part: Where it is used, such as train; empty if that is not known.
+        given: The class by its label.
+    """
+
+    key: str
+    path: str
+    part: str
+    given: str
+
+
+@dataclass(frozen=True)
+class Copies:
+    """A group of duplicates.csv.
+
+    Args:
+        is_exact: Whether all files have the same content.
+        is_across_classes: Whether they have different labels.
+        is_across_parts: Whether some are trained on and some are held out.
+        images: Two or more.
+    """
+
+    is_exact: bool
+    is_across_classes: bool
+    is_across_parts: bool
+    images: tuple[Copy, ...]
+
+
+@dataclass(frozen=True)
 class Decision:
     """A decision about an image; `label` is its class from then on, "" if the image is left out."""
 
@@ -71,7 +105,7 @@ class Decision:
 
 
 class AuditQueue:
-    """RUN/audit: suspects.csv, which is read, and decisions.csv, which is rewritten atomically at each decision.
+    """RUN/audit: suspects.csv and duplicates.csv are read, decisions.csv is rewritten atomically at each decision.
 
     Args:
         run: Folder of the run.
@@ -80,6 +114,7 @@ class AuditQueue:
 
     def __init__(self, run: Path, class_names: Callable[[], Sequence[str]]) -> None:
         self.suspects_file = run / "audit" / "suspects.csv"
+        self.copies_file = run / "audit" / "duplicates.csv"
         self.decisions_file = run / "audit" / "decisions.csv"
         self._class_names = class_names
         self._lock = threading.Lock()
@@ -97,6 +132,21 @@ class AuditQueue:
                 self._read = version, {one.key: one for one in map(_suspect, _rows(self.suspects_file))}
             return self._read[1]
 
+    def copies(self) -> list[Copies]:
+        """Groups of copies, those in several classes first; empty before `pfml audit`."""
+        groups: dict[str, list[dict[str, str]]] = {}
+        for row in _rows(self.copies_file) if self.copies_file.is_file() else ():
+            groups.setdefault(row["group"], []).append(row)
+        return [
+            Copies(
+                rows[0]["copy"] == "exact",
+                rows[0]["across_classes"] == "yes",
+                rows[0]["across_parts"] == "yes",
+                tuple(Copy(key_of(row["path"]), row["path"], row["part"], row["class"]) for row in rows),
+            )
+            for rows in groups.values()
+        ]
+
     def class_names(self) -> list[str]:
         """The classes that an image may be relabeled as, those of the audit among them."""
         of_suspects = {name for one in self.suspects().values() for name in (one.given, one.suggested)}
@@ -109,26 +159,37 @@ class AuditQueue:
         return {row["path"]: _decision(self.decisions_file, row) for row in _rows(self.decisions_file)}
 
     def decide(self, key: str, decision: DecisionName, label: str = "") -> Decision:
-        """Decide about a suspect, replacing an earlier decision; on disk before this returns.
+        """Decide about a suspect or a copy, replacing an earlier decision; on disk before this returns.
 
         Args:
-            key: Of the suspect; KeyError if there is none.
+            key: Of the image; KeyError if there is none.
             decision: accept takes the suggested class, reject keeps the given one, relabel takes `label`, drop leaves
                 the image out.
             label: One of `class_names`, for relabel.
         """
-        suspect = self.suspects()[key]
+        path, given, suggested = self._judged(key)
         if decision == "relabel" and label not in (known := self.class_names()):
             hint = did_you_mean(label, known)
             raise ValueError(f"relabel needs a class of the run or its index, got {label!r}{hint}")
-        labels = {"accept": suspect.suggested, "reject": suspect.given, "relabel": label, "drop": ""}
+        labels = {"accept": suggested, "reject": given, "relabel": label, "drop": ""}
         decided = Decision(decision, labels[decision])
-        self._write(suspect.path, decided)
+        self._write(path, decided)
         return decided
 
     def withdraw(self, key: str) -> None:
-        """Withdraw the decision about a suspect; KeyError if there is no such suspect."""
-        self._write(self.suspects()[key].path, None)
+        """Withdraw the decision about a suspect or a copy; KeyError if there is no such image."""
+        self._write(self._judged(key)[0], None)
+
+    def has(self, key: str) -> bool:
+        """Whether a suspect or a copy has this key."""
+        return key in self.suspects() or any(image.key == key for group in self.copies() for image in group.images)
+
+    def _judged(self, key: str) -> tuple[str, str, str]:
+        """Path, given and suggested class of a suspect or a copy."""
+        if key in (found := self.suspects()):
+            return found[key].path, found[key].given, found[key].suggested
+        copies = {image.key: image for group in self.copies() for image in group.images}
+        return copies[key].path, copies[key].given, copies[key].given
 
     def _write(self, path: str, decision: Decision | None) -> None:
         with self._lock:

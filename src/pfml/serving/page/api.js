@@ -48,6 +48,7 @@ export const api = {
   map: () => request("/api/map", { quiet: true }),
   potential: (className) => request(`/api/map/potential?${query({ class_name: className })}`),
   audit: () => request("/api/audit"),
+  copies: () => request("/api/audit/copies"),
   suspect: (key) => request(`/api/audit/${encodeURIComponent(key)}`),
   withdraw: (key) => request(`/api/audit/${encodeURIComponent(key)}`, { method: "DELETE" }),
   decide: (key, decision, label = "") =>

@@ -1,4 +1,4 @@
-"""Routes of the audit queue: suspects, their neighbors, and decisions about them."""
+"""Routes of the audit: suspects with their neighbors, copies, and decisions about them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from pfml.audit.decisions import DecisionName
-from pfml.serving.audit_queue import Decision, QueuedSuspect, key_of
+from pfml.serving.audit_queue import Copies, Copy, Decision, QueuedSuspect, key_of
 from pfml.serving.dependencies import ErrorResponse, SharedService, display_name
 from pfml.serving.service import Service, UnknownNameError
 from pfml.terminal import readable
@@ -35,7 +35,7 @@ class DecisionRequest(BaseModel):
     """A decision about a suspect."""
 
     decision: DecisionName
-    label: str = Field(default="", max_length=1024, description="A training class, for relabel.")
+    label: str = Field(default="", max_length=1024, description="A class, for relabel.")
 
 
 class DecisionResponse(BaseModel):
@@ -89,6 +89,37 @@ async def queue(service: SharedService) -> AuditResponse:
     return await service.searching.run(respond)
 
 
+class CopyResponse(BaseModel):
+    """An image that others are copies of."""
+
+    key: str
+    name: str
+    image: int | None = Field(description="Its id in the index; null if it is not indexed.")
+    class_name: str
+    part: str = Field(description="Where it is used, such as train.")
+    decision: DecisionResponse | None
+
+
+class CopiesResponse(BaseModel):
+    """A group of copies."""
+
+    exact: bool = Field(description="Whether all files have the same content.")
+    across_classes: bool = Field(description="Whether they have different labels.")
+    across_parts: bool = Field(description="Whether some are trained on and some are held out.")
+    images: list[CopyResponse]
+
+
+@router.get("/copies")
+async def copies(service: SharedService) -> list[CopiesResponse]:
+    """Groups of copies, those in several classes first; empty before pfml audit."""
+
+    def respond() -> list[CopiesResponse]:
+        decided = service.audit.decisions()
+        return [_copies(service, group, decided) for group in service.audit.copies()]
+
+    return await service.searching.run(respond)
+
+
 @router.get("/{key}")
 async def suspect(service: SharedService, key: str) -> SuspectResponse:
     """A suspect with its neighbors in the index."""
@@ -104,10 +135,10 @@ async def suspect(service: SharedService, key: str) -> SuspectResponse:
 
 @router.put("/{key}")
 async def decide(service: SharedService, key: str, request: DecisionRequest) -> DecisionResponse:
-    """Decide about a suspect; the decision is on disk before the response."""
+    """Decide about a suspect or a copy; the decision is on disk before the response."""
 
     def respond() -> DecisionResponse:
-        _named(service, key)
+        _require(service, key)
         label = service.class_named(request.label) if request.decision == "relabel" else ""
         return _decision(service.audit.decide(key, request.decision, label))
 
@@ -119,7 +150,7 @@ async def withdraw(service: SharedService, key: str) -> None:
     """Withdraw a decision."""
 
     def respond() -> None:
-        _named(service, key)
+        _require(service, key)
         service.audit.withdraw(key)
 
     await service.searching.run(respond)
@@ -132,13 +163,43 @@ def _named(service: Service, key: str) -> QueuedSuspect:
     return found[key]
 
 
-def _suspect(service: Service, one: QueuedSuspect, decision: Decision | None) -> SuspectResponse:
-    image = service.indexed_as(one.path)
-    name = (
-        readable(str(Path(*Path(one.path).parts[-2:])))
-        if image is None
-        else display_name(service.gallery.index.entry(image))
+def _require(service: Service, key: str) -> None:
+    """Refuse a key that neither a suspect nor a copy has."""
+    if not service.audit.has(key):
+        _named(service, key)
+
+
+def _copies(service: Service, group: Copies, decided: dict[str, Decision]) -> CopiesResponse:
+    return CopiesResponse(
+        exact=group.is_exact,
+        across_classes=group.is_across_classes,
+        across_parts=group.is_across_parts,
+        images=[_copy(service, one, decided.get(one.path)) for one in group.images],
     )
+
+
+def _copy(service: Service, one: Copy, decision: Decision | None) -> CopyResponse:
+    image, name = _indexed(service, one.path)
+    return CopyResponse(
+        key=one.key,
+        name=name,
+        image=image,
+        class_name=readable(one.given),
+        part=one.part,
+        decision=None if decision is None else _decision(decision),
+    )
+
+
+def _indexed(service: Service, path: str) -> tuple[int | None, str]:
+    """The id of an image in the index, None if it is not indexed, and its name."""
+    image = service.indexed_as(path)
+    if image is None:
+        return None, readable(str(Path(*Path(path).parts[-2:])))
+    return image, display_name(service.gallery.index.entry(image))
+
+
+def _suspect(service: Service, one: QueuedSuspect, decision: Decision | None) -> SuspectResponse:
+    image, name = _indexed(service, one.path)
     return SuspectResponse(
         key=one.key,
         name=name,
