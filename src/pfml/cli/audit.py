@@ -79,8 +79,9 @@ def audit(
     if len(found.unjudged):
         print_line(console, about_unjudged(found))
     suspects = min(len(found.suspicious(threshold)), len(everyone))
-    more = f" and {len(everyone) - suspects:,} more images, in order" if len(everyone) > suspects else ""
-    print_line(console, f"{folder / 'suspects.csv'}: {suspects:,} suspects{more}; {folder / 'audit.html'}: with images")
+    more = f" and {_counted(len(everyone) - suspects, 'more image')}, in order" if len(everyone) > suspects else ""
+    listing = f"{_counted(suspects, 'suspect')}{more}"
+    print_line(console, f"{folder / 'suspects.csv'}: {listing}; {folder / 'audit.html'}: with images")
     if others is not None:
         write_faults(folder, found, others)
         _print_faults(console, folder, found, others)
@@ -240,8 +241,8 @@ def _corrections(
         rest = [index for index in found.suspicious(threshold).tolist() if index not in sure]
         print_line(
             console,
-            f"{len(sure):,} labels are noise with a precision of at least {precision:.0%}, by the lower end of the "
-            f"estimate; {len(rest):,} more suspects stay as they are, for review",
+            f"surely noise, with a precision of at least {precision:.0%} by the lower end of the estimate: "
+            f"{_counted(len(sure), 'label')}; left for review: {_counted(len(rest), 'suspect')}",
         )
     return corrections
 
@@ -322,6 +323,11 @@ def described_rate(found: Audit) -> str:
     return f"estimated label noise {found.noise_rate:.1%}, 90 % interval {low:.1%} to {high:.1%}"
 
 
+def _counted(number: int, what: str) -> str:
+    """Such as "1 suspect" or "1,204 suspects"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def _print_faults(console: Console, folder: Path, found: Audit, faults: Faults) -> None:
     """A line for each kind of fault that was found."""
     groups = faults.duplicates
@@ -329,7 +335,7 @@ def _print_faults(console: Console, folder: Path, found: Audit, faults: Faults) 
     classes, parts = (sum(getattr(one, name) for one in groups) for name in ("is_across_classes", "is_across_parts"))
     if groups:
         across = f"; across classes {classes:,}" + (f"; across training and held-out images {parts:,}" if parts else "")
-        counted = f"{len(groups):,} groups of copies ({exact:,} exact, {len(groups) - exact:,} near{across})"
+        counted = f"{_counted(len(groups), 'group')} of copies ({exact:,} exact, {len(groups) - exact:,} near{across})"
         print_line(console, f"{folder / 'duplicates.csv'}: {counted}")
     if faults.outliers:
         are = "image is" if len(faults.outliers) == 1 else "images are"

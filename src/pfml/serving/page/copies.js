@@ -11,7 +11,7 @@ function titleOf(group) {
   return [`${group.images.length} ${group.exact ? "exact" : "near"} copies`, ...where.filter(Boolean)].join(", ");
 }
 
-function picture(one) {
+function linkedImage(one) {
   if (one.image === null) return element("span", { class: "missing" }, "not in the index");
   const link = { href: imageUrl(one.image, "full"), target: "_blank", rel: "noopener", title: "Open in full size" };
   return element("a", link, indexedImage(one.image, one.name, "large"));
@@ -28,7 +28,7 @@ export function start() {
     return element(
       "li",
       { class: `card${isLeftOut(one) ? " left-out" : ""}` },
-      element("div", { class: "card-main" }, picture(one)),
+      element("div", { class: "card-main" }, linkedImage(one)),
       element("span", { class: "card-class" }, [readable(one.class_name), one.part].filter(Boolean).join(" · ")),
       element("span", { class: "card-name", title: one.name }, fileName(one.name)),
       element("div", { class: "card-facts" }, element("button", options, verb, k < 9 ? element("kbd", {}, String(k + 1)) : null)),
