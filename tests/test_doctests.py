@@ -35,16 +35,17 @@ def modules_with_examples() -> list[str]:
 def test_examples_of_a_module(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    run_examples(name)
+    assert run_examples(name) > 0
 
 
 def run_examples(name):
-    """Run the examples in the docstrings of a module."""
+    """Run the examples in the docstrings of a module; how many there are, and none of them fails."""
     module = importlib.import_module(name)
     lazy = {public: getattr(module, public) for public in getattr(module, "__all__", ())}
     result = doctest.testmod(module, extraglobs={**NAMES, **lazy}, optionflags=FLAGS)
     assert result.attempted, f"{name} has an example that doctest does not find: is it in a docstring?"
     assert result.failed == 0, f"{result.failed} of {result.attempted} examples in {name} print something else"
+    return result.attempted
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -425,6 +425,10 @@ def test_copies_come_in_groups_and_can_be_decided_about(small_run):
     assert got(app, "/api/audit/copies")[0]["images"][1]["decision"] == {"decision": "drop", "label": ""}
     assert ask(app, "DELETE", f"/api/audit/{key}").status_code == 204
     assert decisions(small_run) == []
+    (small_run / "audit" / "duplicates.csv").write_text("anything\nelse\n")
+    answer = ask(app, "GET", "/api/audit/copies")
+    assert 400 <= answer.status_code < 500
+    assert "run pfml audit again" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,8 @@ from xml.sax.saxutils import quoteattr
 from pfml.audit.suspects import Audit, Suspect
 from pfml.storage.files import named_errors, write_atomically
 
-__all__ = ["TOOLS", "read_label_studio", "write_fiftyone", "write_label_studio"]
+__all__ = ["read_label_studio", "write_fiftyone", "write_label_studio"]
 
-#: Tools that suspects can be handed to.
-TOOLS = ("label-studio", "fiftyone")
 #: The choice that leaves an image out.
 LEAVE_OUT = "(leave out)"
 

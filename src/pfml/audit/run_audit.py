@@ -120,8 +120,8 @@ def write_corrections(
     """Write corrections of an audited run as the list to train on next, in place of the run's own list.
 
     The list is about training images, with the labels that the run trained on: one whose corrected class is held out of
-    training is left out. A run that was already corrected has a list of its own, whose
-    lines stay in the new one: otherwise training on the new list would undo them.
+    training is left out. A run that was already corrected has a list of its own, whose lines stay in the new one:
+    otherwise training on the new list would undo them.
 
     Args:
         run: Folder of the run that was audited.

@@ -78,15 +78,14 @@ def find_merges(points: Tensor, images: ImageSet) -> list[ClassFault]:
     if len(points) <= NEIGHBORS:
         return []
     neighbors = labels[nearest(points, None, NEIGHBORS)[1].cpu()]  # (n, k)
-    votes = torch.zeros(classes * classes, dtype=torch.float64)
-    votes.index_add_(0, (labels[:, None] * classes + neighbors).flatten(), torch.ones(neighbors.numel()).double())
-    votes = votes.view(classes, classes)
+    codes, counts = (labels[:, None] * classes + neighbors).unique(return_counts=True)  # few of all pairs of classes
+    votes = {divmod(code, classes): count for code, count in zip(codes.tolist(), counts.tolist(), strict=True)}
     found = []
-    for one, other in (votes + votes.T).triu(1).nonzero().tolist():
+    for one, other in sorted({(min(pair), max(pair)) for pair in votes if pair[0] != pair[1]}):
         if min(sizes[one], sizes[other]) < FEWEST:
             continue
-        across = float(votes[one, other] + votes[other, one])
-        within = float(votes[one, one] + votes[other, other])
+        across = votes.get((one, other), 0) + votes.get((other, one), 0)
+        within = votes.get((one, one), 0) + votes.get((other, other), 0)
         size, more = int(sizes[one]), int(sizes[other])
         total = size + more
         chance = 2 * size * more / (total * (total - 1))  # an image is not its own neighbor
@@ -107,7 +106,8 @@ def find_splits(points: Tensor, images: ImageSet) -> list[ClassFault]:
     if len(present) < 3:
         return []
     means = torch.stack([points[labels == c].mean(dim=0) for c in present])
-    usual = float(torch.pdist(means).quantile(DIFFERENT))
+    apart = torch.pdist(means)
+    usual = float(apart.kthvalue(1 + int(DIFFERENT * (len(apart) - 1))).values)  # torch's quantile takes 2^24 at most
     found = []
     for label in present:
         rows = (labels == label).nonzero()[:, 0]

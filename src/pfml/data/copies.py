@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from pathlib import Path
 
 from torch import Tensor
@@ -46,7 +46,7 @@ def about_copies(data: RetrievalData) -> tuple[str, ...]:
         first = mixed[0][0]
         other = next(k for k in mixed[0] if labels[k] != labels[first])
         remarks.append(
-            f"{_counted(mixed)} an exact copy in another class ({names[first]} and {names[other]}): "
+            f"{sum(map(len, mixed)):,} images have an exact copy in another class ({names[first]} and {names[other]}): "
             f"at least one label of each is noise; pfml audit lists them"
         )
     leaked = [group for group in groups if len({roles[k] == "train" for k in group}) > 1]
@@ -59,10 +59,6 @@ def about_copies(data: RetrievalData) -> tuple[str, ...]:
             f"results on them are too good; leave them out"
         )
     return tuple(remarks)
-
-
-def _counted(groups: Sequence[Sequence[int]]) -> str:
-    return f"{sum(map(len, groups)):,} images have"
 
 
 def _groups(keys: Iterable[tuple[int, Hashable | None]]) -> list[list[int]]:

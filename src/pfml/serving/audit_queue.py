@@ -136,16 +136,8 @@ class AuditQueue:
         """Groups of copies, those in several classes first; empty before `pfml audit`."""
         groups: dict[str, list[dict[str, str]]] = {}
         for row in _rows(self.copies_file) if self.copies_file.is_file() else ():
-            groups.setdefault(row["group"], []).append(row)
-        return [
-            Copies(
-                rows[0]["copy"] == "exact",
-                rows[0]["across_classes"] == "yes",
-                rows[0]["across_parts"] == "yes",
-                tuple(Copy(key_of(row["path"]), row["path"], row["part"], row["class"]) for row in rows),
-            )
-            for rows in groups.values()
-        ]
+            groups.setdefault(row.get("group", ""), []).append(row)
+        return [_copies(rows) for rows in groups.values()]
 
     def class_names(self) -> list[str]:
         """The classes that an image may be relabeled as, those of the audit among them."""
@@ -236,6 +228,19 @@ def _suspect(row: dict[str, str]) -> QueuedSuspect:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"suspects.csv must be as pfml audit writes it, got {error!r}: run pfml audit again") from None
+
+
+def _copies(rows: list[dict[str, str]]) -> Copies:
+    try:
+        return Copies(
+            rows[0]["copy"] == "exact",
+            rows[0]["across_classes"] == "yes",
+            rows[0]["across_parts"] == "yes",
+            tuple(Copy(key_of(row["path"]), row["path"], row["part"], row["class"]) for row in rows),
+        )
+    except (KeyError, AttributeError) as error:
+        again = "run pfml audit again"
+        raise ValueError(f"duplicates.csv must be as pfml audit writes it, got {error!r}: {again}") from None
 
 
 def _decision(path: Path, row: dict[str, str]) -> Decision:

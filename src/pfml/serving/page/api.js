@@ -115,6 +115,12 @@ export async function attempt(task) {
   }
 }
 
+// Whether a key is not for a view: it is hidden, somebody types, or the browser has the key.
+export function isElsewhere(event, view) {
+  const isTyping = event.target.matches("input, select, textarea") || document.querySelector("dialog[open]");
+  return document.getElementById(view).hidden || event.ctrlKey || event.metaKey || event.altKey || isTyping;
+}
+
 export const fileName = (name) => name.split("/").pop();
 export const readable = (className) => className || "no class";
 export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} %`;

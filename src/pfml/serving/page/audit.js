@@ -1,6 +1,6 @@
 // The audit queue: one suspect at a time, with its neighbors; decisions are saved at once.
 
-import { api, attempt, element, imageUrl, indexedImage, percent, readable, toast } from "/page/api.js";
+import { api, attempt, element, imageUrl, indexedImage, isElsewhere, percent, readable, toast } from "/page/api.js";
 
 const byId = (id) => document.getElementById(id);
 const OUTCOMES = { accept: "relabeled as suggested", reject: "kept as given", relabel: "relabeled", drop: "left out" };
@@ -151,8 +151,7 @@ export function start({ status, searchByImage }) {
   }
 
   function onKey(event) {
-    if (byId("view-audit").hidden || !queue?.suspects.length || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.target.matches("input, select, textarea") || document.querySelector("dialog[open]")) return;
+    if (!queue?.suspects.length || isElsewhere(event, "view-audit")) return;
     const actions = {
       a: () => decide("accept"),
       r: () => decide("reject"),

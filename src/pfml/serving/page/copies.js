@@ -1,6 +1,6 @@
 // Copies that the audit has found: one group at a time, side by side; which of them are left out.
 
-import { api, attempt, element, fileName, imageUrl, indexedImage, readable } from "/page/api.js";
+import { api, attempt, element, fileName, imageUrl, indexedImage, isElsewhere, readable } from "/page/api.js";
 
 const byId = (id) => document.getElementById(id);
 const isLeftOut = (one) => one.decision?.decision === "drop";
@@ -75,8 +75,7 @@ export function start() {
   }
 
   function onKey(event) {
-    if (byId("view-copies").hidden || !groups?.length || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.target.matches("input, select, textarea") || document.querySelector("dialog[open]")) return;
+    if (!groups?.length || isElsewhere(event, "view-copies")) return;
     const numbered = /^[1-9]$/.test(event.key) ? groups[here].images[event.key - 1] : null;
     const actions = { j: () => go(here + 1), k: () => go(here - 1) };
     const action = numbered ? () => toggle(numbered) : actions[event.key.toLowerCase()];
