@@ -125,3 +125,15 @@ def test_what_is_found_is_in_the_tables_and_on_the_page(tmp_path):
     assert "image 25 (b, test)" in html
     assert "Far from all others" in html
     assert "Exact copies" not in audit_page(judged, [], title="Audit")
+
+
+@pytest.mark.slow
+def test_thousands_of_classes_are_compared_in_bounded_memory():
+    classes = 6_000  # the distances of their means are more than torch's quantile takes
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(classes).repeat_interleave(5)
+    noise = 0.1 * torch.randn(len(labels), 32, generator=generator)
+    points = torch.nn.functional.normalize(torch.randn(classes, 32, generator=generator)[labels] + noise)
+    pixels = torch.zeros(len(labels), 3, 2, 2, dtype=torch.uint8)
+    images = ImageSet(pixels, labels, tuple(f"class {k}" for k in range(classes)))
+    assert find_merges(points, images) == find_splits(points, images) == []
