@@ -120,7 +120,7 @@ def draw_glyphs(
     characters: str,
     *,
     copies: int = COPIES,
-    distortion: Distortion = Distortion(),  # noqa: B008  (frozen)
+    distortion: Distortion = Distortion(),
     seed: int = 0,
 ) -> ImageSet:
     """Images of `characters`, one class each: `copies` distorted glyphs in each of the 16 faces.
