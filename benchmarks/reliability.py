@@ -156,7 +156,7 @@ def resumed() -> str:
 
     def run(out: Path, monitor: Monitor | None, resume: bool) -> None:
         torch.manual_seed(1)
-        train(pfml.create_embedder("convnet", embedding_dim=8), data, config, out=out, monitor=monitor, resume=resume)
+        train(data, pfml.create_embedder("convnet", embedding_dim=8), config, out=out, monitor=monitor, resume=resume)
 
     with tempfile.TemporaryDirectory() as name:
         run(Path(name) / "whole", None, False)

@@ -137,7 +137,7 @@ def test_a_loss(added, tmp_path, capsys):
     assert loss(embeddings, labels).item() == pytest.approx(expected, rel=1e-5)
     main(["methods"])
     assert "prototype" in capsys.readouterr().out
-    results = train(small_embedder(), few_glyphs(), small_config(loss=LossConfig("prototype")), out=tmp_path / "run")
+    results = train(few_glyphs(), small_embedder(), small_config(loss=LossConfig("prototype")), out=tmp_path / "run")
     assert results["last"]["epoch"] == 2
 
 
@@ -183,7 +183,7 @@ def test_a_metric(added, tmp_path):
         nearest = [i for i in (points @ points[k]).argsort(descending=True).tolist() if i != k]
         expected += 1 / (1 + [int(labels[i]) for i in nearest].index(int(labels[k]))) / 20
     assert retrieval_metrics(points, labels).as_dict()["mean_reciprocal_rank"] == pytest.approx(expected)
-    results = train(small_embedder(), few_glyphs(), small_config(epochs=1), out=tmp_path / "run")
+    results = train(few_glyphs(), small_embedder(), small_config(epochs=1), out=tmp_path / "run")
     assert 0 < results["last"]["test"]["mean_reciprocal_rank"] <= 1
     assert "MRR" in (tmp_path / "run" / "model" / "README.md").read_text(encoding="utf-8")
 

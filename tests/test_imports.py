@@ -12,6 +12,7 @@ LAYERS = [
     "version",
     "lazy",
     "packages",
+    "own_code",
     "typos",
     "terminal",
     "memory",

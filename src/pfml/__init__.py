@@ -9,7 +9,7 @@ From images to an embedder:
 
     data = load_data("cub", "CUB_200_2011")
     embedder = create_embedder("resnet50", embedding_dim=512)
-    train(embedder, data, TrainConfig(epochs=40), out="runs/cub", monitor=ProgressMonitor())
+    train(data, embedder, TrainConfig(epochs=40), out="runs/cub", monitor=ProgressMonitor())
     load_embedder("runs/cub").encode(["bird.jpg"])
 """
 
@@ -19,7 +19,15 @@ from pfml.lazy import lazy_names
 from pfml.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from pfml.data import ImageSet, LabelNoise, RetrievalData, SeenClassError, load_data, with_validation
+    from pfml.data import (
+        ImageSet,
+        LabelNoise,
+        Preprocessing,
+        RetrievalData,
+        SeenClassError,
+        load_data,
+        with_validation,
+    )
     from pfml.energy import class_potential, class_potentials, forces, potential_energy
     from pfml.evaluation import RetrievalMetrics, embed, evaluate, nearest, proxy_alignment, retrieval_metrics
     from pfml.export import Bundle, load_bundle
@@ -33,9 +41,11 @@ if TYPE_CHECKING:
         ProxyAnchorLoss,
     )
     from pfml.models import Embedder, create_embedder, load_embedder
+    from pfml.own_code import trust
     from pfml.training import (
         BatchConfig,
         LossConfig,
+        Monitor,
         OptimizerConfig,
         ProgressMonitor,
         ScheduleConfig,
@@ -47,7 +57,15 @@ else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "pfml.data": ("ImageSet", "LabelNoise", "RetrievalData", "SeenClassError", "load_data", "with_validation"),
+            "pfml.data": (
+                "ImageSet",
+                "LabelNoise",
+                "Preprocessing",
+                "RetrievalData",
+                "SeenClassError",
+                "load_data",
+                "with_validation",
+            ),
             "pfml.energy": ("class_potential", "class_potentials", "forces", "potential_energy"),
             "pfml.evaluation": (
                 "RetrievalMetrics",
@@ -68,9 +86,11 @@ else:
                 "ProxyAnchorLoss",
             ),
             "pfml.models": ("Embedder", "create_embedder", "load_embedder"),
+            "pfml.own_code": ("trust",),
             "pfml.training": (
                 "BatchConfig",
                 "LossConfig",
+                "Monitor",
                 "OptimizerConfig",
                 "ProgressMonitor",
                 "ScheduleConfig",
@@ -95,9 +115,11 @@ __all__ = [
     "LabelNoise",
     "LogarithmicLaw",
     "LossConfig",
+    "Monitor",
     "OptimizerConfig",
     "PotentialFieldLoss",
     "PowerLaw",
+    "Preprocessing",
     "ProgressMonitor",
     "ProxyAnchorLoss",
     "RetrievalData",
@@ -120,5 +142,6 @@ __all__ = [
     "proxy_alignment",
     "retrieval_metrics",
     "train",
+    "trust",
     "with_validation",
 ]

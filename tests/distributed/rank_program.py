@@ -43,7 +43,7 @@ def run_rank(out, fault, environment):
     # where the other rank was killed, nobody is left whose word could come late
     haste = mock.patch("pfml.distributed.heartbeat.HASTE", 1.0 if fault == "stall" else HASTE)
     with haste, open_world(torch.device("cpu")) as world, mock.patch("pfml.training.loop.clip_gradients", faulty):
-        train(small_embedder(image_size=32), few_glyphs(), config_of(checkpoint_every=3), out=out, world=world)
+        train(few_glyphs(), small_embedder(image_size=32), config_of(checkpoint_every=3), out=out, world=world)
 
 
 def printed_by(out, rank):

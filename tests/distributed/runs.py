@@ -45,8 +45,8 @@ def training(group, out, changes, resume=False, interrupt_at=None):
     results = None
     with suppress(KeyboardInterrupt):
         results = train(
-            small_embedder(image_size=32),
             few_glyphs(),
+            small_embedder(image_size=32),
             config_of(**changes),
             out=out,
             resume=resume,
@@ -60,7 +60,7 @@ def training_on_known_classes(group, out):
     """`training` on images of all classes, of which some are held out and searched among the others."""
     torch.manual_seed(1 if group is None else 1 + dist.get_rank(group))
     data, world = divided(few_glyphs().train, "letters", "images"), None if group is None else Ranks(group)
-    return train(small_embedder(image_size=32), data, config_of(epochs=1), out=out, world=world)
+    return train(data, small_embedder(image_size=32), config_of(epochs=1), out=out, world=world)
 
 
 def training_with_choice(group, out, changes, resume=False, interrupt_at=None):
@@ -76,7 +76,7 @@ def training_with_choice(group, out, changes, resume=False, interrupt_at=None):
         return found | {"recall_at_1": 1 / (2 + len(training.state.history))} if role == "validation" else found
 
     with suppress(KeyboardInterrupt), mock.patch.object(Training, "scores", falling):
-        train(embedder, data, config, out=out, resume=resume, monitor=monitor, world=world)
+        train(data, embedder, config, out=out, resume=resume, monitor=monitor, world=world)
     return ModelIdentity.of(embedder).digest
 
 

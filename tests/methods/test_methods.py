@@ -76,7 +76,7 @@ def beats_the_untrained_net(name, tmp_path):
         optimizer=OptimizerConfig("adamw", lr=5e-3),
         schedule=ScheduleConfig("one-cycle"),
     )
-    results = train(embedder_of(16), more_glyphs(), recipe_config(name, base), out=tmp_path / "run")
+    results = train(more_glyphs(), embedder_of(16), recipe_config(name, base), out=tmp_path / "run")
     assert results["last"]["test"]["recall_at_1"] > untrained_recall() + 0.1
     assert ("alignment" in results) == (create_loss(LossConfig(name), C, D).proxy_points().shape[1] > 0)
 
@@ -86,7 +86,7 @@ def resumes_bit_equal(name, tmp_path):
 
     def run(out, **options):
         torch.manual_seed(1)
-        train(small_embedder(), few_glyphs(), config, out=tmp_path / out, **options)
+        train(few_glyphs(), small_embedder(), config, out=tmp_path / out, **options)
 
     run("whole")
     with pytest.raises(KeyboardInterrupt):
@@ -394,7 +394,7 @@ def test_zero_shot_evaluates_the_backbone_and_trains_nothing(tmp_path, monkeypat
     assert results["last"]["test"]["recall_at_1"] == pytest.approx(expected.recall[1])
     assert "last epoch, epoch 0" in printed
     with pytest.raises(ValueError, match="zero-shot trains nothing"):
-        train(small_embedder(), few_glyphs(), small_config(loss=LossConfig("zero-shot")), out=tmp_path / "other")
+        train(few_glyphs(), small_embedder(), small_config(loss=LossConfig("zero-shot")), out=tmp_path / "other")
 
 
 def test_the_command_lists_every_method(capsys):

@@ -40,7 +40,7 @@ def head_of(card):
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "run"
     data = with_validation(few_glyphs(), "half")
-    found = train(small_embedder(), data, small_config(epochs=1, batch=BatchConfig(16, 4)), out=folder)
+    found = train(data, small_embedder(), small_config(epochs=1, batch=BatchConfig(16, 4)), out=folder)
     return folder, found, data
 
 

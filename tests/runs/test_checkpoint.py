@@ -152,7 +152,7 @@ def test_what_goes_wrong_in_the_background_is_raised_by_the_next_save_or_the_end
 def test_a_run_that_writes_in_the_background_can_be_interrupted_and_resumed(tmp_path, monkeypatch):
     def run(out, **options):
         torch.manual_seed(1)
-        train(small_embedder(), few_glyphs(), small_config(checkpoint_every=1), out=tmp_path / out, **options)
+        train(few_glyphs(), small_embedder(), small_config(checkpoint_every=1), out=tmp_path / out, **options)
 
     run("whole")
     in_background = lambda folder, **_: CheckpointWriter(folder, in_background=True)  # noqa: E731

@@ -22,7 +22,7 @@ NAMES = ("third", "first", "second")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    train(small_embedder(), few_glyphs(), small_config(epochs=1, loss=LossConfig("pfml", FIELD)), out=folder)
+    train(few_glyphs(), small_embedder(), small_config(epochs=1, loss=LossConfig("pfml", FIELD)), out=folder)
     return folder
 
 

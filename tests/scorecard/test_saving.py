@@ -109,10 +109,10 @@ def test_26_a_checkpoint_of_other_hyper_parameters_is_refused_by_name(tmp_path):
     from pfml.training import train
 
     with pytest.raises(KeyboardInterrupt):
-        train(small_embedder(), few_glyphs(), small_config(), out=tmp_path / "run", monitor=InterruptAt(2))
+        train(few_glyphs(), small_embedder(), small_config(), out=tmp_path / "run", monitor=InterruptAt(2))
     other = small_config(loss=LossConfig("pfml", {"proxies_per_class": 3}))
     with pytest.raises(ValueError, match="proxies_per_class"):
-        train(small_embedder(), few_glyphs(), other, out=tmp_path / "run", resume=True)
+        train(few_glyphs(), small_embedder(), other, out=tmp_path / "run", resume=True)
     stored = PotentialFieldLoss(4, 8, alpha=3.0).state_dict()
     with pytest.raises(ValueError, match="alpha: stored 3.0, here 4.0"):
         PotentialFieldLoss(4, 8, alpha=4.0).load_state_dict(stored)

@@ -16,7 +16,7 @@ def run(out, *, resume=False, monitor=None, data=None, dropout=0.0, **changes):
     torch.manual_seed(1)
     embedder = small_embedder()
     embedder.backbone.layers.append(torch.nn.Dropout(dropout))
-    return train(embedder, data or few_glyphs(), small_config(**changes), out=out, resume=resume, monitor=monitor)
+    return train(data or few_glyphs(), embedder, small_config(**changes), out=out, resume=resume, monitor=monitor)
 
 
 def assert_equal_runs(first, second):

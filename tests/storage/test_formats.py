@@ -56,7 +56,7 @@ def test_a_checkpoint_resumes(copied):
     _, state = load_checkpoint(FORMATS / "run" / "checkpoints")
     assert state["config"]["epochs"] == 2
     embedder = load_embedder(copied / "run")
-    results = train(embedder, few_glyphs(), small_config(), out=copied / "run", resume=True)
+    results = train(few_glyphs(), embedder, small_config(), out=copied / "run", resume=True)
     assert results["last"]["epoch"] == 2
 
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("_tiny_network")
 def run(out, *, resume=False, monitor=None, **changes):
     torch.manual_seed(1)
     embedder = create_embedder("tiny", embedding_dim=8)
-    train(embedder, few_glyphs(), small_config(**changes), out=out, resume=resume, monitor=monitor)
+    train(few_glyphs(), embedder, small_config(**changes), out=out, resume=resume, monitor=monitor)
     return embedder
 
 

@@ -44,7 +44,7 @@ def is_equal(state, other):
 def run(out, *, data=None, embedder=None, resume=False, monitor=None, **changes):
     torch.manual_seed(1)
     embedder = embedder or small_embedder()
-    return train(embedder, data or few_glyphs(), small_config(**changes), out=out, resume=resume, monitor=monitor)
+    return train(data or few_glyphs(), embedder, small_config(**changes), out=out, resume=resume, monitor=monitor)
 
 
 def saved(folder, name="model"):

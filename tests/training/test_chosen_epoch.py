@@ -68,7 +68,7 @@ def trained(out, monitor, *, resume=False, **changes):
     embedder, data = small_embedder(), with_validation(few_glyphs(), "half")
     config = small_config(epochs=3, batch=BATCH, loss=LOSS, **changes)
     with monitor.patch:
-        results = train(embedder, data, config, out=out, resume=resume, monitor=monitor)
+        results = train(data, embedder, config, out=out, resume=resume, monitor=monitor)
     return embedder, data, results
 
 
@@ -137,7 +137,7 @@ def test_a_run_that_has_ended_can_be_resumed_and_keeps_its_model(tmp_path, whole
 
 
 def test_without_validation_the_model_is_that_of_the_last_epoch(tmp_path):
-    results = train(small_embedder(), few_glyphs(), small_config(loss=LOSS, batch=BATCH), out=tmp_path / "run")
+    results = train(few_glyphs(), small_embedder(), small_config(loss=LOSS, batch=BATCH), out=tmp_path / "run")
     assert results["model"] == "last"
     assert load_embedder(tmp_path / "run").trained_on.epoch == 2
     assert not RunFolder(tmp_path / "run").last_model.exists()

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("_tiny_network")
 def run(out, *, resume=False, monitor=None, **changes):
     torch.manual_seed(1)
     train(
-        create_embedder("tiny", embedding_dim=8),
         few_glyphs(),
+        create_embedder("tiny", embedding_dim=8),
         small_config(**changes),
         out=out,
         resume=resume,

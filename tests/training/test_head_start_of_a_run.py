@@ -17,7 +17,7 @@ def test_a_run_starts_its_head_from_the_features_of_its_training_images(tmp_path
     monkeypatch.setattr("pfml.training.loop.Training.train_epoch", lambda self: seen.append(self) or _end(self))
     monkeypatch.setattr("pfml.training.loop.Training.finish", lambda self: {})
     torch.manual_seed(1)
-    train(small_embedder(), few_glyphs(), small_config(head_start=start), out=tmp_path / "run")
+    train(few_glyphs(), small_embedder(), small_config(head_start=start), out=tmp_path / "run")
     torch.manual_seed(1)
     expected = small_embedder()
     features = embed(expected, few_glyphs().train, features=True)
@@ -35,7 +35,7 @@ def test_a_uniform_head_is_torch_s_own_and_a_function_of_the_seed(tmp_path, monk
     for number, seed in enumerate((0, 0, 1)):
         torch.manual_seed(number)
         config = small_config(head_start="uniform", seed=seed)
-        train(small_embedder(), few_glyphs(), config, out=tmp_path / f"run{number}")
+        train(few_glyphs(), small_embedder(), config, out=tmp_path / f"run{number}")
     first, second, third = (training.embedder.head.linear for training in seen)
     usual = torch.nn.Linear(first.in_features, first.out_features)
     for mine, theirs in zip(first.parameters(), usual.parameters(), strict=True):
@@ -46,7 +46,7 @@ def test_a_uniform_head_is_torch_s_own_and_a_function_of_the_seed(tmp_path, monk
     assert not torch.equal(first.weight, third.weight)
     bare = create_embedder("convnet", embedding_dim=None)
     with pytest.raises(ValueError, match="head_start='uniform' needs a head with a linear layer"):
-        train(bare, few_glyphs(), small_config(head_start="uniform"), out=tmp_path / "bare")
+        train(few_glyphs(), bare, small_config(head_start="uniform"), out=tmp_path / "bare")
 
 
 def _end(training):
@@ -65,7 +65,7 @@ def inputs_of_the_layer(embedder):
 def test_a_resumed_run_does_not_start_its_head_again(tmp_path):
     def trained(name, **options):
         torch.manual_seed(1)
-        train(small_embedder(), few_glyphs(), small_config(head_start="whitened"), out=tmp_path / name, **options)
+        train(few_glyphs(), small_embedder(), small_config(head_start="whitened"), out=tmp_path / name, **options)
         return load_checkpoint(tmp_path / name / "checkpoints")[0]["embedder/head.linear.weight"]
 
     with pytest.raises(KeyboardInterrupt):
@@ -83,4 +83,4 @@ def test_a_start_that_nobody_knows_is_refused():
 def test_a_head_that_cannot_start_so_is_refused_before_the_first_step(tmp_path):
     config = small_config(head_start="whitened")
     with pytest.raises(ValueError, match=r"head_start='whitened' needs a head with a linear layer"):
-        train(create_embedder("convnet", embedding_dim=None), few_glyphs(), config, out=tmp_path / "run")
+        train(few_glyphs(), create_embedder("convnet", embedding_dim=None), config, out=tmp_path / "run")

@@ -17,7 +17,7 @@ from small_data import InterruptAt, few_glyphs, small_config, small_embedder
 def run(out, *, resume=False, monitor=None, data=None, embedder=None, **changes):
     torch.manual_seed(1)
     embedder = embedder or small_embedder()
-    return train(embedder, data or few_glyphs(), small_config(**changes), out=out, resume=resume, monitor=monitor)
+    return train(data or few_glyphs(), embedder, small_config(**changes), out=out, resume=resume, monitor=monitor)
 
 
 #: Two steps and one evaluation.
@@ -80,7 +80,7 @@ def test_training_leaves_the_caller_s_random_numbers_alone(tmp_path):
     torch.manual_seed(3)
     expected = torch.rand(3)
     torch.manual_seed(3)
-    train(small_embedder_without_draws(), few_glyphs(), small_config(**SHORT), out=tmp_path / "run")
+    train(few_glyphs(), small_embedder_without_draws(), small_config(**SHORT), out=tmp_path / "run")
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -322,6 +322,6 @@ def test_a_gpu_learns_what_a_cpu_learns_at_first(tmp_path, name):
     for device in ("cpu", "cuda"):
         torch.manual_seed(1)
         changes = {"device": device, "epochs": 1, "loss": LossConfig(name, options), "deterministic": device == "cpu"}
-        train(create_embedder("convnet", embedding_dim=8), few_glyphs(), small_config(**changes), out=tmp_path / device)
+        train(few_glyphs(), create_embedder("convnet", embedding_dim=8), small_config(**changes), out=tmp_path / device)
         losses[device] = [entry["loss"] for entry in RunFolder(tmp_path / device).entries("step")]
     assert losses["cuda"][0] == pytest.approx(losses["cpu"][0], rel=1e-3)

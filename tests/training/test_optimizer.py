@@ -158,7 +158,7 @@ def test_a_run_resumes_from_its_checkpoint_to_the_bit(name, fused, tmp_path, mon
 
     def run(out, **options):
         torch.manual_seed(1)
-        return train(small_embedder(), few_glyphs(), config, out=tmp_path / out, **options)
+        return train(few_glyphs(), small_embedder(), config, out=tmp_path / out, **options)
 
     results = run("whole")
     assert results["last"]["test"]["recall_at_1"] > 0.4
@@ -181,7 +181,7 @@ def test_a_step_that_is_not_finite_is_not_taken(name, tmp_path, monkeypatch):
     before = embedder.head.linear.weight.detach().clone()
     embedder.head.linear.weight.register_hook(lambda gradient: gradient * torch.nan)
     with pytest.raises(NonFiniteLossError, match="at step 0"):
-        train(embedder, few_glyphs(), config, out=tmp_path / "run")
+        train(few_glyphs(), embedder, config, out=tmp_path / "run")
     assert torch.equal(embedder.head.linear.weight, before)
 
 

@@ -35,7 +35,7 @@ def lagging(monkeypatch):
 def run(out, *, embedder=None, resume=False, monitor=None, **changes):
     torch.manual_seed(1)
     embedder = embedder or small_embedder()
-    return train(embedder, few_glyphs(), small_config(**changes), out=out, resume=resume, monitor=monitor)
+    return train(few_glyphs(), embedder, small_config(**changes), out=out, resume=resume, monitor=monitor)
 
 
 def test_without_a_lag_each_step_is_read_at_once():

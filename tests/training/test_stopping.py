@@ -43,7 +43,7 @@ def run(out, *, resume=False, monitor=None, **changes):
     torch.manual_seed(1)
     data = with_validation(few_glyphs(), "half")
     config = small_config(batch=BatchConfig(16, 4, per_epoch=2), **changes)
-    return train(small_embedder(), data, config, out=out, resume=resume, monitor=monitor)
+    return train(data, small_embedder(), config, out=out, resume=resume, monitor=monitor)
 
 
 def outcome(folder):

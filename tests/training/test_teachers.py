@@ -23,7 +23,7 @@ def taught(tmp_path_factory):
     for number, dim in enumerate((8, 12)):
         torch.manual_seed(number)
         folder = tmp_path_factory.mktemp("teachers") / f"{number}"
-        train(small_embedder(embedding_dim=dim), few_glyphs(), small_config(seed=number, epochs=1), out=folder)
+        train(few_glyphs(), small_embedder(embedding_dim=dim), small_config(seed=number, epochs=1), out=folder)
         folders.append(str(folder))
     return tuple(folders)
 
@@ -70,7 +70,7 @@ def test_a_student_learns_from_its_teachers_and_never_asks_for_a_label(taught, t
     embedder = small_embedder()
     first = {key: value.clone() for key, value in embedder.state_dict().items()}
     config = student_config(taught, loss=LossConfig(name), batch=BatchConfig(32, 0, per_epoch=2), epochs=1)
-    results = train(embedder, few_glyphs(), config, out=tmp_path / "student")
+    results = train(few_glyphs(), embedder, config, out=tmp_path / "student")
     assert any(not torch.equal(first[key], value) for key, value in embedder.state_dict().items())
     assert results["last"]["test"]["recall_at_1"] >= 0
 
@@ -78,14 +78,14 @@ def test_a_student_learns_from_its_teachers_and_never_asks_for_a_label(taught, t
     labels = few_glyphs().train.labels.roll(7)
     assert not torch.equal(labels, few_glyphs().train.labels)
     mislabeled = replace(few_glyphs(), train=replace(few_glyphs().train, labels=labels))
-    train(small_embedder(), mislabeled, config, out=tmp_path / "again")
+    train(mislabeled, small_embedder(), config, out=tmp_path / "again")
     assert_same_weights(tmp_path / "student", tmp_path / "again")
 
 
 def test_a_student_that_was_interrupted_resumes_to_the_bit(taught, tmp_path):
     def run(out, **more):
         torch.manual_seed(1)
-        return train(small_embedder(), few_glyphs(), student_config(taught), out=tmp_path / out, **more)
+        return train(few_glyphs(), small_embedder(), student_config(taught), out=tmp_path / out, **more)
 
     run("whole")
     with pytest.raises(Interrupted):
@@ -99,25 +99,25 @@ def test_a_student_does_not_resume_with_a_teacher_that_has_changed(taught, tmp_p
     load_embedder(taught[0]).save(teacher)
     with pytest.raises(Interrupted):
         train(
-            small_embedder(), few_glyphs(), student_config((str(teacher),)), out=tmp_path / "s", monitor=InterruptAt(3)
+            few_glyphs(), small_embedder(), student_config((str(teacher),)), out=tmp_path / "s", monitor=InterruptAt(3)
         )
     small_embedder().save(teacher)
     with pytest.raises(ValueError, match="have changed since it was started"):
-        train(small_embedder(), few_glyphs(), student_config((str(teacher),)), out=tmp_path / "s", resume=True)
+        train(few_glyphs(), small_embedder(), student_config((str(teacher),)), out=tmp_path / "s", resume=True)
 
 
 def test_a_teacher_that_has_seen_the_test_classes_is_refused(tmp_path):
     cheat = small_embedder()
     cheat.save(tmp_path / "cheat", trained_on=TrainedOn("letters", few_glyphs().test.class_names))
     with pytest.raises(SeenClassError, match="test classes must be unseen"):
-        train(small_embedder(), few_glyphs(), student_config((str(tmp_path / "cheat"),)), out=tmp_path / "student")
+        train(few_glyphs(), small_embedder(), student_config((str(tmp_path / "cheat"),)), out=tmp_path / "student")
 
 
 def test_what_teachers_have_learned_from_no_test_of_the_student_may_show(tmp_path):
     teacher = small_embedder()
     teacher.save(tmp_path / "teacher", trained_on=TrainedOn("elsewhere", ("a gull",)))
     student = small_embedder()
-    train(student, few_glyphs(), student_config((str(tmp_path / "teacher"),), epochs=1), out=tmp_path / "student")
+    train(few_glyphs(), student, student_config((str(tmp_path / "teacher"),), epochs=1), out=tmp_path / "student")
     assert student.trained_on is not None
     assert set(student.trained_on.class_names) == {*few_glyphs().train.class_names, "a gull"}
 
@@ -147,7 +147,7 @@ def test_a_student_is_compared_with_what_its_teachers_say_of_the_same_crops(taug
 
     monkeypatch.setattr(Training, "update", updated)
     monkeypatch.setattr(RelaxedContrastiveLoss, "forward", compared)
-    train(small_embedder(), few_glyphs(), student_config(taught, epochs=1), out=tmp_path / "student")
+    train(few_glyphs(), small_embedder(), student_config(taught, epochs=1), out=tmp_path / "student")
     embedders = [load_embedder(folder) for folder in taught]
     assert len(pixels) == 4
     for crops, told in zip(pixels, targets, strict=True):
@@ -158,6 +158,6 @@ def test_a_student_is_compared_with_what_its_teachers_say_of_the_same_crops(taug
 def test_a_student_comes_closer_to_its_teachers(taught, tmp_path):
     torch.manual_seed(10)
     config = student_config(taught, loss=LossConfig("relational-kl"), epochs=4)
-    train(small_embedder(), few_glyphs(), config, out=tmp_path / "student")
+    train(few_glyphs(), small_embedder(), config, out=tmp_path / "student")
     losses = [entry["loss"] for entry in RunFolder(tmp_path / "student").entries("evaluation")]
     assert losses[-1] < losses[0] / 2

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 
 from pfml.cli.error_reporting import exit_with_error
 from pfml.cli.parser import METAVARS, Parser, shown_default, with_declared_spelling
+from pfml.own_code import is_reference, trust
 from pfml.typos import did_you_mean
 
 if TYPE_CHECKING:
@@ -257,6 +258,7 @@ def _typed(values: dict[str, Any], parser: Parser) -> tuple[dict[str, Any], dict
         if name.partition(".")[0] in fields:
             value = str(values[name]) if isinstance(values[name], Path) else values[name]
             typed = _merged(typed, _nested(name, value))
+    trust(*(name for name in (values.get("model.backbone"), values.get("loss.name")) if name and is_reference(name)))
     try:
         refuse_code(typed, "the command line")
     except ValueError as error:

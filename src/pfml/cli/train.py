@@ -7,7 +7,6 @@ import sys
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +57,7 @@ def train(
     from pfml.runs.config import RunConfig
     from pfml.runs.config_files import read_config
     from pfml.runs.final import read_validated
-    from pfml.runs.folder import RunFolder
+    from pfml.runs.folder import RunFolder, free_folder
     from pfml.suggest.folder import Prepared
     from pfml.training.ensemble import Ensemble, is_ensemble, read_ensemble
     from pfml.training.environment import resolve_device
@@ -160,6 +159,7 @@ def tune(
     """Choose hyper-parameters on what is neither trained nor tested on: best.yaml for pfml train --config."""
     from pfml.experiments.tune import Range, space_of
     from pfml.experiments.tune import tune as search
+    from pfml.runs.folder import free_folder
     from pfml.suggest.folder import Prepared
     from pfml.training.shutdown import Interrupted, interruptible
 
@@ -266,11 +266,6 @@ def add_tune_arguments(parser: ArgumentParser) -> None:
     add_json_option(parser)
     add_quiet_option(parser)
     add_run_options(parser)
-
-
-def free_folder(parent: Path, name: str) -> Path:
-    """A folder in `parent` that does not exist yet: name-1, name-2, ..."""
-    return next(folder for number in count(1) if not (folder := parent / f"{name}-{number}").exists())
 
 
 def is_restarted(config: RunConfig, out: Path | None, launch: Launch) -> bool:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from pfml.data.image_set import ImageSet, RetrievalData
 from pfml.data.readers.folder import listed_folder
@@ -83,7 +82,7 @@ def _refuse_repeated(data: RetrievalData, images: ImageSet, path: str | Path) ->
 
 
 def _files(images: ImageSet) -> tuple[Path, ...]:
-    return () if isinstance(images.images, Tensor) else images.images
+    return images.images if isinstance(images.images, tuple) else ()
 
 
 def _shared(images: ImageSet, part: ImageSet) -> list[int]:

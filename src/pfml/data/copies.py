@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from pfml.data.dataset_images import DatasetImages
 from pfml.data.image_set import ImageSet, RetrievalData
 from pfml.storage.files import sha256_of
 
@@ -30,6 +31,8 @@ def exact_copies(images: ImageSet) -> list[list[int]]:
     if isinstance(images.images, Tensor):
         pixels = images.images.contiguous().numpy()
         return _groups(enumerate(hashlib.sha256(each.data).digest() for each in pixels))
+    if isinstance(images.images, DatasetImages):
+        return _groups(enumerate(hashlib.sha256(each.numpy().data).digest() for each in images.images))
     files = images.images
     of_size = _groups((k, _size_of(path)) for k, path in enumerate(files))
     return sorted(group for alike in of_size for group in _groups((k, _digest_of(files[k])) for k in alike))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 from pfml.data.additions import with_added
 from pfml.data.glyphs import read_glyphs
@@ -14,6 +15,7 @@ from pfml.data.readers.cars import CARS, read_cars
 from pfml.data.readers.cub import CUB, read_cub
 from pfml.data.readers.folder import read_folder
 from pfml.data.readers.in_shop import IN_SHOP, read_in_shop
+from pfml.data.readers.python_data import read_python_data
 from pfml.data.readers.sop import SOP, read_sop
 from pfml.data.readers.table import read_table
 from pfml.typos import did_you_mean
@@ -41,17 +43,18 @@ NEEDED = (
 
 
 def load_data(
-    name: str,
+    source: Any,
     root: str | Path | None = None,
     *,
     split: Protocol = "classes",
     seed: int | None = 0,
     added: Sequence[str | Path] = (),
 ) -> RetrievalData:
-    """The data set `name` of `DATASETS`, or one's own: a folder of class folders or a CSV table.
+    """A data set of `DATASETS` by name, or one's own: a folder of class folders, a CSV table, or what Python has.
 
     Args:
-        name: A key of `DATASETS`, or the path of a folder or of a .csv file.
+        source: A key of `DATASETS`; the path of a folder or of a .csv file; pairs (path, label), a torch `Dataset`, a
+            split of Hugging Face `datasets`, or a dictionary of such by role (`pfml.data.readers.python_data`).
         root: Where the files of a named data set lie; glyphs have none.
         split: What of one's own images is held out of training: "classes", "images" of every class, or "none" (see
             `pfml.data.splits.divided`). Published data sets have their published test classes.
@@ -62,6 +65,11 @@ def load_data(
         >>> load_data("glyphs").test
         ImageSet(6,816 images of 142 classes)
     """
+    if not isinstance(source, str | Path):
+        if root is not None or added:
+            raise ValueError("root and added belong to data sets in files, and these are Python's own: leave them out")
+        return read_python_data(source, split=split, seed=seed)
+    name = str(source)
     if added:
         data = load_data(name, root, split=split, seed=seed)
         return reduce(lambda data, path: with_added(data, path, seed=seed), added, data)

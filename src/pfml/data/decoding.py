@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pfml.data.dataset_images import DatasetImages
 from pfml.data.image_file import ImageError, opened_image, rgb_image, rgb_pixels
 from pfml.data.image_set import ImageSet, RetrievalData
 
@@ -109,8 +110,41 @@ def check_images(images: ImageSet, workers: int = 2, track: Track | None = None)
     """
     if isinstance(images.images, Tensor):
         return torch.tensor([images.images.shape[2:]]).expand(len(images), 2)
+    if isinstance(images.images, DatasetImages):
+        return read_dataset_images(images.images, None, workers, track)[0]
     sizes = collect(images.images, _checked_size, workers, track, "checking images")
     return torch.tensor(list(sizes), dtype=torch.int64).reshape(-1, 2)
+
+
+def read_dataset_images(
+    images: DatasetImages,
+    short_side: int | None = None,
+    workers: int = 2,
+    track: Track | None = None,
+    limit: float = 0.0,
+) -> tuple[Tensor, list[Tensor] | None]:
+    """Heights and widths (N, 2) of the images of a dataset, and the images, if all fit into `limit` bytes.
+
+    The dataset is asked for each of them once.
+
+    Raises:
+        UnreadableImagesError: Once, for all that it does not give.
+    """
+    sizes: list[tuple[int, ...]] = []
+    kept: list[Tensor] = []
+    held = 0
+
+    def pixels(index: int) -> Tensor:
+        return shrink(images.read(index), short_side)
+
+    for image in collect(range(len(images)), pixels, workers, track, "reading the dataset"):
+        sizes.append(tuple(image.shape[1:]))
+        held += image.numel()
+        if held <= limit:
+            kept.append(image)
+        else:
+            kept.clear()
+    return torch.tensor(sizes, dtype=torch.int64).reshape(-1, 2), kept if held <= limit else None
 
 
 def check_data(data: RetrievalData, workers: int = 2, track: Track | None = None) -> None:
@@ -119,7 +153,7 @@ def check_data(data: RetrievalData, workers: int = 2, track: Track | None = None
     Raises:
         UnreadableImagesError: Once, for all files of all parts that cannot be read.
     """
-    of_files = [part.images for part in data.parts.values() if not isinstance(part.images, Tensor)]
+    of_files = [part.images for part in data.parts.values() if isinstance(part.images, tuple)]
     files = tuple(dict.fromkeys(path for paths in of_files for path in paths))
     for _ in collect(files, _checked_size, workers, track, "checking images"):
         pass
@@ -172,19 +206,19 @@ def listing_all_unreadable(data: RetrievalData, workers: int = 2, track: Track |
 
 
 def collect(
-    paths: tuple[Path, ...], function: Callable[[Path], Result], workers: int, track: Track | None, description: str
+    items: Sequence[Item], function: Callable[[Item], Result], workers: int, track: Track | None, description: str
 ) -> Iterator[Result]:
-    """function(path) for all paths, in order; every ImageError is kept for one UnreadableImagesError at the end."""
+    """function(item) for all items, in order; every ImageError is kept for one UnreadableImagesError at the end."""
 
-    def attempt(path: Path) -> Result | ImageError:
+    def attempt(item: Item) -> Result | ImageError:
         try:
-            return function(path)
+            return function(item)
         except ImageError as error:
             return error
 
-    results: Iterable[Result | ImageError] = in_threads(attempt, paths, workers)
+    results: Iterable[Result | ImageError] = in_threads(attempt, items, workers)
     if track is not None:
-        results = track(results, description, len(paths))
+        results = track(results, description, len(items))
     failures: list[ImageError] = []
     for result in results:
         if isinstance(result, ImageError):
@@ -192,7 +226,7 @@ def collect(
         elif not failures:  # what follows a failure is only read for further failures
             yield result
     if failures:
-        raise UnreadableImagesError(failures, len(paths))
+        raise UnreadableImagesError(failures, len(items))
 
 
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:

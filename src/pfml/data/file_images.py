@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from pfml.data.decoding import ImageError, read_rgb
+from pfml.data.dataset_images import DatasetImages
+from pfml.data.decoding import ImageError, read_rgb, shrink
 from pfml.data.pinned_memory import to_device
 from pfml.data.resampling import resample
 from pfml.data.windows import Windows
@@ -29,7 +30,7 @@ class FileImages:
     """An image source for sets that do not fit into memory; gives the same crops as `DecodedImages`.
 
     Args:
-        paths: The files, all of which have been checked (`pfml.data.check_images`).
+        images: The files, all of which have been checked (`pfml.data.check_images`), or a dataset, likewise.
         sizes: (N, 2) int64, heights and widths after shrinking.
         device: Where crops are delivered.
         workers: Processes, each of which makes whole batches; 0 to work in this process. They are kept from one plan
@@ -40,7 +41,7 @@ class FileImages:
 
     def __init__(
         self,
-        paths: tuple[Path, ...],
+        images: tuple[Path, ...] | DatasetImages,
         sizes: Tensor,
         *,
         device: torch.device | str = "cpu",
@@ -51,8 +52,8 @@ class FileImages:
         self.sizes = sizes
         self.device = torch.device(device)
         self.workers = workers
-        self.description = description or f"{len(paths):,} images read from files by {workers} workers"
-        self._reader = _CropReader(paths, sizes, short_side)
+        self.description = description or f"{len(images):,} images read from files by {workers} workers"
+        self._reader = _CropReader(images, sizes, short_side)
         self._plan = _PlanSampler()
         self._loader: DataLoader[Tensor] | None = None
         self._under_way = False
@@ -157,8 +158,8 @@ class _CropReader(Dataset[Any]):
     makes a traceback of.
     """
 
-    def __init__(self, paths: tuple[Path, ...], sizes: Tensor, short_side: int | None) -> None:
-        self.paths = [str(path) for path in paths]
+    def __init__(self, images: tuple[Path, ...] | DatasetImages, sizes: Tensor, short_side: int | None) -> None:
+        self.images = images if isinstance(images, DatasetImages) else [str(path) for path in images]
         self.sizes = sizes.numpy()  # tensors would take a file descriptor per worker
         self.short_side = short_side
 
@@ -174,12 +175,16 @@ class _CropReader(Dataset[Any]):
 
     def _image(self, index: int) -> Tensor:
         try:
-            image = read_rgb(self.paths[index], self.short_side)
+            if isinstance(self.images, DatasetImages):
+                image = shrink(self.images.read(index), self.short_side)
+            else:
+                image = read_rgb(self.images[index], self.short_side)
         except ImageError as error:
             reason = f"{error.reason}, but could be read when the images were checked: restore it, then resume"
-            raise ImageError(self.paths[index], reason) from None
+            raise ImageError(error.path, reason) from None
         if tuple(image.shape[1:]) != tuple(self.sizes[index]):
-            raise ImageError(self.paths[index], "has another size than when the images were checked")
+            name = self.images.name_of(index) if isinstance(self.images, DatasetImages) else self.images[index]
+            raise ImageError(name, "has another size than when the images were checked")
         return image
 
 

@@ -13,6 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pfml.data.dataset_images import DatasetImages
+
 __all__ = ["PROTOCOLS", "ImageSet", "Protocol", "RetrievalData", "SeenClassError"]
 
 #: What is held out of training -> what the numbers are about, as tables and reports call it.
@@ -33,7 +35,7 @@ class ImageSet:
     """Images, as files or as pixels, and what each of them shows.
 
     Args:
-        images: Paths of image files, or pixels as a uint8 tensor (N, 3, height, width).
+        images: Paths of image files, pixels as a uint8 tensor (N, 3, height, width), or those of a dataset.
         labels: (N,) int64, each the position of a class in `class_names`.
         class_names: One name per class. Names identify classes across sets: a model trained on a class is not
             evaluated on a class of the same name.
@@ -43,7 +45,7 @@ class ImageSet:
             buffer of its source and leaves views of it here, so that they are in memory once.
     """
 
-    images: tuple[Path, ...] | Tensor
+    images: tuple[Path, ...] | Tensor | DatasetImages
     labels: Tensor
     class_names: tuple[str, ...]
     sources: tuple[str, ...] | None = None
@@ -92,6 +94,8 @@ class ImageSet:
         """The file of an image, or its name if it has none."""
         if self.sources is not None:
             return self.sources[index]
+        if isinstance(self.images, DatasetImages):
+            return self.images.name_of(index)
         return f"image {index}" if isinstance(self.images, Tensor) else str(self.images[index])
 
     def fingerprint(self) -> str:
@@ -99,13 +103,15 @@ class ImageSet:
         digest = hashlib.sha256(repr((self.class_names, self.labels.tolist())).encode())
         if self.sources is None and isinstance(self.images, Tensor):
             digest.update(self.images.contiguous().numpy().data)
+        elif self.sources is None and isinstance(self.images, DatasetImages):
+            digest.update(self.images.fingerprint().encode())
         else:
             digest.update(repr(self.short_names()).encode(errors="surrogatepass"))
         return digest.hexdigest()
 
     def short_names(self) -> list[str]:
         """The name of each image without the folders that all share."""
-        if self.sources is not None or isinstance(self.images, Tensor) or not len(self):
+        if self.sources is not None or not isinstance(self.images, tuple) or not len(self):
             return [self.name_of(k) for k in range(len(self))]
         folders = [path.absolute().parent for path in self.images]
         shared = os.path.commonpath(folders)
@@ -116,7 +122,11 @@ class ImageSet:
         """The images at `indices`, in that order; the classes stay as they are."""
         indices = torch.as_tensor(indices, dtype=torch.int64)
         chosen = indices.tolist()
-        images = self.images[indices] if isinstance(self.images, Tensor) else tuple(self.images[k] for k in chosen)
+        images: tuple[Path, ...] | Tensor | DatasetImages
+        if isinstance(self.images, tuple):
+            images = tuple(self.images[k] for k in chosen)
+        else:
+            images = self.images[indices] if isinstance(self.images, Tensor) else self.images.subset(indices)
         sources = None if self.sources is None else tuple(self.sources[k] for k in chosen)
         return replace(self, images=images, labels=self.labels[indices], sources=sources)
 
@@ -129,14 +139,16 @@ class ImageSet:
         return replace(kept, labels=position[kept.labels], class_names=names)
 
     def joined(self, others: ImageSet) -> ImageSet:
-        """These images and then `others`; classes of one name are one. Both are files, or both pixels of one size."""
-        images: tuple[Path, ...] | Tensor
+        """These images and then `others`; classes of one name are one. Both are of one kind, pixels of one size."""
+        images: tuple[Path, ...] | Tensor | DatasetImages
         if isinstance(self.images, Tensor) and isinstance(others.images, Tensor):
             images = torch.cat([self.images, others.images])
         elif isinstance(self.images, tuple) and isinstance(others.images, tuple):
             images = self.images + others.images
+        elif isinstance(self.images, DatasetImages) and isinstance(others.images, DatasetImages):
+            images = self.images.joined(others.images)
         else:
-            raise TypeError("images must both be files or both be pixels, got one of each")
+            raise TypeError("images must all be files, all be pixels, or all be of datasets, got one of each")
         sources = None if self.sources is None or others.sources is None else self.sources + others.sources
         names = tuple(dict.fromkeys((*self.class_names, *others.class_names)))
         labels = torch.cat([self.labels, others.in_classes(names).labels])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from pfml.data.dataset_images import DatasetImages
 from pfml.data.decoded_images import DecodedImages, decode
 from pfml.data.decoding import (
     Track,
     UnreadableImagesError,
     check_images,
     collect,
+    read_dataset_images,
     read_size,
     shrink,
     shrunk_size,
@@ -87,6 +90,8 @@ def open_images(
         pixels = PixelBuffer.of_pixels(_shrunk_pixels(images.images, short_side))
         storage, reason = _resolved_storage(storage, pixels.data.numel(), device, budget_gib, may_stay_files=False)
         return _decoded(pixels, storage, device, workers, reason)
+    if isinstance(images.images, DatasetImages):
+        return _of_dataset(images.images, device, storage, budget_gib, workers, short_side, cache, track)
 
     stored = None if cache is None else PixelCache(cache, images.images, short_side)
     usable = stored is not None and _usable(stored)
@@ -110,9 +115,32 @@ def open_images(
     return _decoded(pixels, storage, device, workers, reason, "read from a cache" if loaded else "decoded")
 
 
+def _of_dataset(
+    images: DatasetImages,
+    device: torch.device,
+    storage: str,
+    budget_gib: float,
+    workers: int,
+    short_side: int | None,
+    cache: Path | None,
+    track: Track | None,
+) -> ImageSource:
+    if cache is not None:
+        raise ValueError("these images come from a dataset, which has no files: leave out storage.cache")
+    limit = {"files": 0.0, "device": math.inf}.get(storage, budget_gib * GIB)
+    sizes, pixels = read_dataset_images(images, short_side, max(workers, 1), track, limit)
+    storage, reason = _resolved_storage(storage, int(3 * sizes.prod(1).sum()), device, budget_gib, may_stay_files=True)
+    if storage == "files":
+        description = f"{len(images):,} images read from their dataset by {workers} worker processes{reason}"
+        return FileImages(images, sizes, device=device, workers=workers, short_side=short_side, description=description)
+    assert pixels is not None  # what is not in the budget stays in the dataset, or was refused
+    return _decoded(PixelBuffer.of_images(pixels), storage, device, workers, reason, "decoded")
+
+
 def _kept(images: ImageSet) -> dict[Path, Tensor] | None:
     """The pixels of all files, if they were kept when the files were checked."""
     kept = images.pixels
+    assert isinstance(images.images, tuple)
     return kept if kept is not None and all(path in kept for path in images.images) else None
 
 
@@ -124,7 +152,7 @@ def _sizes(
     track: Track | None,
 ) -> Tensor:
     """Heights and widths by the headers of the files, or of the pixels that are kept, after shrinking."""
-    assert not isinstance(images.images, Tensor)
+    assert isinstance(images.images, tuple)
     headers: list[tuple[int, int]]
     try:
         if kept is not None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import Tensor
-
 from pfml.data.decoding import Track
 from pfml.data.image_set import ImageSet, RetrievalData
 from pfml.data.own_images import own_images
@@ -57,7 +55,7 @@ def new_images_of_known_classes(
 
 def _shared(images: ImageSet, train: ImageSet) -> set[int]:
     """Positions of the images that `train` has too."""
-    if isinstance(images.images, Tensor) or isinstance(train.images, Tensor):
+    if not isinstance(images.images, tuple) or not isinstance(train.images, tuple):
         return set()
     paths = {path.resolve() for path in train.images}
     found = {k for k, path in enumerate(images.images) if path.resolve() in paths}

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from pfml.data.copies import about_copies
 from pfml.data.datasets import DATASETS
@@ -94,7 +93,7 @@ def about_lone_images(data: RetrievalData) -> tuple[str, ...]:
 
 
 def _files(images: ImageSet) -> tuple[Path, ...]:
-    return () if isinstance(images.images, Tensor) else images.images
+    return images.images if isinstance(images.images, tuple) else ()
 
 
 def _without(images: ImageSet, bad: set[str]) -> ImageSet:

@@ -47,6 +47,16 @@ class PixelBuffer:
         sizes = torch.tensor([[height, width]]).expand(count, 2)
         return cls(pixels.contiguous().view(-1), torch.arange(count) * (3 * height * width), sizes)
 
+    @classmethod
+    def of_images(cls, images: list[Tensor]) -> PixelBuffer:
+        """The buffer of images (3, height, width) uint8; the list is emptied, so that they are in memory once."""
+        sizes = torch.tensor([image.shape[1:] for image in images], dtype=torch.int64).reshape(-1, 2)
+        lengths = 3 * sizes.prod(1)
+        buffer = cls(torch.empty(int(lengths.sum()), dtype=torch.uint8), lengths.cumsum(0) - lengths, sizes)
+        for index in reversed(range(len(images))):
+            buffer.image(index).copy_(images.pop())
+        return buffer
+
     def __len__(self) -> int:
         return len(self.offsets)
 

@@ -98,7 +98,7 @@ def _trained(name: str, data: RetrievalData, config: RunConfig, out: Path, conso
     with seeded(config.seed):
         embedder = Embedder(config.model)
     monitor = ProgressMonitor(console, lines=False)
-    results = train(embedder, data, config, out=out, storage=config.storage, monitor=monitor)
+    results = train(data, embedder, config, out=out, storage=config.storage, monitor=monitor)
     folder = RunFolder(out)
     return Trained(
         name,

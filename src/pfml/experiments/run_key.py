@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pfml.methods import METHODS, LossConfig
+from pfml.methods import LossConfig, method_of
 from pfml.runs.config import OPTIMIZER_OPTIONS, RunConfig
 from pfml.runs.config_files import plain
 from pfml.storage.files import sha256_of
@@ -82,7 +82,7 @@ def _without_later(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def all_options(loss: LossConfig) -> dict[str, Any]:
     """Every option of the loss with the value that it will have."""
-    return {**METHODS[loss.name].options(), **loss.options}
+    return {**method_of(loss.name).options(), **loss.options}
 
 
 def digest(value: Any, digits: int) -> str:

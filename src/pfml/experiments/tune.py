@@ -232,7 +232,7 @@ def tune(
             with seeded(chosen.seed):
                 embedder = Embedder(chosen.model)
             watch = _Pruning(trial, chosen.select_by, monitor or Monitor())
-            results = train(embedder, data, chosen, out=folder, storage=chosen.storage, monitor=watch)
+            results = train(data, embedder, chosen, out=folder, storage=chosen.storage, monitor=watch)
         except Interrupted:
             trial.set_user_attr("interrupted", True)
             raise

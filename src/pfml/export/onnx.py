@@ -203,7 +203,7 @@ def run_folder(folder: Path) -> Path | None:
 
 def _readable(images: ImageSet) -> ImageSet:
     """`images` without files that cannot be read, which training leaves out as well; an error if none is left."""
-    if isinstance(images.images, Tensor):
+    if not isinstance(images.images, tuple):
         return images
     failures, readable = [], []
     for position, path in enumerate(images.images):

@@ -94,8 +94,8 @@ class FineTuning:
         data = RetrievalData("fine-tuning", some, some.of_classes([]), protocol="none")
         with torch.enable_grad():
             train(
-                embedder,
                 data,
+                embedder,
                 config,
                 out=out.path,
                 resume=out.config.is_file(),

@@ -4,6 +4,6 @@ How a method is trained: `pfml.runs.recipes`. How it was published: `pfml.method
 """
 
 from pfml.methods.method import Method, Recipe
-from pfml.methods.table import METHODS, LossConfig, create_loss, is_untrained
+from pfml.methods.table import METHODS, LossConfig, create_loss, is_untrained, method_of
 
-__all__ = ["METHODS", "LossConfig", "Method", "Recipe", "create_loss", "is_untrained"]
+__all__ = ["METHODS", "LossConfig", "Method", "Recipe", "create_loss", "is_untrained", "method_of"]

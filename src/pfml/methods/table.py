@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +11,10 @@ from torch import nn
 from pfml.losses import HISTLoss, PotentialFieldLoss, ProxyAnchorLoss, ProxyGMLLoss, baselines, distillation
 from pfml.methods import published
 from pfml.methods.method import Method
+from pfml.own_code import is_reference, load_reference
 from pfml.typos import did_you_mean
 
-__all__ = ["METHODS", "LossConfig", "create_loss", "is_untrained"]
+__all__ = ["METHODS", "LossConfig", "create_loss", "is_untrained", "method_of"]
 
 ROBUST = {
     "normalization": "log", "delta": 1.0, "delta_rep": 1.3, "alpha": 24.0, "proxy_attraction": False,
@@ -282,7 +284,8 @@ class LossConfig:
     """Which loss.
 
     Args:
-        name: The method; `pfml methods` lists them: pfml, pfml-log, cpml, proxy-anchor, soft-triple, ...
+        name: The method; `pfml methods` lists them: pfml, pfml-log, cpml, proxy-anchor, soft-triple, ...; or what makes
+            a loss of one's own, "module:Class" (see `pfml.own_code`).
         options: Keyword arguments of the loss that differ from what the name stands for.
     """
 
@@ -290,6 +293,8 @@ class LossConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if is_reference(self.name):
+            return  # what it takes is known once it is imported
         if self.name not in METHODS:
             known = ", ".join(METHODS)
             raise ValueError(f"loss.name must be one of {known}, got {self.name!r}{did_you_mean(self.name, METHODS)}")
@@ -304,7 +309,29 @@ class LossConfig:
     @property
     def trains(self) -> bool:
         """Whether a run with this loss trains anything, or only evaluates the backbone."""
-        return METHODS[self.name].trains
+        return method_of(self.name).trains
+
+
+def method_of(name: str) -> Method:
+    """The row of `METHODS`, or one for a loss of one's own, which is not imported for that."""
+    if not is_reference(name):
+        return METHODS[name]
+
+    def create(num_classes: int, embedding_dim: int, **options: Any) -> nn.Module:
+        return _own_loss(name, num_classes, embedding_dim, options)
+
+    return Method(create, "a loss of one's own", name.partition(":")[0])
+
+
+def _own_loss(name: str, num_classes: int, embedding_dim: int, options: dict[str, Any]) -> nn.Module:
+    """The loss that `name` makes of those of the two sizes that it takes, and of `options`."""
+    make = load_reference(name)
+    sizes = {"num_classes": num_classes, "embedding_dim": embedding_dim}
+    taken = inspect.signature(make).parameters
+    loss = make(**{size: value for size, value in sizes.items() if size in taken}, **options)
+    if not isinstance(loss, nn.Module):
+        raise TypeError(f"{name} must make a torch.nn.Module, got {type(loss).__name__}")
+    return loss
 
 
 def is_untrained(method: str | None) -> bool:
@@ -314,7 +341,7 @@ def is_untrained(method: str | None) -> bool:
 
 def create_loss(config: LossConfig, num_classes: int, embedding_dim: int) -> nn.Module:
     """The loss that `config` describes, its proxies drawn with torch's global generator."""
-    method = METHODS[config.name]
+    method = method_of(config.name)
     if method.loss is None:
         raise ValueError(
             f"{config.name} trains nothing and has no loss: evaluate the backbone with "

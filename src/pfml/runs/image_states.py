@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from pfml.data import ImageSet, RetrievalData
+from pfml.data.dataset_images import DatasetImages
 from pfml.data.decoding import in_threads
 from pfml.runs.folder import RunFolder
 from pfml.storage.file_state import FileState, packed, unpacked
@@ -27,7 +28,7 @@ def write_image_states(folder: RunFolder, data: RetrievalData, workers: int) -> 
     tensors: dict[str, Tensor] = {}
     pixels: dict[str, str] = {}
     for role, images in data.parts.items():
-        if isinstance(images.images, Tensor):
+        if not isinstance(images.images, tuple):
             pixels[role] = _digest(images.images)
         else:
             states = in_threads(FileState.of, images.images, workers)
@@ -58,7 +59,7 @@ def require_same_images(folder: RunFolder, data: RetrievalData) -> None:
 
 def _changed(images: ImageSet, role: str, pixels: dict[str, Any], tensors: dict[str, Tensor]) -> list[str]:
     """Names of the images of a role that have changed."""
-    if isinstance(images.images, Tensor):
+    if not isinstance(images.images, tuple):
         return [] if pixels.get(role) == _digest(images.images) else [f"the {role} images"]
     states = tensors.get(f"{role}/numbers"), tensors.get(f"{role}/sha256")
     if states[0] is None or states[1] is None or len(states[0]) != len(images):
@@ -67,5 +68,7 @@ def _changed(images: ImageSet, role: str, pixels: dict[str, Any], tensors: dict[
     return [names[k] for k, path in enumerate(images.images) if not unpacked(states[0], states[1], k).is_of(path)]
 
 
-def _digest(pixels: Tensor) -> str:
+def _digest(pixels: Tensor | DatasetImages) -> str:
+    if isinstance(pixels, DatasetImages):
+        return pixels.fingerprint()
     return hashlib.sha256(pixels.contiguous().numpy().data).hexdigest()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from pfml.methods.method import Method, PublishedRecipe, Recipe
-from pfml.methods.table import METHODS, LossConfig
+from pfml.methods.table import LossConfig, method_of
 from pfml.runs.config import BatchConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
 __all__ = ["published_recipe", "recipe_config"]
@@ -33,7 +33,7 @@ def recipe_config(method: str, base: Config, *, published: bool = False) -> Conf
     """
     from pfml.runs.config import RunConfig
 
-    row = METHODS[LossConfig(method).name]
+    row = method_of(LossConfig(method).name)
     loss = base.loss if base.loss.name == method else LossConfig(method)
     config = replace(base, loss=loss)
     if published:
@@ -50,7 +50,7 @@ def published_recipe(method: str, dataset: str | None = None, backbone: str | No
     Raises:
         ValueError: There is none.
     """
-    found = METHODS[LossConfig(method).name].recipe_for(dataset, backbone)
+    found = method_of(LossConfig(method).name).recipe_for(dataset, backbone)
     if found is None:
         raise ValueError(f"the table has no published recipe of {method}: train it with published=False")
     return found

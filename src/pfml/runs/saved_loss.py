@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from pfml.field import DecayLaw, PowerLaw
 from pfml.losses import PotentialFieldLoss
-from pfml.methods import METHODS, LossConfig, create_loss
+from pfml.methods import LossConfig, create_loss, method_of
+from pfml.own_code import is_reference
 from pfml.runs.checkpoint import by_prefix, has_checkpoint, load_checkpoint
 from pfml.runs.folder import RunFolder
 from pfml.storage.files import DamagedFileError
@@ -42,7 +43,7 @@ class TrainedField:
         proxies: (C, M, D) float32; M is 0 for a method without proxies.
         law: That of the run's loss if it is a field, else the paper's `PowerLaw()`.
         class_names: The C training classes, in the order of the labels.
-        method: The loss, as in `METHODS`.
+        method: The loss, as in `LossConfig`.
         has_own_law: Whether the run trained with `law`.
     """
 
@@ -99,12 +100,12 @@ def load_field(run_folder: str | Path) -> TrainedField:
     """The proxies of a run's loss and the law of its field; see `load_loss` for which moment of the run."""
     description, tensors = _stored(RunFolder(Path(run_folder)))
     names, dim, method = description.class_names, description.embedding_dim, description.config.name
-    if METHODS[method].loss is PotentialFieldLoss or "proxies" not in tensors:
+    if method_of(method).loss is PotentialFieldLoss or not ("proxies" in tensors or is_reference(method)):
         loss = _rebuilt(description, tensors)
         proxies = _proxy_points(loss).reshape(len(names), -1, dim)
         law = loss.field.law if isinstance(loss, PotentialFieldLoss) else None
     else:
-        proxies, law = tensors["proxies"], None
+        proxies, law = tensors.get("proxies", torch.empty(len(names), 0, dim)), None
     if proxies.ndim != 3 or proxies.shape[0] != len(names) or proxies.shape[2] != dim:
         raise DamagedFileError(
             f"the proxies of {run_folder} must be ({len(names)}, M, {dim}), got shape {tuple(proxies.shape)}"
@@ -142,7 +143,7 @@ def _rebuilt(description: _Description, tensors: dict[str, Tensor]) -> nn.Module
 
 def _require_stored(description: _Description, tensors: dict[str, Tensor]) -> None:
     """Refuse a description that asks for far more than is stored, before a loss of that size takes all memory."""
-    options = {**METHODS[description.config.name].options(), **description.config.options}
+    options = {**method_of(description.config.name).options(), **description.config.options}
     sizes = {name: value for name, value in options.items() if isinstance(value, int)}
     copies = max([1, *(value for name, value in sizes.items() if name.endswith("per_class"))])
     described = description.embedding_dim * max(len(description.class_names) * copies, sizes.get("hidden_dim", 1))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from pfml.data.decoding import ImageError, Track, in_threads
 from pfml.data.image_set import ImageSet
@@ -286,6 +285,6 @@ def _of_table(table: Path) -> Listing:
 
 def _named(images: ImageSet) -> dict[str, str]:
     """Path -> class name."""
-    assert not isinstance(images.images, Tensor)
+    assert isinstance(images.images, tuple)
     names = (images.class_names[label] for label in images.labels.tolist())
     return {str(plain_path(path)): name for path, name in zip(images.images, names, strict=True)}

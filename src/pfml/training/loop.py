@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import Any, NoReturn, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pfml.data import RetrievalData, Windows
 from pfml.data.image_source import ImageSource
@@ -98,6 +98,7 @@ class Training:
         monitor: What to show.
         world: The ranks that train together; None for one process by itself.
         start: Of a run that continues another one: what the loss takes over. `embedder` is the one of `start`.
+        loss: One's own in place of what `config.loss` would make, trained in place.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Training:
         monitor: Monitor,
         world: World | None = None,
         start: Start | None = None,
+        loss: nn.Module | None = None,
     ) -> None:
         self.world, self.start, self.is_restored = world or World(), start, False
         self.device = self.world.device or resolve_device(config.device)
@@ -121,7 +123,7 @@ class Training:
         compiling = compiles(config, self.device, config.epochs * len(self.batches))
         self.network = compiled(self.embedder, self.device) if compiling else self.embedder
         sizes = data.train.num_classes, embedder.embedding_dim
-        self.loss: Any = create_rank_loss(config.loss, *sizes, self.world).to(self.device)
+        self.loss: Any = create_rank_loss(config.loss, *sizes, self.world, loss).to(self.device)
         lag = reading_lag(config, self.device)
         self.readback = Readback(self.device, lag=lag)
         self.optimizer = create_optimizer(
@@ -272,9 +274,13 @@ class Training:
     def energy(self, embeddings: Tensor, targets: Tensor, batch: Batch) -> Tensor:
         """The loss of the whole batch; embeddings that are not finite end the run and name the batch."""
         try:
-            return self.loss(embeddings, targets)
+            loss = self.loss(embeddings, targets)
         except ValueError as error:
             self.blame(error, embeddings, batch)
+        if not isinstance(loss, Tensor) or loss.ndim:
+            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise TypeError(f"the loss {self.config.loss.name} must return a scalar tensor, got {got}")
+        return loss
 
     def judge(self, outcomes: Iterable[Outcome]) -> None:
         """Stop the run at a step that was not finite; neither it nor a later step has been applied."""

@@ -18,7 +18,7 @@ from pfml.data import RetrievalData
 from pfml.distributed import GatheredLoss, Ranks, ShardedPotentialFieldLoss, World
 from pfml.distributed.state import gather_rows, gather_state, shard_rows, shard_state
 from pfml.losses import PotentialFieldLoss
-from pfml.methods import METHODS, LossConfig, create_loss
+from pfml.methods import LossConfig, create_loss, method_of
 from pfml.models import Embedder
 from pfml.models.freezing import batch_norms
 from pfml.runs.config import TrainConfig
@@ -72,13 +72,15 @@ def prepare_embedder(embedder: Embedder, config: TrainConfig, world: World) -> E
     return embedder
 
 
-def create_rank_loss(config: LossConfig, num_classes: int, embedding_dim: int, world: World) -> nn.Module:
-    """The loss that `config` describes, or this rank's part of it."""
+def create_rank_loss(
+    config: LossConfig, num_classes: int, embedding_dim: int, world: World, own: nn.Module | None = None
+) -> nn.Module:
+    """The loss that `config` describes, or this rank's part of it; `own` is a loss that is there already."""
     if not isinstance(world, Ranks):
-        return create_loss(config, num_classes, embedding_dim)
-    method = METHODS[config.name]
+        return create_loss(config, num_classes, embedding_dim) if own is None else own
+    method = method_of(config.name)
     if method.loss is not PotentialFieldLoss:
-        return GatheredLoss(create_loss(config, num_classes, embedding_dim), world)
+        return GatheredLoss(create_loss(config, num_classes, embedding_dim) if own is None else own, world)
     options: dict[str, Any] = {**method.values, **config.options}
     known = inspect.signature(ShardedPotentialFieldLoss).parameters
     for name in options.keys() - known.keys():

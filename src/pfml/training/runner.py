@@ -7,17 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pfml.data import Corruption, RetrievalData
+from torch import nn
+
+from pfml.data import Corruption, RetrievalData, load_data
 from pfml.data.decoding import listing_all_unreadable
 from pfml.distributed import World
 from pfml.evaluation import EmbeddedTest, embed_test
+from pfml.methods import LossConfig
 from pfml.models import Embedder
+from pfml.models.own_network import require_storable
+from pfml.own_code import reference_to
 from pfml.runs.card import write_run_cards
 from pfml.runs.checkpoint import has_checkpoint
 from pfml.runs.config import RunConfig, StorageConfig, TrainConfig
 from pfml.runs.config_files import plain, read_config, write_config
 from pfml.runs.data import PreparedData, prepare_data
-from pfml.runs.folder import ReadOnlyRunFolder, RunFolder, summarize
+from pfml.runs.folder import ReadOnlyRunFolder, RunFolder, free_folder, summarize
 from pfml.runs.image_states import require_same_images, write_image_states
 from pfml.storage.files import write_atomically
 from pfml.training.environment import precision, resolve_device, seeded
@@ -204,32 +209,63 @@ def is_begun(config: RunConfig, out: Path) -> bool:
 
 
 def train(
+    data: Any,
     embedder: Embedder,
-    data: RetrievalData,
     config: TrainConfig | None = None,
     *,
-    out: str | Path,
+    loss: nn.Module | None = None,
+    out: str | Path | None = None,
     resume: bool = False,
     storage: StorageConfig | None = None,
     monitor: Monitor | None = None,
     world: World | None = None,
 ) -> dict[str, Any]:
-    """Train `embedder` in place on `data` and evaluate it on the unseen classes; the results.
+    """Train `embedder` in place on `data` and evaluate it on what is held out; the results.
 
     Args:
-        embedder: See `pfml.create_embedder`. It is left with the weights that are saved, averaged ones if they are.
-        data: See `pfml.load_data`.
+        data: What `pfml.load_data` returns, or takes: a folder, pairs (path, label), a torch `Dataset`, a split of
+            Hugging Face `datasets`; of these, half of the classes are unseen.
+        embedder: See `pfml.create_embedder`, and `Embedder.wrap` for a network of one's own. It is left with the
+            weights that are saved, averaged ones if they are.
         config: How to train; the paper's values if None.
-        out: Folder of the run, for log, checkpoints, model and results; must not hold a run yet.
+        loss: A loss of one's own, trained in place: a module whose forward(embeddings, labels) returns a scalar. Labels
+            are integers from 0. None for the one of `config.loss`.
+        out: Folder of the run, for log, checkpoints, model and results; must not hold a run yet. None for the next free
+            one of runs/NAME-1, runs/NAME-2, ...
         resume: Resume from the checkpoint in `out`.
         storage: Where images wait for their turn.
         monitor: What to show; None for silence, `pfml.ProgressMonitor()` for a progress bar.
         world: The ranks that train together, see `pfml.distributed.open_world`; all of them call this, the first one
             writes and shows, and all get the results. None for one process by itself.
+
+    Returns:
+        The results of `pfml.runs.folder.summarize`, and without `out` also "run", the folder that was chosen.
     """
-    storage, world = storage or StorageConfig(), world or World()
+    if not isinstance(embedder, Embedder):
+        raise TypeError(
+            f"embedder must be an Embedder, got {type(embedder).__name__}: train takes the data first; wrap a network "
+            f"of your own with what its images look like, Embedder.wrap(network, Preprocessing(...))"
+        )
+    config, storage, world = config or TrainConfig(), storage or StorageConfig(), world or World()
+    if loss is not None:
+        config = replace(config, loss=_named_loss(loss, config))
+    if resume and out is None:
+        raise ValueError("out must name the run that is resumed, got None")
+    images = data if isinstance(data, RetrievalData) else load_data(data)
+    folder = Path(out or world.by_first(lambda: str(free_folder(Path("runs"), Path(images.name).stem))))
     monitor = (monitor or Monitor()) if world.is_first else Monitor()
-    return _train(embedder, data, config or TrainConfig(), Path(out), resume, storage, monitor, None, world)
+    results = _train(embedder, images, config, folder, resume, storage, monitor, None, world, loss=loss)
+    return results if out is not None else {**results, "run": str(folder)}
+
+
+def _named_loss(loss: nn.Module, config: TrainConfig) -> LossConfig:
+    """What a run calls a loss of its author's own, which must be one that can be stored."""
+    if not isinstance(loss, nn.Module):
+        raise TypeError(f"loss must be a torch.nn.Module, got {type(loss).__name__}")
+    if config.loss != LossConfig() and config.loss.name != reference_to(loss):
+        raise ValueError(f"give the loss once: got {reference_to(loss)} and config.loss {config.loss.name}")
+    require_storable(loss, "loss")
+    return LossConfig(reference_to(loss))
 
 
 def _train(
@@ -243,6 +279,7 @@ def _train(
     corruption: Corruption | None,
     world: World,
     start: Start | None = None,
+    loss: nn.Module | None = None,
 ) -> dict[str, Any]:
     """Open the images, then train; the folder is taken only when nothing more can be wrong with what was asked for."""
     folder = RunFolder(out) if world.is_first else ReadOnlyRunFolder(out)
@@ -254,7 +291,7 @@ def _train(
         try:
             with world.first_before_others(storage.cache is not None):  # who then find a cache that is whole
                 sources = open_sources(data, world.device or resolve_device(config.device), storage, monitor)
-            training = Training(embedder, data, sources, config, folder, monitor, world, start)
+            training = Training(embedder, data, sources, config, folder, monitor, world, start, loss)
         except BaseException:
             with suppress(OSError):
                 folder.path.rmdir()  # which works on an empty folder only

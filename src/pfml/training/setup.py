@@ -94,7 +94,7 @@ def _opened(
     for role, images in data.parts.items():
         if role == "test" and data.protocol == "none":
             continue
-        files = not isinstance(images.images, Tensor)
+        files = isinstance(images.images, tuple)
         sources[role] = open_images(
             images,
             device=device,
@@ -107,7 +107,7 @@ def _opened(
         )
         if isinstance(sources[role], DecodedImages):
             budget -= 3 * int(sources[role].sizes.prod(1).sum()) / 2**30
-        if files:
+        if not isinstance(images.images, Tensor):
             monitor.remark(f"{role}: {sources[role].description}")
     if data.gallery is data.train:
         sources["gallery"] = sources["train"]
