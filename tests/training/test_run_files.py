@@ -207,7 +207,7 @@ def test_a_full_disk_under_the_curves_is_one_sentence(tmp_path):
     folder.start()
     folder.append("step", 1, loss=1.0)
     with open("/dev/full", "wb", buffering=0) as full:
-        folder._tensorboard.records._writer = full
+        folder._trackers._open["tensorboard"].records._writer = full
         with pytest.raises(OSError, match=r"tensorboard.* could not be written: No space left on device"):
             folder.append("step", 2, loss=1.0)
 

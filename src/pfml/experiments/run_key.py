@@ -16,7 +16,7 @@ from pfml.storage.files import sha256_of
 __all__ = ["all_options", "deciding_values", "digest", "result_key", "stable_config"]
 
 #: Fields of a configuration that say where and how a run computes, not what comes out.
-FREE = ("device", "compile", "log_every", "checkpoint_every")
+FREE = ("device", "compile", "log_every", "checkpoint_every", "trackers")
 #: Options that came after results had been stored, by their names from the top -> the value that changes nothing.
 LATER: dict[str, Any] = {
     "average": 0.0,
@@ -32,6 +32,7 @@ LATER: dict[str, Any] = {
     "model.flip_test": False,
     "effort": None,
     "start": None,
+    "trackers": ["tensorboard"],
 }
 #: The same of losses: method -> options.
 LATER_OF_LOSS: dict[str, dict[str, Any]] = {

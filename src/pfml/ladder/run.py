@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 #: What may be decided beside the effort; the ladder decides the rest.
-FREE = ("effort", "data", "storage", "seed", "device", "autocast", "model.backbone", "model.weights")
+FREE = ("effort", "data", "storage", "seed", "device", "autocast", "trackers", "model.backbone", "model.weights")
 #: What of a configuration the ladder uses, as names or groups; of the model, what the pretrained backbone has.
 USED = ("effort", "seed", "device", "autocast", "data", "model", "storage")
 USED_OF_MODEL = ("backbone", "weights", "pooling", "layer_norm", "freeze_patch_embedding")

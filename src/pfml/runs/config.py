@@ -17,6 +17,7 @@ from pfml.evaluation.metrics import METRICS
 from pfml.methods import METHODS, LossConfig
 from pfml.models import EmbedderConfig
 from pfml.models.head_init import HEAD_STARTS
+from pfml.runs.trackers import check_trackers
 from pfml.typos import did_you_mean
 
 __all__ = [
@@ -198,6 +199,7 @@ class TrainConfig:
             need not be deterministic, since it takes half a minute or so first.
         deterministic: Only operations that give the same bits each time, also on a GPU; slower.
         log_every: Steps between lines of the log.
+        trackers: Where the numbers of the log go too: tensorboard (if it is installed), wandb, mlflow, trackio.
     """
 
     epochs: int = 200
@@ -221,8 +223,11 @@ class TrainConfig:
     compile: bool | Literal["auto"] = "auto"
     deterministic: bool = False
     log_every: int = 10
+    trackers: tuple[str, ...] = ("tensorboard",)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "trackers", tuple(self.trackers))  # YAML and JSON give lists
+        check_trackers(self.trackers)
         for name, least in (
             ("epochs", 1),
             ("warm_up_epochs", 0),

@@ -10,55 +10,23 @@ model-last/    the embedder of the last epoch, where validation chose another on
 loss/          the loss of the same epoch as model/: proxies, hyper-parameters, class names
 final/         the final model, a run of its own on all images (`pfml.runs.final`)
 results.json   last epoch, best on test, validation-selected, and which of them model/ is
-tensorboard/   the same curves, if TensorBoard is installed
+tensorboard/   the same curves, if TensorBoard is installed (`pfml.runs.trackers`)
 """
 
 from __future__ import annotations
 
 import json
-import os
-import time
 import warnings
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from pfml.runs.trackers import Trackers
 from pfml.storage.files import DamagedFileError, remove_partials, write_atomically, writing
 from pfml.storage.manifest import Format, digest_of, read_manifest, write_manifest
 
-__all__ = ["RUN", "CurveWriter", "ReadOnlyRunFolder", "RunFolder", "free_folder", "of_model", "summarize"]
-
-
-class CurveWriter:
-    """A file of events in `folder`; ImportError without TensorBoard."""
-
-    def __init__(self, folder: Path) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        self._event, self._summary = Event, Summary
-        self.path = folder / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
-        with writing(self.path):
-            folder.mkdir(parents=True, exist_ok=True)
-            self.records: Any = RecordWriter(open(self.path, "wb"))  # noqa: SIM115 - open as long as the run
-            self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
-            self.records.flush()
-
-    def add(self, values: list[tuple[str, float]], step: int) -> None:
-        """Add a point to each of these curves; it is in the file when this returns."""
-        with writing(self.path):
-            points = [self._summary.Value(tag=name, simple_value=value) for name, value in values]
-            self._write(self._event(wall_time=time.time(), step=step, summary=self._summary(value=points)))
-            self.records.flush()
-
-    def close(self) -> None:
-        """Close the file."""
-        with writing(self.path):
-            self.records.close()
-
-    def _write(self, event: Any) -> None:
-        self.records.write(event.SerializeToString())
+__all__ = ["RUN", "ReadOnlyRunFolder", "RunFolder", "free_folder", "of_model", "summarize"]
 
 
 #: The layout of the folder and the lines of its log; config.yaml has the version.
@@ -84,7 +52,7 @@ class RunFolder:
         self.loss = self.path / "loss"
         self.results = self.path / "results.json"
         self.failed_batch = self.path / "failed_batch.json"
-        self._tensorboard: Any = None
+        self._trackers = Trackers(self.path)
 
     def chosen_and_last(self) -> tuple[Path, Path]:
         """The folders of the models of the chosen epoch and of the last epoch; they may be the same."""
@@ -107,14 +75,12 @@ class RunFolder:
             raise FileNotFoundError(f"{self.path} was removed during the run, with its checkpoints: start a new run")
 
     def append(self, kind: str, step: int, **values: Any) -> None:
-        """Add a line to the log, and its numbers to TensorBoard if there is one."""
+        """Add a line to the log, and its numbers to the trackers."""
         if not self.path.is_dir():
             self.require_there()
         with writing(self.log), open(self.log, "a", encoding="utf-8") as file:
             file.write(_sealed({"kind": kind, "step": step, **values}))
-        writer = self._writer()
-        if writer is not None:
-            writer.add(_numbers(kind, values), step)
+        self._trackers.add(_numbers(kind, values), step)
 
     def forget_after(self, step: int, evaluations: int) -> None:
         """Drop what a resumed run will write again: lines later than `step`, and all but so many evaluations."""
@@ -156,20 +122,19 @@ class RunFolder:
             raise DamagedFileError(f"{self.results} must be the results of a run, got other values")
         return results
 
+    def track(self, names: Sequence[str], config: dict[str, Any]) -> None:
+        """Let these trackers (`pfml.runs.trackers`) have the numbers of the log from now on.
+
+        Args:
+            names: Keys of `TRACKERS`.
+            config: Of the run, in plain values.
+        """
+        self._trackers.close()
+        self._trackers = Trackers(self.path, names, config)
+
     def close(self) -> None:
         """Close the files that are open."""
-        if self._tensorboard:
-            self._tensorboard.close()
-            self._tensorboard = None
-
-    def _writer(self) -> Any:
-        """TensorBoard's writer; None without TensorBoard, whose curves only repeat the log."""
-        if self._tensorboard is None:
-            try:
-                self._tensorboard = CurveWriter(self.path / "tensorboard")
-            except ImportError:
-                self._tensorboard = False
-        return self._tensorboard or None
+        self._trackers.close()
 
 
 class ReadOnlyRunFolder(RunFolder):
@@ -178,6 +143,8 @@ class ReadOnlyRunFolder(RunFolder):
     def require_there(self) -> None: ...
 
     def start(self) -> None: ...
+
+    def track(self, names: Sequence[str], config: dict[str, Any]) -> None: ...
 
     def append(self, kind: str, step: int, **values: Any) -> None: ...
 
@@ -247,7 +214,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _numbers(prefix: str, values: dict[str, Any]) -> list[tuple[str, float]]:
-    """Nested numbers as "prefix/name", as TensorBoard wants them."""
+    """Nested numbers as "prefix/name", as trackers want them."""
     found: list[tuple[str, float]] = []
     for name, value in values.items():
         if isinstance(value, dict):

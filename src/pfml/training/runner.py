@@ -138,6 +138,7 @@ def write_untrained(
     if data.protocol == "images" and "known" not in entry:
         embedded = embed_test(embedder, data, autocast=precision(config.autocast))
         entry = {**entry, "known": embedded.classification().as_dict()}
+    folder.track(config.trackers, plain(config))
     write_config(folder.config, config, sealed=True)
     folder.forget_after(0, 0)  # the same lines, if an evaluation was interrupted here
     folder.append("evaluation", 0, **entry)
@@ -285,6 +286,7 @@ def _train(
     folder = RunFolder(out) if world.is_first else ReadOnlyRunFolder(out)
     if not resume:
         world.by_first(folder.start)
+    folder.track(config.trackers, plain(config))
     for remark in data.remarks:
         monitor.remark(remark)
     with seeded(config.seed):
@@ -306,7 +308,10 @@ def _train(
             _describe(folder, config, corruption, resume)
         if not resume:
             world.by_first(lambda: write_image_states(folder, data, max(storage.workers, 1)))
-        return training.run()
+        try:
+            return training.run()
+        finally:
+            folder.close()
 
 
 def _describe(folder: RunFolder, config: TrainConfig, corruption: Corruption | None, resume: bool) -> None:

@@ -21,7 +21,7 @@ from pfml.training.teachers import teacher_digests
 __all__ = ["TrainingState", "require_same_run", "run_identity"]
 
 #: Options that may change when a run is resumed: where it computes and what it shows.
-FREE = {"device", "compile", "log_every", "checkpoint_every"}
+FREE = {"device", "compile", "log_every", "checkpoint_every", "trackers"}
 
 
 @dataclass(eq=False)
