@@ -14,7 +14,7 @@ from pfml.data import Preprocessing
 from pfml.methods import LossConfig, create_loss
 from pfml.models import Embedder, load_embedder
 from pfml.own_code import TRUST, UntrustedCodeError
-from pfml.training import BatchConfig, load_field, load_loss
+from pfml.training import BatchConfig, Monitor, load_field, load_loss
 from small_data import InterruptAt, few_glyphs, small_config
 
 SMALL = Preprocessing(16, 16)
@@ -61,6 +61,38 @@ def test_a_network_and_a_loss_of_ones_own_train_and_resume_to_the_bit(tmp_path):
         assert torch.equal(other.state_dict()[name], value), name
     assert torch.equal(learned.centers, loss.centers)
     assert int(learned.calls) == 8
+
+
+class Listener(Monitor):
+    """Writes down what it hears, and ends the run after so many evaluations."""
+
+    def __init__(self, evaluations):
+        self.heard, self.left = [], evaluations
+
+    def start(self, epochs, steps_per_epoch, steps_done):
+        self.heard.append(("start", epochs, steps_per_epoch, steps_done))
+
+    def step(self, epoch, loss, images_per_second):
+        self.heard.append(("step", epoch))
+
+    def evaluated(self, entry):
+        self.heard.append(("evaluated", entry["epoch"]))
+        self.left -= 1
+        if not self.left:
+            raise StopIteration("enough")
+
+    def stop(self):
+        self.heard.append(("stop",))
+
+
+def test_several_monitors_hear_of_a_run_and_may_end_it(tmp_path):
+    first, second = Listener(9), Listener(1)
+    with pytest.raises(StopIteration, match="enough"):
+        trained(tmp_path, monitor=[first, second])
+    steps = [("step", 0)] * 4
+    assert first.heard == second.heard == [("start", 2, 4, 0), *steps, ("evaluated", 1), ("stop",)]
+    results, _, _ = trained(tmp_path, resume=True)
+    assert results["last"]["epoch"] == 2
 
 
 def test_what_was_trained_is_loaded_with_the_code_that_is_given(tmp_path, monkeypatch):

@@ -142,19 +142,35 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random crops and flips of training images: torchvision's RandomResizedCrop and RandomHorizontalFlip.
+    """Random crops and flips of training images, torchvision's RandomResizedCrop and RandomHorizontalFlip, and more.
+
+    What follows `random_crop` changes finished crops (`pfml.data.crop_transforms`) and is off by default: the methods of
+    the literature are compared without it.
 
     Args:
         scale: Least and largest area of a crop, as a part of the image's area; drawn uniformly.
         ratio: Least and largest width / height of a crop; drawn log-uniformly.
         flip: Probability that a crop is mirrored left to right.
         random_crop: Without it, training images are cropped as test images are, for small sets such as glyphs.
+        color_jitter: Largest change of brightness, contrast and saturation, as factors, and of hue, as a part of the
+            color circle (at most 0.5).
+        grayscale: Probability that a crop loses its color.
+        rotation: Largest angle, in degrees, to either side; corners are filled with gray.
+        rand_augment: How many transforms of RandAugment's list each crop gets.
+        rand_augment_magnitude: Their strength, 0 to 30.
+        erasing: Probability that a rectangle of 2 to 33 % of a crop turns gray.
     """
 
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
     random_crop: bool = True
+    color_jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    grayscale: float = 0.0
+    rotation: float = 0.0
+    rand_augment: int = 0
+    rand_augment_magnitude: int = 9
+    erasing: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("scale", "ratio"):
@@ -164,10 +180,32 @@ class Augmentation:
             object.__setattr__(self, name, bounds)
         if self.scale[1] > 1:
             raise ValueError(f"scale must not exceed 1, the whole image, got {self.scale}")
-        if not 0 <= self.flip <= 1:
-            raise ValueError(f"flip must be a probability in [0, 1], got {self.flip}")
+        for name in ("flip", "grayscale", "erasing"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be a probability in [0, 1], got {getattr(self, name)}")
+        self._check_transforms()
         if not isinstance(self.random_crop, bool):
             raise TypeError(f"random_crop must be True or False, got {self.random_crop!r}")
+
+    def _check_transforms(self) -> None:
+        jitter = tuple(float(part) for part in self.color_jitter)
+        if len(jitter) != 4 or not all(0 <= part < math.inf for part in jitter) or jitter[3] > 0.5:
+            raise ValueError(
+                f"color_jitter must be brightness, contrast, saturation, hue, none negative and hue at most 0.5, "
+                f"got {jitter}"
+            )
+        object.__setattr__(self, "color_jitter", jitter)
+        if not 0 <= self.rotation <= 180:
+            raise ValueError(f"rotation must lie in [0, 180] degrees, got {self.rotation}")
+        for name, most in (("rand_augment", 14), ("rand_augment_magnitude", 30)):
+            number = getattr(self, name)
+            if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= most:
+                raise ValueError(f"{name} must be an integer from 0 to {most}, got {number!r}")
+
+    @property
+    def transforms_crops(self) -> bool:
+        """Whether finished crops are changed."""
+        return any((*self.color_jitter, self.grayscale, self.rotation, self.rand_augment, self.erasing))
 
     def windows(
         self, indices: Tensor, sizes: Tensor, preprocessing: Preprocessing, generator: torch.Generator

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from pfml.data import RetrievalData, Windows
+from pfml.data.crop_transforms import transform_crops
 from pfml.data.image_source import ImageSource
 from pfml.data.pinned_memory import to_device
 from pfml.data.seeding import generator_for
@@ -188,7 +189,7 @@ class Training:
         remaining = self.batches.batches(self.state.epoch)[self.state.position :]
         crops = self.world.in_step(self.sources["train"].crops(self.plan(remaining)))
         for indices, pixels in zip(remaining, crops, strict=True):
-            outcomes = self.update(indices, pixels)
+            outcomes = self.update(indices, self.transformed(indices, pixels))
             self.state.position += 1
             self.account(outcomes)
             due = config.checkpoint_every and self.step % config.checkpoint_every == 0
@@ -234,6 +235,11 @@ class Training:
             generator = generator_for(self.config.seed, "crops", step)
             windows = self.config.augmentation.windows(indices, sizes, self.embedder.preprocessing, generator)
             yield windows.rows(self.world.shard(len(windows)))
+
+    def transformed(self, indices: Tensor, crops: Tensor) -> Tensor:
+        """The crops of this rank's shard of a batch after the transforms of finished crops, if there are any."""
+        first = self.world.shard(len(indices)).start or 0
+        return transform_crops(crops, self.config.augmentation, self.config.seed, self.step, first)
 
     def update(self, indices: Tensor, pixels: Tensor) -> list[Outcome]:
         """One step of the optimizer; the outcomes of all steps that have been read back."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pfml.evaluation.metrics import HEADLINE, summary
@@ -11,13 +11,23 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-__all__ = ["Monitor", "ProgressMonitor"]
+__all__ = ["Monitor", "Monitors", "ProgressMonitor"]
 
 T = TypeVar("T")
 
 
 class Monitor:
-    """Silence: each method may be overridden to show something."""
+    """What hears of a run while it trains: silence, of which each method may be overridden.
+
+    Methods are called in the process of the first rank, between steps, and what they raise ends the run, whose state is
+    that of its last checkpoint. `step` hears of a step on a GPU one step later.
+
+    Example:
+        >>> class StopEarly(Monitor):
+        ...     def evaluated(self, entry):
+        ...         if entry["test"]["recall_at_1"] > 0.9:
+        ...             raise KeyboardInterrupt
+    """
 
     def remark(self, text: str) -> None:
         """A sentence for the user."""
@@ -37,6 +47,40 @@ class Monitor:
 
     def stop(self) -> None:
         """Training ended."""
+
+
+class Monitors(Monitor):
+    """Several monitors; progress of items is shown by the first.
+
+    Args:
+        parts: In the order in which they are called.
+    """
+
+    def __init__(self, parts: Sequence[Monitor]) -> None:
+        self.parts = tuple(parts)
+
+    def remark(self, text: str) -> None:
+        for part in self.parts:
+            part.remark(text)
+
+    def track(self, items: Iterable[T], description: str, total: int) -> Iterable[T]:
+        return self.parts[0].track(items, description, total) if self.parts else items
+
+    def start(self, epochs: int, steps_per_epoch: int, steps_done: int) -> None:
+        for part in self.parts:
+            part.start(epochs, steps_per_epoch, steps_done)
+
+    def step(self, epoch: int, loss: float, images_per_second: float) -> None:
+        for part in self.parts:
+            part.step(epoch, loss, images_per_second)
+
+    def evaluated(self, entry: dict[str, Any]) -> None:
+        for part in self.parts:
+            part.evaluated(entry)
+
+    def stop(self) -> None:
+        for part in self.parts:
+            part.stop()
 
 
 class ProgressMonitor(Monitor):

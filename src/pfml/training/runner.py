@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from pfml.runs.image_states import require_same_images, write_image_states
 from pfml.storage.files import write_atomically
 from pfml.training.environment import precision, resolve_device, seeded
 from pfml.training.loop import Training
-from pfml.training.progress import Monitor
+from pfml.training.progress import Monitor, Monitors
 from pfml.training.setup import open_sources
 from pfml.training.start import Start, load_start
 
@@ -218,7 +219,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     storage: StorageConfig | None = None,
-    monitor: Monitor | None = None,
+    monitor: Monitor | Sequence[Monitor] | None = None,
     world: World | None = None,
 ) -> dict[str, Any]:
     """Train `embedder` in place on `data` and evaluate it on what is held out; the results.
@@ -235,7 +236,8 @@ def train(
             one of runs/NAME-1, runs/NAME-2, ...
         resume: Resume from the checkpoint in `out`.
         storage: Where images wait for their turn.
-        monitor: What to show; None for silence, `pfml.ProgressMonitor()` for a progress bar.
+        monitor: What hears of the run, one or several (see `pfml.Monitor`); None for silence, `pfml.ProgressMonitor()`
+            for a progress bar.
         world: The ranks that train together, see `pfml.distributed.open_world`; all of them call this, the first one
             writes and shows, and all get the results. None for one process by itself.
 
@@ -254,8 +256,9 @@ def train(
         raise ValueError("out must name the run that is resumed, got None")
     images = data if isinstance(data, RetrievalData) else load_data(data)
     folder = Path(out or world.by_first(lambda: str(free_folder(Path("runs"), Path(images.name).stem))))
-    monitor = (monitor or Monitor()) if world.is_first else Monitor()
-    results = _train(embedder, images, config, folder, resume, storage, monitor, None, world, loss=loss)
+    several = [monitor] if isinstance(monitor, Monitor) else monitor or ()
+    watch = Monitors(several) if world.is_first else Monitor()
+    results = _train(embedder, images, config, folder, resume, storage, watch, None, world, loss=loss)
     return results if out is not None else {**results, "run": str(folder)}
 
 
