@@ -144,8 +144,8 @@ class Preprocessing:
 class Augmentation:
     """Random crops and flips of training images, torchvision's RandomResizedCrop and RandomHorizontalFlip, and more.
 
-    What follows `random_crop` changes finished crops (`pfml.data.crop_transforms`) and is off by default: the methods of
-    the literature are compared without it.
+    What follows `random_crop` changes finished crops (`pfml.data.crop_transforms`) and is off by default: the methods
+    of the literature are compared without it.
 
     Args:
         scale: Least and largest area of a crop, as a part of the image's area; drawn uniformly.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from pfml.data.preprocessing import Preprocessing
 from pfml.models.backbone import Backbone
 from pfml.models.backbone_table import create_backbone, default_weights
 from pfml.models.head import Head
+from pfml.models.hub import download_model, is_on_hub, upload_model
 from pfml.models.own_network import OwnNetwork
 from pfml.models.weights import load_into, load_weights
 from pfml.own_code import UntrustedCodeError, is_reference, reference_to
@@ -275,6 +277,21 @@ class Embedder(nn.Module):
         card = create_environment("pfml.models").get_template("model.md").render(description=description)
         write_atomically(Path(folder) / "README.md", card.encode())
 
+    def push_to_hub(
+        self, repository: str, *, private: bool = False, token: str | None = None, message: str = ""
+    ) -> str:
+        """Save it as a repository of the Hugging Face Hub, with its model card; what `load_embedder` takes.
+
+        Args:
+            repository: organization/name; it is created unless it is there.
+            private: Whether a new repository is private.
+            token: Of the hub; None for HF_TOKEN, or what `hf auth login` has stored.
+            message: Of the commit.
+        """
+        with TemporaryDirectory() as folder:
+            self.save(folder)
+            return upload_model(Path(folder), repository, private=private, token=token, message=message)
+
     def _crops(self, pixels: list[Tensor]) -> Tensor:
         """(B, 3, crop, crop) float32 in [0, 1] of images of any sizes."""
         from pfml.data.resampling import resample
@@ -320,15 +337,16 @@ def create_embedder(
 def load_embedder(folder: str | Path, *, network: nn.Module | None = None, into: Embedder | None = None) -> Embedder:
     """The embedder that `Embedder.save` wrote to `folder` (or to `folder`/model), in evaluation mode, on the CPU.
 
-    Nothing is downloaded, and no code is run but that of modules in PFML_TRUST. A damaged file is refused by name.
+    Nothing is downloaded but by a name of the hub, and no code is run but that of modules in PFML_TRUST. A damaged file
+    is refused by name.
 
     Args:
-        folder: Of a run, or of a saved embedder.
+        folder: Of a run, or of a saved embedder; or hf-hub:organization/name on the Hugging Face Hub.
         network: Of an embedder with a network of one's own (`Embedder.wrap`): such a network, which gets the weights.
         into: An embedder that is no longer needed: if it has the same configuration, it gets the weights, on its own
             device, in place of a new one.
     """
-    path = model_folder(Path(folder))
+    path = model_folder(download_model(str(folder)) if is_on_hub(folder) else Path(folder))
     description, tensors = read_sealed_tensors(path, "model", EMBEDDER)
     try:
         config = EmbedderConfig(**description["embedder"])
