@@ -21,6 +21,10 @@ FREE = ("device", "compile", "log_every", "checkpoint_every", "trackers")
 LATER: dict[str, Any] = {
     "average": 0.0,
     "warm_up_after": 0,
+    "freeze": "none",
+    "lora": 0,
+    "optimizer.layer_decay": 1.0,
+    "batch.mini_batch_size": None,
     "teachers": [],
     "data.unreadable": "auto",
     "data.split": "classes",

@@ -27,6 +27,15 @@ class Backbone(nn.Module, ABC):
         """The layer that turns patches into tokens, if there is one."""
         return None
 
+    def parameter_layers(self) -> list[list[nn.Parameter]]:
+        """The parameters by layer, from the images on; by the order in which the module defines its parts."""
+        groups: dict[str, list[nn.Parameter]] = {}
+        for name, parameter in self.weight_root().named_parameters():
+            first, *rest = name.split(".")
+            part = f"{first}.{rest[0]}" if rest and rest[0].isdigit() else first
+            groups.setdefault(part, []).append(parameter)
+        return list(groups.values())
+
     @abstractmethod
     def forward(self, images: Tensor) -> Tensor:
         """Features of images (B, 3, H, W) that `Preprocessing.normalize` has prepared."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pfml.data.preprocessing import Preprocessing
+from pfml.models.adapters import merged_state
 from pfml.models.backbone import Backbone
 from pfml.models.backbone_table import create_backbone, default_weights
 from pfml.models.head import Head
@@ -129,6 +130,7 @@ class Embedder(nn.Module):
         weights = default_weights(config.backbone) if config.weights == "default" else config.weights
         self.config = config
         self.trained_on: TrainedOn | None = None
+        self._frozen: frozenset[nn.Parameter] = frozenset()
         self.backbone: Backbone
         self.backbone, self.preprocessing = backbone or create_backbone(
             config.backbone, image_size=config.image_size, resize=config.resize
@@ -186,7 +188,12 @@ class Embedder(nn.Module):
         return self.head.embedding_dim
 
     def forward(self, images: Tensor) -> Tensor:
-        """Unit vectors (B, D) in float32 of RGB images (B, 3, H, W), floats in [0, 1] or uint8."""
+        """Unit vectors (B, D) in float32 of RGB images (B, 3, H, W), floats in [0, 1] or uint8.
+
+        In place of images it takes what `features` returned for them, (B, F).
+        """
+        if images.ndim == 2:
+            return self.head.embedded(images)
         if self.config.flip_test and not self.training:
             return self.head.embedded(self.features(images))
         return self.head(self.backbone(self.preprocessing.normalize(images)))
@@ -194,8 +201,11 @@ class Embedder(nn.Module):
     def features(self, images: Tensor, poolings: Sequence[str] | None = None) -> Tensor:
         """What the head's linear layer gets for images as in `forward`, (B, F) in float32.
 
-        With `poolings` it is what it would get with each of them, side by side, from one pass of the backbone.
+        With `poolings` it is what it would get with each of them, side by side, from one pass of the backbone. Features
+        are returned as they are.
         """
+        if images.ndim == 2 and poolings is None:
+            return images
         normalized = self.preprocessing.normalize(images)
         views = (normalized, normalized.flip(-1)) if self.config.flip_test and not self.training else (normalized,)
         pooled = [self._pooled(self.backbone(view), poolings or (None,)) for view in views]
@@ -214,16 +224,23 @@ class Embedder(nn.Module):
         return list(self.backbone.parameters())
 
     def frozen_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the configuration always freezes."""
+        """The parameters that never train: those that the configuration or `freeze_backbone` freezes."""
         if not self.config.freeze_patch_embedding:
-            return []
+            return list(self._frozen)
         layer = self.backbone.patch_embedding()
         if layer is None:
             raise ValueError(
                 f"freeze_patch_embedding needs a backbone that has one, such as vit_small or dino_vits16, "
                 f"got {self.config.backbone!r}"
             )
-        return list(layer.parameters())
+        return [*self._frozen, *layer.parameters()]
+
+    def freeze_backbone(self, *, but: Collection[nn.Parameter] = ()) -> None:
+        """Let no parameter of the backbone train from now on, but those of `but`."""
+        kept = set(but)
+        self._frozen = frozenset(each for each in self.backbone.parameters() if each not in kept)
+        for parameter in self._frozen:
+            parameter.requires_grad_(False)
 
     @torch.no_grad()
     def encode(
@@ -273,7 +290,7 @@ class Embedder(nn.Module):
             "trained_on": None if trained_on is None else asdict(trained_on),
         }
         remove_partials(Path(folder), "README.md.*")  # left by a kill
-        write_sealed_tensors(Path(folder), "model", self.state_dict(), description, EMBEDDER)
+        write_sealed_tensors(Path(folder), "model", merged_state(self), description, EMBEDDER)
         card = create_environment("pfml.models").get_template("model.md").render(description=description)
         write_atomically(Path(folder) / "README.md", card.encode())
 

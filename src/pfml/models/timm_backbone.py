@@ -58,6 +58,17 @@ class TimmBackbone(Backbone):
     def patch_embedding(self) -> nn.Module | None:
         return getattr(self.network, "patch_embed", None)
 
+    def parameter_layers(self) -> list[list[nn.Parameter]]:
+        from timm.models import group_parameters
+
+        matcher = getattr(self.network, "group_matcher", None)
+        if matcher is None:
+            return super().parameter_layers()
+        parameters = dict(self.network.named_parameters())
+        groups = group_parameters(self.network, matcher(coarse=False), reverse=False)
+        found = ([parameters[name] for name in names if name in parameters] for _, names in sorted(groups.items()))
+        return [group for group in found if group]
+
     def preprocessing(self) -> Preprocessing:
         """Mean, std and interpolation of timm's data configuration, resized to 1 / 0.875 of the crop.
 

@@ -56,13 +56,18 @@ class BatchConfig:
         samples_per_class: K of P x K sampling, P = size / K; 0 draws images at random. The paper is silent; without
             positives in the batch only proxies attract, so the default is 4.
         per_epoch: Batches in an epoch, for recipes that count steps; None for as many as the training images fill.
+        mini_batch_size: Images that pass through the network at a time, where a batch takes more memory than there is:
+            the loss sees the whole batch all the same (gradient caching), for a second pass. None for the whole batch.
     """
 
     size: int = 100
     samples_per_class: int = 4
     per_epoch: int | None = None
+    mini_batch_size: int | None = None
 
     def __post_init__(self) -> None:
+        if self.mini_batch_size is not None and self.mini_batch_size < 1:
+            raise ValueError(f"batch.mini_batch_size must be >= 1, or null for all, got {self.mini_batch_size}")
         if self.per_epoch is not None and self.per_epoch < 1:
             raise ValueError(f"batch.per_epoch must be >= 1, or null for all images once, got {self.per_epoch}")
         if self.size < 1 or self.samples_per_class < 0:
@@ -95,6 +100,8 @@ class OptimizerConfig:
         centered: Whether the mean of the gradient is taken off its second moment (RMSprop).
         clip_value: Largest gradient component, None for no bound (Proxy Anchor's code: 10).
         clip_norm: Largest gradient norm over all parameters, None for no bound.
+        layer_decay: Factor of the backbone's learning rate from each layer to the one before it, so that early layers
+            move less; the last one has `lr` times this. 0.75 is usual for vision transformers, 1 has one rate for all.
     """
 
     name: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
@@ -110,6 +117,7 @@ class OptimizerConfig:
     centered: bool = False
     clip_value: float | None = None
     clip_norm: float | None = None
+    layer_decay: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("lr", "head_lr", "proxy_lr", "clip_value", "clip_norm", "eps"):
@@ -119,6 +127,8 @@ class OptimizerConfig:
         for name in ("weight_decay", "proxy_weight_decay"):
             if getattr(self, name) < 0:
                 raise ValueError(f"optimizer.{name} must not be negative, got {getattr(self, name)}")
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(f"optimizer.layer_decay must lie in (0, 1], got {self.layer_decay}")
         for name in ("momentum", "smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"optimizer.{name} must lie in [0, 1), got {getattr(self, name)}")
@@ -179,6 +189,10 @@ class TrainConfig:
         epochs: Passes over the training images.
         warm_up_epochs: First epochs in which only the embedding layer and the proxies train, at full rate.
         warm_up_after: Epochs of the whole model before the warm-up; ProxyGML's code warms up in its second epoch.
+        freeze: "trunk" trains the embedding layer and the loss alone. Features of the backbone are computed once, of
+            test crops, whatever `augmentation` says: epochs take seconds. "none" trains the backbone too.
+        lora: Rank of adapters (LoRA) beside the linear layers of a vision transformer, which train in place of the
+            backbone itself; what is saved has them added. 0 for none. Needs the package peft.
         head_start: Where the embedding layer starts: "random" (He's normal distribution, as in Proxy Anchor's code);
             "uniform" (torch's own of a linear layer); or from the features of the training images, "principal" or
             "whitened", for a backbone with pretrained weights.
@@ -205,6 +219,8 @@ class TrainConfig:
     epochs: int = 200
     warm_up_epochs: int = 1
     warm_up_after: int = 0
+    freeze: Literal["none", "trunk"] = "none"
+    lora: int = 0
     head_start: Literal["random", "uniform", "principal", "whitened"] = "random"
     batch_norm: Literal["train", "freeze-statistics", "freeze", "freeze-all"] = "freeze"
     loss: LossConfig = field(default_factory=LossConfig)
@@ -234,9 +250,18 @@ class TrainConfig:
             ("warm_up_after", 0),
             ("evaluate_every", 1),
             ("checkpoint_every", 0),
+            ("lora", 0),
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be >= {least}, got {getattr(self, name)}")
+        if self.freeze not in ("none", "trunk"):
+            raise ValueError(f"freeze must be none or trunk, got {self.freeze!r}")
+        if self.freeze == "trunk" and self.augmentation.transforms_crops:
+            raise ValueError("freeze trunk computes features once: leave out the augmentation of crops")
+        if self.freeze == "trunk" and self.lora:
+            raise ValueError("lora trains adapters in the backbone, and freeze trunk leaves it as it is: choose one")
+        if self.freeze == "trunk" and self.teachers:
+            raise ValueError("freeze trunk has no crops that teachers could see: leave out teachers")
         if self.warm_up_after and not self.warm_up_epochs:
             raise ValueError(f"warm_up_after needs warm_up_epochs of at least 1, got {self.warm_up_after} and 0")
         if self.log_every < 1:

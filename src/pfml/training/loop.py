@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from pfml.data import RetrievalData, Windows
+from pfml.data.cached_features import CachedFeatures
 from pfml.data.crop_transforms import transform_crops
 from pfml.data.image_source import ImageSource
 from pfml.data.pinned_memory import to_device
@@ -33,6 +34,7 @@ from pfml.distributed import World
 from pfml.evaluation import EmbeddedTest, embed, evaluate, proxy_alignment
 from pfml.losses.checks import DeferredCheck, deferred_checks
 from pfml.models import Embedder
+from pfml.models.adapters import merge_adapters
 from pfml.models.freezing import set_trainable, start_training_mode
 from pfml.models.head_init import initialize_head, initialize_uniformly, require_layer
 from pfml.runs.card import write_run_cards
@@ -50,6 +52,7 @@ from pfml.runs.image_states import require_same_images
 from pfml.runs.saved_loss import save_loss
 from pfml.storage.files import write_atomically
 from pfml.training.averaging import WeightAverage, largest_share
+from pfml.training.cached_batch import CachedBatch
 from pfml.training.environment import compiled, compiles, precision, reading_lag, reproducible, resolve_device
 from pfml.training.optimizer import (
     clip_gradients,
@@ -70,7 +73,7 @@ from pfml.training.ranks import (
     whole_loss,
 )
 from pfml.training.readback import Batch, Outcome, Readback
-from pfml.training.setup import create_batches, learned, on_device, require_matches
+from pfml.training.setup import create_batches, learned, on_device, prepare_backbone, require_matches
 from pfml.training.shutdown import Interrupted, ShutdownRequest, catch_shutdown_requests
 from pfml.training.start import Start, started_loss
 from pfml.training.state import TrainingState, require_same_run, run_identity
@@ -117,11 +120,12 @@ class Training:
         self.world, self.start, self.is_restored = world or World(), start, False
         self.device = self.world.device or resolve_device(config.device)
         require_same_task(config, data, self.world)
+        prepare_backbone(embedder, config)
         self.embedder = prepare_embedder(on_device(embedder, self.device), config, self.world)
         self.embedder.trained_on = learned(embedder, data)
         require_matches(data)
         self.batches = create_batches(data.train, config)
-        compiling = compiles(config, self.device, config.epochs * len(self.batches))
+        compiling = config.freeze == "none" and compiles(config, self.device, config.epochs * len(self.batches))
         self.network = compiled(self.embedder, self.device) if compiling else self.embedder
         sizes = data.train.num_classes, embedder.embedding_dim
         self.loss: Any = create_rank_loss(config.loss, *sizes, self.world, loss).to(self.device)
@@ -160,6 +164,8 @@ class Training:
         """Train to the end; the results, also written to the run's folder."""
         echo = ECHO_SECONDS if self.world.size > 1 else 0.0
         with catch_shutdown_requests(echo_seconds=echo) as self.shutdown, reproducible(self.config.deterministic):
+            if self.config.freeze == "trunk":
+                self.cache_features()
             if self.step == 0 and not self.is_restored:
                 self.initialize_head()
                 self.initialize_proxies()
@@ -251,13 +257,16 @@ class Training:
         targets = self.targets(batch, pixels)
         mixed = torch.autocast(self.device.type, precision(config.autocast), enabled=config.autocast != "none")
         with self.world.own_draws(config.seed, batch.step), mixed:
-            embeddings = self.network(pixels)
+            pieces = CachedBatch(self.network, pixels, config.batch.mini_batch_size)
+            embeddings = pieces.embeddings
         checking: AbstractContextManager[list[DeferredCheck]] = (
             deferred_checks() if self.readback.lag else nullcontext([])
         )
         with checking as checks:
             loss = self.energy(embeddings, targets, batch)
         self.scaler.scale(loss).backward()
+        with mixed:
+            pieces.backward()
         agree_on_gradients(self.embedder, self.loss, self.world)
         self.scaler.unscale_(self.optimizer)
         norm = gradient_norm(self.optimizer, self.world)
@@ -343,6 +352,15 @@ class Training:
             f"nothing was updated; its {len(names)} images, {names[0]} first, "
             f"are listed in {self.folder.failed_batch}. A lower learning rate or gradient clipping may help"
         )
+
+    def cache_features(self) -> None:
+        """Put the features of a frozen backbone in the place of all images."""
+        known: dict[int, CachedFeatures] = {}
+        for role, source in self.sources.items():
+            if id(source) not in known:
+                known[id(source)] = CachedFeatures(self.embeddings(role, features=True), source.sizes)
+                self.monitor.remark(f"{role}: {known[id(source)].description}")
+        self.sources = {role: known[id(source)] for role, source in self.sources.items()}
 
     def initialize_head(self) -> None:
         """Initialize the embedding layer as `config.head_start` says, from features of the training set if needed."""
@@ -446,6 +464,7 @@ class Training:
         held_out = self.embedded_test(points) if points is not None and is_known else None
         self.stop_if_requested()
         results = self.world.by_first(lambda: self.written(loss, points, results, held_out))
+        merge_adapters(self.embedder)
         # a caller that starts another run would not notice it
         if stop := self.world.all_reduce_max(self.shutdown.number):
             raise Interrupted("stopped when the run had ended, its results are written", stop)

@@ -65,7 +65,7 @@ def create_optimizer(
     """
     proxy_lr = 100 * config.lr if config.proxy_lr is None else config.proxy_lr
     groups = [
-        {"params": list(embedder.backbone_parameters()), "lr": config.lr, "weight_decay": config.weight_decay},
+        *_backbone_groups(config, embedder),
         {
             "params": list(embedder.head_parameters()),
             "lr": config.lr if config.head_lr is None else config.head_lr,
@@ -88,6 +88,20 @@ def create_optimizer(
     if hold is not None:
         optimizer.found_inf = hold  # type: ignore[attr-defined]  # where GradScaler puts it too
     return optimizer
+
+
+def _backbone_groups(config: OptimizerConfig, embedder: Embedder) -> list[dict[str, Any]]:
+    """The parameters of the backbone that train at all, by layer if its layers have rates of their own."""
+    frozen = set(embedder.frozen_parameters())
+    one = [[parameter for parameter in embedder.backbone_parameters() if parameter not in frozen]]
+    layers = one if config.layer_decay == 1 else [
+        [parameter for parameter in layer if parameter not in frozen] for layer in embedder.backbone.parameter_layers()
+    ]  # fmt: skip
+    above = range(len(layers), 0, -1) if config.layer_decay != 1 else [0]
+    return [
+        {"params": layer, "lr": config.lr * config.layer_decay**number, "weight_decay": config.weight_decay}
+        for layer, number in zip(layers, above, strict=True)
+    ]
 
 
 def _start_from_rest(optimizer: torch.optim.SGD) -> None:

@@ -15,13 +15,15 @@ from pfml.data.decoding import listing_all_unreadable
 from pfml.data.image_set import refuse_seen_classes
 from pfml.data.image_source import ImageSource
 from pfml.models import Embedder, TrainedOn
+from pfml.models.adapters import add_adapters
+from pfml.models.freezing import batch_norms
 from pfml.runs.config import TrainConfig
 from pfml.training.progress import Monitor
 
 if TYPE_CHECKING:
     from pfml.runs.config import StorageConfig
 
-__all__ = ["create_batches", "learned", "on_device", "open_sources", "require_matches"]
+__all__ = ["create_batches", "learned", "on_device", "open_sources", "prepare_backbone", "require_matches"]
 
 
 def on_device(embedder: Embedder, device: torch.device) -> Embedder:
@@ -29,6 +31,21 @@ def on_device(embedder: Embedder, device: torch.device) -> Embedder:
     if device.type == "cuda":
         embedder = embedder.to(memory_format=torch.channels_last)
     return embedder.to(device)
+
+
+def prepare_backbone(embedder: Embedder, config: TrainConfig) -> None:
+    """Freeze the backbone, or give it adapters, in place, as `config` says."""
+    if config.freeze == "trunk":
+        if embedder.head.linear is None:
+            raise ValueError("freeze trunk trains the embedding layer, and there is none: set model.embedding_dim")
+        embedder.freeze_backbone()
+    elif config.lora:
+        embedder.freeze_backbone(but=add_adapters(embedder.backbone, config.lora))
+    if config.batch.mini_batch_size is not None and config.batch_norm == "train" and any(batch_norms(embedder)):
+        raise ValueError(
+            "in mini-batches, BatchNorm cannot take its statistics from all of a batch: choose batch_norm freeze, "
+            "freeze-statistics or freeze-all, or leave out batch.mini_batch_size"
+        )
 
 
 def create_batches(images: ImageSet, config: TrainConfig) -> RandomBatches | BalancedBatches:
