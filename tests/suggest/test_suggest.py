@@ -147,6 +147,22 @@ def test_a_photograph_is_seen_at_the_resolution_of_the_backbone():
     assert suggest(data_of([10] * 4), looked(), CPU).config.model == model
 
 
+def test_a_larger_backbone_is_taken_where_its_weights_have_been_downloaded(monkeypatch, tmp_path):
+    repository = tmp_path / "models--timm--vit_small_patch14_dinov2.lvd142m"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    (repository / "snapshots" / ("0" * 40)).mkdir(parents=True)
+    (repository / "snapshots" / ("0" * 40) / "model.safetensors").write_bytes(b"")
+    assert suggest_model()[0].backbone == "efficientnet_lite0"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    model, reasons = suggest_model()
+    assert (model.backbone, model.pooling) == ("dinov2_small", "token")
+    assert "its weights are on this machine" in reasons["model.backbone"]
+    found = suggest(data_of([10] * 4), looked(), CPU)
+    assert found.besides([])["model.pooling"] == "token"
+    assert "model.pooling" not in found.besides(["model.backbone"])
+
+
 def test_every_reason_belongs_to_an_option_and_every_choice_has_a_reason():
     found = suggest(data_of([20] * 10), looked(), CPU)
     for option in found.reasons:

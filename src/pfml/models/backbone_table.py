@@ -66,7 +66,7 @@ def create_backbone(
     """A randomly initialized backbone and the preprocessing that its published weights expect.
 
     Args:
-        name: A key of `BACKBONES`, an alias ("resnet50", "vit_small", "dino_vits16"), any model name of timm's, or what
+        name: A key of `BACKBONES`, an alias ("resnet50", "vit_small", "dino_vits16", ...), any model name of timm's, or what
             makes a network of one's own, "module:function" (see `pfml.own_code`).
         image_size: Another height and width of the crop that the backbone sees; the short side is resized to
             1 / 0.875 of it (256 for 224, the protocol of the field), or to the size itself for the small convnet.
@@ -81,7 +81,7 @@ def create_backbone(
         return OwnNetwork(network, preprocessing), preprocessing
     refuse_unknown(name)
     backbone = TimmBackbone(name, image_size=image_size)
-    return backbone, with_image_size(backbone.preprocessing(), image_size, resize)
+    return backbone, with_image_size(backbone.preprocessing(), backbone.image_size, resize)
 
 
 def default_weights(name: str) -> str:

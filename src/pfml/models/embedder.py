@@ -49,6 +49,7 @@ class EmbedderConfig:
 
     Args:
         backbone: "resnet50" (torchvision's first ImageNet weights), "bn_inception", "vit_small", "dino_vits16",
+            "dinov2_small", "dinov3_small" (at 224 pixels unless `image_size` says otherwise),
             "efficientnet_lite0" (whose weights come with a package, so that no network is needed), "resnet50_he",
             "convnet" (small images, trained from scratch), any model name of timm's, or a function that makes a network
             of one's own, "module:function".

@@ -9,14 +9,28 @@ from torch import Tensor, nn
 from pfml.data.preprocessing import Preprocessing
 from pfml.models.backbone import Backbone
 
-__all__ = ["ALIASES", "TimmBackbone"]
+__all__ = ["ALIASES", "TimmBackbone", "is_cached"]
 
 #: the field's names -> timm's, with the weights that the field means
 ALIASES = {
     "resnet50": "resnet50.tv_in1k",  # torchvision's first weights, as in every paper of the field
     "vit_small": "vit_small_patch16_224",
     "dino_vits16": "vit_small_patch16_224.dino",
+    "dinov2_small": "vit_small_patch14_dinov2.lvd142m",
+    "dinov3_small": "vit_small_patch16_dinov3.lvd1689m",
 }
+#: What is seen of an image unless it is said, where the size that the weights were trained with at last is very large.
+USUAL_SIZES = {"dinov2_small": 224, "dinov3_small": 224}
+
+
+def is_cached(name: str) -> bool:
+    """Whether the weights of a model, as in `TimmBackbone`, were downloaded before; nothing is asked of the network."""
+    import timm
+    from huggingface_hub import try_to_load_from_cache
+
+    published = timm.get_pretrained_cfg(ALIASES.get(name, name))
+    repository = None if published is None else published.hf_hub_id
+    return repository is not None and isinstance(try_to_load_from_cache(repository, "model.safetensors"), str)
 
 
 class TimmBackbone(Backbone):
@@ -31,7 +45,7 @@ class TimmBackbone(Backbone):
     def __init__(self, name: str, *, image_size: int | None = None) -> None:
         super().__init__()
         self.timm_name = ALIASES.get(name, name)
-        self.image_size = image_size
+        self.image_size = USUAL_SIZES.get(name) if image_size is None else image_size
         network: Any = self.create(pretrained=False)
         self.network = network
         self.num_features = int(network.num_features)

@@ -68,7 +68,9 @@ def suggest_for_folder(
         return None
     if not config.loss.trains or config.effort is not None:
         model, reasons = suggest_model()
-        return Suggestion(RunConfig(model=model), {"model.backbone": reasons["model.backbone"]})
+        return Suggestion(
+            RunConfig(model=model), {name: why for name, why in reasons.items() if name != "model.embedding_dim"}
+        )
     fixed = _decided_first(config, given)
     if split is not None:
         fixed.pop("validation", None)  # tuning divides the training classes itself
@@ -78,6 +80,8 @@ def suggest_for_folder(
         data = for_choices(data, split)
         suggest(data, None, device, **fixed)
     model, _ = suggest_model()
+    if "model.backbone" in given:
+        model = replace(model, pooling="avg")
     chosen = {
         option: getattr(config.model, name) for option in given if (name := option.removeprefix("model.")) != option
     }

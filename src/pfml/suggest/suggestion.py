@@ -19,6 +19,7 @@ from torch import Tensor
 from pfml.data import RetrievalData, with_validation
 from pfml.methods import LossConfig
 from pfml.models import EmbedderConfig
+from pfml.models.timm_backbone import is_cached
 from pfml.runs.config import BatchConfig, DataConfig, OptimizerConfig, RunConfig, ScheduleConfig
 from pfml.suggest.preview import InitialDistances
 from pfml.training.setup import require_matches
@@ -26,6 +27,8 @@ from pfml.training.setup import require_matches
 __all__ = ["Suggestion", "suggest", "suggest_loss", "suggest_model", "with_values"]
 
 BACKBONE = "efficientnet_lite0"
+#: What is taken in its place where the weights have been downloaded, the first that is there.
+LARGER = ("dinov3_small", "dinov2_small")
 #: Device -> steps of a training, and epochs at least and at most. The plan follows from the images, not from how fast
 #: the machine is at the moment; on a GPU more epochs than these overfit.
 STEPS = {"cpu": 150, "cuda": 230}
@@ -59,11 +62,13 @@ class Suggestion:
         return value
 
     def besides(self, given: Collection[str]) -> dict[str, Any]:
-        """Option -> value of the suggested options that are not `given`; a loss that is given has its own options."""
+        """Option -> value of the suggested options that are not `given`; a loss or backbone that is given has its own."""
         return {
             option: self.value(option)
             for option in self.reasons
-            if option not in given and not ("loss.name" in given and option.startswith("loss."))
+            if option not in given
+            and not ("loss.name" in given and option.startswith("loss."))
+            and not ("model.backbone" in given and option == "model.pooling")
         }
 
 
@@ -88,12 +93,20 @@ def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
 
 
 def suggest_model() -> tuple[EmbedderConfig, dict[str, str]]:
-    """The model for photographs, at the resolution that its backbone was trained with, and why."""
-    reasons = {
+    """The model for photographs, and why: a large one if its weights were downloaded before, else what needs no hub."""
+    why_features = "the backbone's features as they are, so that training starts from what they know"
+    for backbone in LARGER:
+        if is_cached(backbone):
+            return EmbedderConfig(backbone=backbone, embedding_dim=None, pooling="token"), {
+                "model.backbone": "learned from over 100 million images without labels, and its weights are on this "
+                f"machine; {BACKBONE} takes a third of the time",
+                "model.pooling": "its CLS token describes the whole image",
+                "model.embedding_dim": why_features,
+            }
+    return EmbedderConfig(backbone=BACKBONE, embedding_dim=None), {
         "model.backbone": "its ImageNet weights come with a package, so that no model hub is needed",
-        "model.embedding_dim": "the backbone's features as they are, so that training starts from what they know",
+        "model.embedding_dim": why_features,
     }
-    return EmbedderConfig(backbone=BACKBONE, embedding_dim=None), reasons
 
 
 def suggest(
