@@ -1,55 +1,18 @@
 """Models on the Hugging Face Hub; a local folder, in the layout of its cache, is the hub."""
 
-import fnmatch
-import shutil
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 import torch
-from huggingface_hub import constants
 
+from local_hub import LocalHub
 from pfml.models import create_embedder, load_embedder
 from pfml.storage.files import DamagedFileError
 
 
-class LocalHub:
-    """Takes uploads, and offers them by huggingface_hub's own cache, offline."""
-
-    def __init__(self, cache):
-        self.cache = cache
-
-    def __call__(self, token=None):
-        self.token = token
-        return self
-
-    def create_repo(self, repository, *, private, exist_ok):
-        assert exist_ok
-        self.private = private
-
-    def upload_folder(self, *, repo_id, folder_path, commit_message, delete_patterns):
-        repository = self.cache / f"models--{repo_id.replace('/', '--')}"
-        before = sorted(repository.glob("snapshots/*"))
-        commit = f"{len(before) + 1:040x}"
-        snapshot = repository / "snapshots" / commit
-        if before:
-            shutil.copytree(before[-1], snapshot)
-            for file in list(snapshot.iterdir()):
-                if any(fnmatch.fnmatch(file.name, pattern) for pattern in delete_patterns):
-                    file.unlink()
-        shutil.copytree(folder_path, snapshot, dirs_exist_ok=True)
-        (repository / "refs").mkdir(exist_ok=True)
-        (repository / "refs" / "main").write_text(commit)
-        self.message, self.files = commit_message, sorted(path.name for path in snapshot.iterdir())
-
-
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    local = LocalHub(tmp_path / "hub")
-    monkeypatch.setattr(huggingface_hub, "HfApi", local)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    return local
+    return LocalHub.installed(tmp_path / "hub", monkeypatch)
 
 
 def test_a_model_goes_to_the_hub_and_comes_back(hub):

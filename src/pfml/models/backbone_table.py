@@ -66,8 +66,8 @@ def create_backbone(
     """A randomly initialized backbone and the preprocessing that its published weights expect.
 
     Args:
-        name: A key of `BACKBONES`, an alias ("resnet50", "vit_small", "dino_vits16", ...), any model name of timm's, or what
-            makes a network of one's own, "module:function" (see `pfml.own_code`).
+        name: A key of `BACKBONES`, an alias ("resnet50", "vit_small", "dino_vits16", ...), any model name of timm's, or
+            what makes a network of one's own, "module:function" (see `pfml.own_code`).
         image_size: Another height and width of the crop that the backbone sees; the short side is resized to
             1 / 0.875 of it (256 for 224, the protocol of the field), or to the size itself for the small convnet.
         resize: Another length of the short side before that crop.

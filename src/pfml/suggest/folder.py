@@ -68,9 +68,8 @@ def suggest_for_folder(
         return None
     if not config.loss.trains or config.effort is not None:
         model, reasons = suggest_model()
-        return Suggestion(
-            RunConfig(model=model), {name: why for name, why in reasons.items() if name != "model.embedding_dim"}
-        )
+        del reasons["model.embedding_dim"]  # which follows from what is asked for
+        return Suggestion(RunConfig(model=model), reasons)
     fixed = _decided_first(config, given)
     if split is not None:
         fixed.pop("validation", None)  # tuning divides the training classes itself

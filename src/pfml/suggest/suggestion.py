@@ -62,7 +62,7 @@ class Suggestion:
         return value
 
     def besides(self, given: Collection[str]) -> dict[str, Any]:
-        """Option -> value of the suggested options that are not `given`; a loss or backbone that is given has its own."""
+        """Option -> value of the suggested options that are not `given`, nor belong to a loss or backbone that is."""
         return {
             option: self.value(option)
             for option in self.reasons

@@ -1,0 +1,44 @@
+"""The programs of examples/ run, as their first lines say, and print what they promise."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from local_hub import LocalHub
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+#: Example -> its arguments, the packages that it needs, and a part of what it prints.
+PROGRAMS = {
+    "own_network": ((), (), "R@1 on unseen classes: 0."),
+    "monitor": ((), (), "stopped: no better than 0."),
+    "trackers": (("mlflow",), ("mlflow",), "the same in mlflow"),
+    "augmentation": ((), (), "augmentation.png"),
+    "parts_of_a_network": ((), ("peft",), "adapters of rank 4 and the head: R@1 0."),
+    "large_batches": ((), (), "mini-batches of 16: mean loss"),
+    "hub": (("birds/small",), (), "hf-hub:birds/small: equal embeddings: True"),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_example_runs(name, tmp_path, monkeypatch, capsys):
+    arguments, packages, expected = PROGRAMS[name]
+    for package in packages:
+        pytest.importorskip(package)
+    LocalHub.installed(tmp_path / "hub", monkeypatch)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert expected in printed
+    if name == "large_batches":
+        first, second = (line.rpartition(" ")[2] for line in printed.splitlines())
+        assert float(first) == pytest.approx(float(second), abs=2e-6)
+
+
+def test_every_example_is_run():
+    elsewhere = {"sharded_training"}  # by torchrun, in tests/distributed
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PROGRAMS, *elsewhere}
