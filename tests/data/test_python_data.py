@@ -226,3 +226,26 @@ def test_an_image_set_is_divided_too():
     pixels = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
     images = ImageSet(pixels, torch.tensor([0, 0, 1, 1]), ("a", "b"))
     assert load_data(images, split="none").train is images
+
+
+def test_a_split_of_hugging_face_datasets_is_taken_as_it_is():
+    datasets = pytest.importorskip("datasets")
+    content = {
+        "image": [Image.new("RGB", (9 + k, 9), (10 * k, 0, 0)) for k in range(6)],
+        "label": [0, 0, 1, 1, 2, 2],
+    }
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["ash", "elm", "oak"])})
+    whole = datasets.Dataset.from_dict(content, features=features)
+    images = read_dataset(whole)
+    assert images.class_names == ("ash", "elm", "oak")
+    source, crops = crops_of(images)
+    assert source.sizes[:, 1].tolist() == [9, 10, 11, 12, 13, 14]
+    assert torch.allclose(crops[:, 0].mean((1, 2)) * 255, torch.arange(6) * 10.0, atol=1e-3)
+    assert read_dataset(whole.select([4, 5])).class_names == ("oak",)
+    assert (
+        images.fingerprint() == read_dataset(whole).fingerprint() != read_dataset(whole.select(range(6))).fingerprint()
+    )
+    parts = load_data(datasets.DatasetDict(train=whole.select([0, 1, 2, 3]), test=whole.select([4, 5])))
+    assert (parts.train.class_names, parts.test.class_names) == (("ash", "elm"), ("oak",))
+    undecoded = whole.cast_column("image", datasets.Image(decode=False))
+    assert torch.equal(crops_of(read_dataset(undecoded))[1], crops)

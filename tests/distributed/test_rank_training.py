@@ -4,6 +4,7 @@ import pytest
 import torch
 from worlds import LARGEST
 
+from pfml.data import Augmentation
 from pfml.models import load_embedder
 from pfml.runs.folder import RunFolder
 from pfml.search import ModelIdentity
@@ -55,6 +56,12 @@ CASES = {
     "trust": TRUST,
     "proxy anchor": {"loss": LossConfig("proxy-anchor"), "optimizer": OptimizerConfig("sgd", lr=1e-3, momentum=0.9)},
     "hist": {"loss": LossConfig("hist", {"hidden_dim": 16})},
+    "mini-batches, transforms, rates by layer": {
+        "batch": BatchConfig(size=31, samples_per_class=0, mini_batch_size=4),
+        "augmentation": Augmentation(color_jitter=(0.4, 0.4, 0.4, 0.1), rotation=15, rand_augment=1, erasing=0.5),
+        "optimizer": OptimizerConfig("adamw", lr=1e-3, eps=1e-2, clip_norm=0.5, layer_decay=0.7),
+    },
+    "frozen trunk": {"freeze": "trunk"},
     "float16": {"autocast": "float16", "epochs": 1},
     "margin": {"loss": LossConfig("margin"), "optimizer": OptimizerConfig("rmsprop", lr=1e-4, clip_value=0.01)},
 }
