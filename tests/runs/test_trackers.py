@@ -1,6 +1,7 @@
 """Numbers of a run in other programs' hands, each of them for real and offline."""
 
 import json
+import time
 import warnings
 
 import pytest
@@ -47,10 +48,13 @@ def test_weights_and_biases_gets_the_log_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     trained(tmp_path / "run", "wandb")
     (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")
+    deadline, records = time.monotonic() + 60, []
+    while not any(record.HasField("exit") for record in records):  # its own process writes, and is not waited for
+        assert time.monotonic() < deadline, "the file of Weights & Biases has no end"
+        time.sleep(0.05)
+        records = [Record.FromString(data) for data in records_of(file.read_bytes())]
     curves, options = {}, {}
-    for data in records_of(file.read_bytes()):
-        record = Record()
-        record.ParseFromString(data)
+    for record in records:
         options |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
         row = {item.nested_key[0] if item.nested_key else item.key: json.loads(item.value_json)
                for item in record.history.item}  # fmt: skip
