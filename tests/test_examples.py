@@ -1,6 +1,7 @@
 """The programs of examples/ run, as their first lines say, and print what they promise."""
 
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -39,6 +40,18 @@ def test_an_example_runs(name, tmp_path, monkeypatch, capsys):
         assert float(first) == pytest.approx(float(second), abs=2e-6)
 
 
+@pytest.mark.slow
+def test_the_sharded_example_prints_the_same_for_any_number_of_ranks():
+    printed = []
+    for ranks in (1, 2):
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        program = [*torchrun, str(EXAMPLES / "sharded_training.py")]
+        done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=300)
+        printed.append([line for line in done.stdout.splitlines() if "energy" in line])
+    assert printed[0]
+    assert printed[0] == printed[1]
+
+
 def test_every_example_is_run():
-    elsewhere = {"sharded_training"}  # by torchrun, in tests/distributed
+    elsewhere = {"sharded_training"}  # by torchrun
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PROGRAMS, *elsewhere}

@@ -155,6 +155,7 @@ def run_ladder(
         return LadderRun(results, f"{out} is finished: {_about(results)}")
     if not resume:
         folder.refuse_run()
+    folder.track(config.trackers, plain(config))  # before anything is computed: a package may be missing
     backbone = _backbone(config)
     if config.effort is None:
         raise ValueError("the ladder needs an effort, such as minutes: set effort")
