@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -33,11 +34,14 @@ from pfml.data import ImageSet, LabelNoise, RetrievalData, corrupt, load_data
 from pfml.data.splits import divided
 from pfml.evaluation.metrics import HEADLINE
 from pfml.ladder.crossfit import divisions
+from pfml.ladder.fine_tuning import FineTuning
 from pfml.ladder.heads import LinearHead, closed_form_grid, train_head
 from pfml.ladder.ladder import FEW_IMAGES, LARGER, Features, Rung, View, _held_out, _Ladder, _metrics, climb, fit
 from pfml.ladder.run import _fitting_field
 from pfml.models import create_embedder
+from pfml.runs.config import RunConfig
 from pfml.training.environment import resolve_device
+from pfml.training.progress import Monitor
 
 
 @dataclass(frozen=True)
@@ -190,9 +194,17 @@ def measure(options: argparse.Namespace) -> None:
         data, rows = data_of(every, folder)
         start = time.perf_counter()
         features = features_of(whole, data, {role: position[own] for role, own in rows.items()})
-        found = climb(
-            features.backbone, data, _fitting_field, effort=options.effort, seed=folder.seed, features=features
-        )
+        config = RunConfig(seed=folder.seed, device=options.device)
+        with TemporaryDirectory() as trainings:
+            found = climb(
+                features.backbone,
+                data,
+                _fitting_field,
+                effort=options.effort,
+                seed=folder.seed,
+                fine_tune=FineTuning(config, data.train, Path(trainings), _fitting_field, Monitor()),
+                features=features,
+            )
         assert found.before is not None
         assert found.after is not None
         line = {
