@@ -220,7 +220,7 @@ def measure_classes(pool: Pool, classes: int, each: int, seed: int) -> dict[str,
         "kind": "classes", "classes": classes, "images": len(images), "seed": seed,
         "cut": number, "merges": len(merges), "merges_right": len(merges & pairs),
         "joined": number, "splits": len(splits), "splits_right": len(splits & ones),
-        "outliers": len(find_outliers(some.points)),
+        "outliers": len(find_outliers(some.points, images)),
     }  # fmt: skip
 
 
