@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pfml.audit import audit, find_duplicates
 from pfml.audit.measures import ImageMeasures, image_measures
-from pfml.audit.structure import find_merges, find_outliers, find_splits
+from pfml.audit.structure import find_merges, find_splits
 from pfml.data import ImageSet, LabelNoise, corrupt, load_data
 from pfml.evaluation import embed
 from pfml.models import create_embedder
@@ -220,7 +220,6 @@ def measure_classes(pool: Pool, classes: int, each: int, seed: int) -> dict[str,
         "kind": "classes", "classes": classes, "images": len(images), "seed": seed,
         "cut": number, "merges": len(merges), "merges_right": len(merges & pairs),
         "joined": number, "splits": len(splits), "splits_right": len(splits & ones),
-        "outliers": len(find_outliers(some.points)),
     }  # fmt: skip
 
 

@@ -354,7 +354,9 @@ def labels_of(data):
 
 def test_a_missing_list_of_decisions_is_refused_before_anything_is_embedded(noisy_run, monkeypatch):
     monkeypatch.setattr("pfml.audit.run_audit.embed", None)
-    with pytest.raises(SystemExit, match=r"must be a CSV file or an export of Label Studio, got nowhere\.csv"):
+    with pytest.raises(
+        SystemExit, match=r"must be a CSV file or an export of Label Studio or FiftyOne, got nowhere\.csv"
+    ):
         main(["audit", str(noisy_run), "--apply", "--decisions", "nowhere.csv"])
 
 

@@ -33,8 +33,11 @@ def test_measures_are_those_of_their_definitions(tmp_path):
     measures = image_measures(ImageSet.unlabeled([tmp_path / "noise.png"]))
     gray = (pixels.double() * torch.tensor([0.299, 0.587, 0.114])[:, None, None]).sum(dim=0) / 255
     edges = gray[:-2, 1:-1] + gray[2:, 1:-1] + gray[1:-1, :-2] + gray[1:-1, 2:] - 4 * gray[1:-1, 1:-1]
-    assert float(measures.luminance) == pytest.approx(float(gray.mean()), rel=1e-4)
-    assert float(measures.sharpness) == pytest.approx(float(edges.var(correction=0)), rel=1e-4)
+    gradient = ((gray[1:] - gray[:-1]) ** 2).mean() + ((gray[:, 1:] - gray[:, :-1]) ** 2).mean()
+    ordered = sorted(gray.flatten().tolist())
+    assert float(measures.highlights) == pytest.approx(ordered[791], rel=1e-4)  # 0.99 * 799
+    assert float(measures.shadows) == pytest.approx(ordered[40], rel=1e-4)
+    assert float(measures.sharpness) == pytest.approx(float(edges.var(correction=0) / gradient), rel=1e-4)
     assert float(measures.elongation) == 2
     assert measures.thumbnails.shape == (1, 16, 16)
 
@@ -42,7 +45,9 @@ def test_measures_are_those_of_their_definitions(tmp_path):
 def test_pixels_that_are_known_are_not_read_again(tmp_path):
     known = torch.full((3, 4, 4), 255, dtype=torch.uint8)
     images = ImageSet((tmp_path / "gone.png",), torch.tensor([0]), ("a",), pixels={tmp_path / "gone.png": known})
-    assert float(image_measures(images).luminance) == pytest.approx(1)
+    measures = image_measures(images)
+    assert float(measures.highlights) == float(measures.shadows) == pytest.approx(1)
+    assert float(measures.sharpness) == 0, "there is no edge"
 
 
 def test_dark_bright_blurred_and_long_images_are_found(tmp_path):
@@ -72,15 +77,39 @@ def test_deviations_are_in_robust_standard_deviations():
     assert float(robust_deviation(values)[200]) == pytest.approx(float((values[200] - 5) / 3), abs=0.15)
 
 
+def test_contrast_and_darkness_are_no_blur():
+    random = torch.Generator().manual_seed(0)
+    plain = 255 * torch.rand(1, 3, 64, 64, generator=random)
+    soft = F.avg_pool2d(plain, 5, 1, 2)
+    images = torch.cat([plain, 100 + plain / 8, plain / 10, soft]).byte()
+    sharp, flat, dark, blurred = image_measures(ImageSet.unlabeled(images)).sharpness.tolist()
+    assert flat == pytest.approx(sharp, rel=0.05)
+    assert dark == pytest.approx(sharp, rel=0.1)
+    assert blurred < sharp / 3
+
+
 def test_an_image_far_from_all_others_is_an_outlier():
-    points, _ = clusters()
-    before = {one.index for one in find_outliers(points)}
+    points, images = clusters()
+    before = {one.index for one in find_outliers(points, images)}
     assert len(before) <= 2
     points[17] = -F.normalize(points.mean(dim=0), dim=0)
-    found = find_outliers(points)
+    found = find_outliers(points, images)
     assert found[0].index == 17
     assert {one.index for one in found} == {17, *before}
-    assert found[0].distance == pytest.approx(float((points - points[17]).norm(dim=1).topk(2, largest=False)[0][1]))
+    distances = (points - points[17]).norm(dim=1)
+    own = distances[images.labels == images.labels[17]]
+    assert found[0].distance == pytest.approx(min(float(distances.sort()[0][30]), float(own.sort()[0][2])))
+
+
+def test_outliers_of_one_kind_do_not_vouch_for_each_other_unless_they_are_a_class():
+    points, images = clusters()
+    far = -F.normalize(points.mean(dim=0), dim=0)
+    points[::20] = F.normalize(far + 0.01 * torch.randn(8, DIM, generator=torch.Generator().manual_seed(1)))
+    assert {*range(0, 160, 20)} <= {one.index for one in find_outliers(points, images)}
+    labels = images.labels.clone()
+    labels[::20] = CLASSES
+    of_nine = ImageSet(images.images, labels, tuple("abcdefghi"))
+    assert not {*range(0, 160, 20)} & {one.index for one in find_outliers(points, of_nine)}
 
 
 def test_a_class_that_was_cut_in_two_is_to_be_merged():

@@ -11,7 +11,7 @@ import torch
 from pfml.data.image_set import SeenClassError
 from pfml.models.embedder import TrainedOn
 from pfml.search import ModelIdentity, Threshold, calibrate, calibrate_points
-from pfml.search.calibration import calibrate_known_points
+from pfml.search.calibration import _smallest_accepted, calibrate_known_points
 from pfml.search.scores import CANDIDATES
 from pfml.search.threshold import Rate
 from pfml.storage.files import DamagedFileError
@@ -54,8 +54,9 @@ def most_attractive(points, labels, i, scoring):
 
 
 def first_refused(distances, rate):
-    """The smallest distance that would accept more than this share, by trying all."""
-    return min(t for t in distances if sum(d <= t + 1e-9 for d in distances) > rate * len(distances))
+    """The smallest distance that would accept more than this share of the distances and a further one."""
+    allowed = rate * (len(distances) + 1) + 1e-9
+    return min(t for t in distances if sum(d <= t + 1e-9 for d in distances) + 1 > allowed)
 
 
 def cross_fitted(genuine, impostor, labels, rate, folds=10, seed=0):
@@ -78,8 +79,8 @@ def test_threshold_and_rates_are_those_of_loops(rate):
     genuine, impostor = oracle(points, labels)
     distances = [d for d, _ in impostor]
     around = (-threshold.value - 1e-6, -threshold.value + 1e-6)
-    fewer, more = (sum(d <= t for d in distances) / len(distances) for t in around)
-    assert fewer <= rate < more  # the largest distance that keeps the rate on all classes
+    fewer, more = ((sum(d <= t for d in distances) + 1) / (len(distances) + 1) for t in around)
+    assert fewer <= rate < more  # the largest distance that keeps the rate on all classes and a further image
     assert threshold.distance == pytest.approx(-threshold.value)
     as_genuine, as_impostor = cross_fitted(genuine, impostor, labels, rate)
     assert threshold.false_accepts.count == sum(as_impostor)
@@ -174,7 +175,7 @@ def test_a_class_that_many_impostors_are_like_has_its_own_threshold():
     expected = {}
     for k, name in enumerate(names):
         own = [d for (d, _), likely in zip(impostor, like, strict=True) if likely == k]
-        if math.floor(0.1 * len(own)) >= 2:
+        if math.floor(0.1 * (len(own) + 1)) - 1 >= 2:
             expected[name] = first_refused(own, 0.1)
     assert 0 < len(expected) < 8, "some classes have too few impostors and keep the common threshold"
     assert threshold.class_values.keys() == expected.keys()
@@ -184,6 +185,13 @@ def test_a_class_that_many_impostors_are_like_has_its_own_threshold():
     common = calibrate_points(points, labels, **options)
     assert common.class_values == {}
     assert common.value == threshold.value
+
+
+@pytest.mark.parametrize(("impostors", "rate"), [(19, 0.1), (59, 0.05), (14, 0.2)])
+def test_a_further_impostor_is_accepted_at_the_asked_rate_however_few_there_are(impostors, rate):
+    scores = torch.randn(4000, impostors + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    accepted = [float(row[-1]) >= _smallest_accepted(row[:-1], rate) for row in scores]
+    assert sum(accepted) / len(accepted) == pytest.approx(rate, abs=3 * math.sqrt(rate / len(accepted)))
 
 
 def test_an_impostor_by_a_wrong_label_makes_the_threshold_strict_and_a_correction_undoes_it():
@@ -215,7 +223,7 @@ def test_memory_does_not_change_the_threshold(monkeypatch):
 
 def test_the_seed_divides_the_classes_and_leaves_the_threshold_as_it_is():
     points, labels = clustered(classes=40, copies=5, spread=1.0)
-    found = [calibrate_points(points, labels, model=MODEL, false_accept_rate=0.1, seed=s) for s in range(4)]
+    found = [calibrate_points(points, labels, model=MODEL, false_accept_rate=0.1, seed=s) for s in range(8)]
     assert len({one.value for one in found}) == 1
     assert len({one.false_accepts.count for one in found}) > 1
 

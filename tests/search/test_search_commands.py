@@ -1,6 +1,7 @@
 """`pfml index`, `pfml search` and `pfml calibrate`."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from command_output import failure, said, said_in_part
@@ -203,6 +204,11 @@ def test_a_run_is_calibrated_on_all_classes_that_it_has_not_seen(tmp_path, capsy
     everything = Threshold.load(untrained)
     assert everything.data == "train and test classes of glyphs"
     assert everything.measured_on[1] == divided.test.num_classes + load_data("glyphs").train.num_classes
+    run(replace(run_config, loss=LossConfig("zero-shot")), tmp_path / "zero-shot")
+    said(capsys, "calibrate", tmp_path / "zero-shot", "--false-accept-rate=0.2")
+    of_run = Threshold.load(tmp_path / "zero-shot")
+    assert of_run.data == "train, validation and test classes of glyphs", "it was trained on none of them"
+    assert of_run.measured_on == everything.measured_on
     assert "does not say its data" in failure("calibrate", save_model(tmp_path / "model alone"))
 
 

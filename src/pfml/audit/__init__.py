@@ -3,7 +3,7 @@
 from pfml.audit.decisions import corrections_of, read_decisions, write_suspects, write_table
 from pfml.audit.detection import DETECTION_LABELS, Detection, detection, precision_recall
 from pfml.audit.duplicates import DuplicateGroup, find_duplicates
-from pfml.audit.exchange import read_label_studio, write_fiftyone, write_label_studio
+from pfml.audit.exchange import read_exported, write_fiftyone, write_label_studio
 from pfml.audit.faults import Faults, find_faults, write_faults
 from pfml.audit.folder_audit import audit_folder
 from pfml.audit.run_audit import audit_run, of_training, write_corrections
@@ -27,7 +27,7 @@ __all__ = [
     "of_training",
     "precision_recall",
     "read_decisions",
-    "read_label_studio",
+    "read_exported",
     "write_corrections",
     "write_faults",
     "write_fiftyone",

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from pfml.audit.exchange import read_label_studio
+from pfml.audit.exchange import read_exported
 from pfml.audit.suspects import Audit, Suspect
 from pfml.data import RetrievalData
 from pfml.data.corrections import Corrections
@@ -79,11 +79,13 @@ def read_decisions(path: Path, audit: Audit) -> dict[int, int | None]:
     The table has the columns path, decision and label. accept takes the suggested label, that in the column label if
     there is one (what the person saw; another audit may suggest another), reject keeps the given one, relabel takes the
     class in the column label, drop leaves the image out. The last line about an image counts. A file that ends in .json
-    is an export of Label Studio (`pfml.audit.exchange`).
+    is an export of Label Studio or of FiftyOne (`pfml.audit.exchange`).
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"the decisions must be a CSV file or an export of Label Studio, got {path}")
+        raise FileNotFoundError(
+            f"the decisions must be a CSV file or an export of Label Studio or FiftyOne, got {path}"
+        )
     index_of = _positions(audit)
     decided: dict[int, int | None] = {}
     for where, image, decision, label in _exported(path) if path.suffix == ".json" else _rows(path):
@@ -95,8 +97,8 @@ def read_decisions(path: Path, audit: Audit) -> dict[int, int | None]:
 
 
 def _exported(path: Path) -> Iterator[tuple[str, str, str, str]]:
-    """Where it stands, image, decision and label of each decision of an export of Label Studio."""
-    for number, row in enumerate(read_label_studio(path), 1):
+    """Where it stands, image, decision and label of each decision of an export of another tool."""
+    for number, row in enumerate(read_exported(path), 1):
         yield (f"{path}, decision {number}", *row)
 
 

@@ -40,7 +40,7 @@ def find_faults(audit: Audit, *, track: Track | None = None) -> Faults:
     merges, splits = find_merges(audit.points, audit.images), find_splits(audit.points, audit.images)
     return Faults(
         find_duplicates(audit.images, audit.points, measures.thumbnails, audit.roles),
-        find_outliers(audit.points),
+        find_outliers(audit.points, audit.images),
         [*merges, *splits],
         quality_faults(measures),
     )

@@ -14,21 +14,23 @@ from pfml.data.decoding import Track, in_threads, read_rgb
 
 __all__ = ["QUALITY_FAULTS", "ImageMeasures", "QualityFault", "image_measures", "quality_faults", "robust_deviation"]
 
-#: Side of a thumbnail, and short side at which sharpness is measured.
+#: Side of a thumbnail, and short side at which luminance and sharpness are measured.
 THUMBNAIL, SHORT_SIDE = 16, 192
 #: Kind of fault -> what it says.
 QUALITY_FAULTS = {
-    "dark": "mean luminance",
-    "bright": "mean luminance",
-    "blurred": "variance of the Laplacian",
+    "dark": "99th percentile of luminance",
+    "bright": "5th percentile of luminance",
+    "blurred": "variance of the Laplacian over mean squared gradient",
     "oddly shaped": "longer side over shorter side",
 }
 #: Robust standard deviations from the median of the set from which on an image is unusual.
 UNUSUAL = 3.5
-#: Mean luminance in [0, 1] below or above which an image is dark or bright; sides from which on it is oddly shaped.
-DARK, BRIGHT, ELONGATED = 0.15, 0.88, 2.5
-#: Variance of the Laplacian, of luminance in [0, 1], below which an image may be blurred.
-BLURRED = 1e-3
+#: Luminance in [0, 1] that 99 % of a dark image are below and 95 % of a bright one above.
+DARK, BRIGHT = 0.4, 0.65
+#: Sides from which on an image is oddly shaped, and sharpness below which it may be blurred.
+ELONGATED, BLURRED = 2.5, 1.0
+#: Mean squared gradient below which an image has no edges at all.
+PLAIN = 1e-8
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +38,16 @@ class ImageMeasures:
     """Measures of n images.
 
     Args:
-        luminance: (n,) mean, in [0, 1].
-        sharpness: (n,) variance of the Laplacian of the luminance, at a short side of at most 192 pixels.
+        highlights: (n,) 99th percentile of luminance in [0, 1], at a short side of at most 192 pixels.
+        shadows: (n,) 5th percentile of it.
+        sharpness: (n,) variance of its Laplacian over its mean squared gradient: how fine the edges are, whatever their
+            contrast. White noise has 5, a blurred image less than 1.
         elongation: (n,) longer side over shorter side.
         thumbnails: (n, 16, 16) luminance in [0, 1] of the whole image, squeezed into a square.
     """
 
-    luminance: Tensor
+    highlights: Tensor
+    shadows: Tensor
     sharpness: Tensor
     elongation: Tensor
     thumbnails: Tensor
@@ -75,21 +80,34 @@ def image_measures(images: ImageSet, *, track: Track | None = None, workers: int
 
     results = in_threads(measured, images.images, workers)
     rows = list(results if track is None else track(results, "measuring images", len(images)))
-    values = torch.stack(rows) if rows else torch.empty(0, 3 + THUMBNAIL**2)
-    return ImageMeasures(values[:, 0], values[:, 1], values[:, 2], values[:, 3:].unflatten(1, (THUMBNAIL, THUMBNAIL)))
+    values = torch.stack(rows) if rows else torch.empty(0, 4 + THUMBNAIL**2)
+    highlights, shadows, sharpness, elongation = values[:, :4].unbind(1)
+    thumbnails = values[:, 4:].unflatten(1, (THUMBNAIL, THUMBNAIL))
+    return ImageMeasures(highlights, shadows, sharpness, elongation, thumbnails)
 
 
 def _measured(pixels: Tensor) -> Tensor:
-    """Luminance, sharpness, elongation and the thumbnail of one image, (3 + 16 * 16,)."""
+    """Highlights, shadows, sharpness, elongation and the thumbnail of one image, (4 + 16 * 16,)."""
     height, width = pixels.shape[1:]
     weights = torch.tensor([0.299, 0.587, 0.114])
     gray = (pixels.float() * weights[:, None, None]).sum(dim=0)[None, None] / 255
     scale = min(SHORT_SIDE / min(height, width), 1.0)
     small = gray if scale == 1 else _resized(gray, max(round(height * scale), 1), max(round(width * scale), 1))
-    kernel = torch.tensor([[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]])[None, None]
-    edges = F.conv2d(small, kernel) if min(small.shape[2:]) > 2 else torch.zeros(1)
-    numbers = torch.stack([gray.mean(), edges.var(correction=0), torch.tensor(max(height, width) / min(height, width))])
+    ordered = small.flatten().sort().values
+    highlights, shadows = (ordered[round(share * (len(ordered) - 1))] for share in (0.99, 0.05))
+    elongation = torch.tensor(max(height, width) / min(height, width))
+    numbers = torch.stack([highlights, shadows, _sharpness(small[0, 0]), elongation])
     return torch.cat([numbers, _resized(small, THUMBNAIL, THUMBNAIL).flatten()])
+
+
+def _sharpness(gray: Tensor) -> Tensor:
+    """Variance of the Laplacian over mean squared gradient; 0 without edges."""
+    if min(gray.shape) < 3:
+        return torch.zeros(())
+    gradient = gray.diff(dim=0).square().mean() + gray.diff(dim=1).square().mean()
+    inner = gray[1:-1, 1:-1]
+    laplacian = gray[:-2, 1:-1] + gray[2:, 1:-1] + gray[1:-1, :-2] + gray[1:-1, 2:] - 4 * inner
+    return laplacian.var(correction=0) / gradient if gradient > PLAIN else torch.zeros(())
 
 
 def _resized(gray: Tensor, height: int, width: int) -> Tensor:
@@ -98,14 +116,14 @@ def _resized(gray: Tensor, height: int, width: int) -> Tensor:
 
 def quality_faults(measures: ImageMeasures) -> list[QualityFault]:
     """The images that are dark, bright, blurred or oddly shaped: by themselves, and unlike the others of the set."""
-    light, sharp, long = measures.luminance.double(), measures.sharpness.double(), measures.elongation.double()
-    unlike_light, unlike_sharp = robust_deviation(light), robust_deviation(sharp.clamp(min=1e-9).log())
-    unlike_shape = robust_deviation(long.log())
+    bright, dark, sharp, long = (
+        each.double() for each in (measures.shadows, measures.highlights, measures.sharpness, measures.elongation)
+    )
     chosen = {
-        "dark": (light, (light < DARK) & (unlike_light < -UNUSUAL)),
-        "bright": (light, (light > BRIGHT) & (unlike_light > UNUSUAL)),
-        "blurred": (sharp, (sharp < BLURRED) & (unlike_sharp < -UNUSUAL) & (light > DARK)),  # in the dark all is smooth
-        "oddly shaped": (long, (long > ELONGATED) & (unlike_shape > UNUSUAL)),
+        "dark": (dark, (dark < DARK) & (robust_deviation(dark) < -UNUSUAL)),
+        "bright": (bright, (bright > BRIGHT) & (robust_deviation(bright) > UNUSUAL)),
+        "blurred": (sharp, (sharp < BLURRED) & (robust_deviation(sharp.clamp(min=1e-3).log()) < -UNUSUAL)),
+        "oddly shaped": (long, (long > ELONGATED) & (robust_deviation(long.log()) > UNUSUAL)),
     }
     return [
         QualityFault(k, kind, float(values[k]), float(values.median()))

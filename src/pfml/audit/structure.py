@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -11,10 +12,12 @@ from pfml.audit.measures import robust_deviation
 from pfml.data import ImageSet
 from pfml.evaluation import nearest
 
-__all__ = ["ClassFault", "Outlier", "find_merges", "find_outliers", "find_splits"]
+__all__ = ["ClassFault", "Outlier", "find_merges", "find_outliers", "find_splits", "outlier_distances"]
 
-#: Robust standard deviations of the distance to the nearest image from which on an image is an outlier.
+#: Robust standard deviations of `outlier_distances` from which on an image is an outlier.
 FAR = 3.5
+#: The neighbor, and the share of the own class, that these are distances to.
+FARTHER, OWN = 30, 0.1
 #: Nearest images whose classes are compared, and the fewest images of a class or of a part of one.
 NEIGHBORS, FEWEST = 5, 5
 #: Fraction of the mixing by chance from which on two classes are one.
@@ -31,7 +34,7 @@ class Outlier:
 
     Args:
         index: Its position.
-        distance: To the nearest other image, on the unit sphere.
+        distance: To others, on the unit sphere, by `outlier_distances`.
         usual: The median of these distances.
     """
 
@@ -60,11 +63,35 @@ class ClassFault:
     sizes: tuple[int, int]
 
 
-def find_outliers(points: Tensor) -> list[Outlier]:
-    """The images whose nearest other image is unusually far, the farthest first; points are (n, D) unit vectors."""
+def outlier_distances(points: Tensor, labels: Tensor) -> Tensor:
+    """How far each image is from the others, (n,): the smaller of two distances.
+
+    One is to the 30th nearest image, so that a few outliers of one kind do not vouch for each other. The other is to
+    the nearest tenth of its own class, which a small class that is unlike all others vouches for by itself.
+
+    Args:
+        points: (n, D) unit vectors.
+        labels: (n,).
+    """
+    found = _distance_to(points, min(FARTHER, (len(points) - 1) // 2))
+    for label in labels.unique().tolist():
+        rows = (labels == label).nonzero()[:, 0]
+        if len(rows) > 1:
+            within = _distance_to(points[rows], math.ceil(OWN * (len(rows) - 1)))
+            found[rows] = torch.minimum(found[rows], within)
+    return found
+
+
+def _distance_to(points: Tensor, k: int) -> Tensor:
+    """The distance of each point to its k-th nearest."""
+    return (2 - 2 * nearest(points, None, k)[0][:, -1].double().cpu()).clamp(min=0).sqrt()
+
+
+def find_outliers(points: Tensor, images: ImageSet) -> list[Outlier]:
+    """The images that are unusually far from others, the farthest first; points are (n, D) unit vectors."""
     if len(points) < FEWEST:
         return []
-    distances = (2 - 2 * nearest(points, None, 1)[0][:, 0].double().cpu()).clamp(min=0).sqrt()
+    distances = outlier_distances(points, images.labels)
     unusual = robust_deviation(distances)
     usual = float(distances.median())
     order = unusual.argsort(descending=True).tolist()

@@ -57,7 +57,9 @@ def audit(
     if not apply and (policy, decisions, out) != (None, None, None):
         raise ValueError("--policy, --decisions and --out say what --apply does: give --apply, too")
     if decisions is not None and not decisions.is_file():
-        raise ValueError(f"--decisions must be a CSV file or an export of Label Studio, got {decisions}, which is none")
+        raise ValueError(
+            f"--decisions must be a CSV file or an export of Label Studio or FiftyOne, got {decisions}, which is none"
+        )
     is_run = _is_run(run)
     folder = out_dir or (run / "audit" if is_run else Path("out/audit") / run.absolute().stem)
     _require_outside(folder, run, is_run)
@@ -132,7 +134,8 @@ def add_audit_arguments(parser: ArgumentParser) -> None:
     add(
         "--decisions",
         type=Path,
-        help="A CSV of path, decision (accept, reject, relabel, drop) and label, or a JSON export of Label Studio.",
+        help="A CSV of path, decision (accept, reject, relabel, drop) and label, or a JSON export of Label Studio or "
+        "FiftyOne.",
     )
     add("--out", type=Path, help="Also write all images with corrected labels as a CSV that pfml train takes.")
     add("--out-dir", type=Path, help="Where tables and page go: RUN/audit, or out/audit/NAME of a folder NAME.")
@@ -209,17 +212,23 @@ def _hand_over(console: Console, folder: Path, found: Audit, suspects: list[Susp
     from pfml.audit.exchange import write_fiftyone, write_label_studio
 
     if "label-studio" in to:
-        tasks, root = write_label_studio(folder, found, suspects)
+        tasks, images = write_label_studio(folder, found, suspects)
         print_line(
             console,
             f"{tasks}: tasks for Label Studio, with the interface {tasks.with_suffix('.xml')}; start it with "
             f"LABEL_STUDIO_LOCAL_FILES_SERVING_ENABLED=true LABEL_STUDIO_LOCAL_FILES_DOCUMENT_ROOT="
-            f"{shell_words(str(root))}; its JSON export is for --apply --decisions",
+            f"{shell_words(str(images.parent))}, and give the project a source storage of local files, {images}, or it "
+            f"shows no images; its JSON export is for --apply --decisions",
         )
     if "fiftyone" in to:
         place = write_fiftyone(folder, found, suspects)
         call = f"fiftyone.Dataset.from_dir({str(place)!r}, dataset_type=fiftyone.types.LegacyFiftyOneDataset)"
-        print_line(console, f"{place}: a data set of FiftyOne; {call} reads it")
+        back = "export(FOLDER, dataset_type=fiftyone.types.LegacyFiftyOneDataset, export_media=False)"
+        print_line(
+            console,
+            f"{place}: a data set of FiftyOne; {call} reads it; change ground_truth, or tag samples accept, reject or "
+            f"drop; the samples.json that {back} writes is for --apply --decisions",
+        )
 
 
 def _corrections(

@@ -384,11 +384,12 @@ def _calibration_images(
 ) -> tuple[ImageSet | RetrievalData, str]:
     """Images of all classes that the model has not seen; all data if there is no such class; and what they are."""
     from dataclasses import replace
+    from functools import reduce
 
-    from pfml.data import load_data, with_validation
+    from pfml.data import ImageSet, load_data
     from pfml.data.own_images import own_images
     from pfml.data.readers.table import splits_of
-    from pfml.runs.data import data_of_run, load_checked, names_data, prepare_data
+    from pfml.runs.data import data_of_run, names_data, prepare_data
     from pfml.training.progress import ProgressMonitor
 
     track = ProgressMonitor(console).track
@@ -397,7 +398,6 @@ def _calibration_images(
     config = data_of_run(run)
     if data is not None and (config is None or not names_data(config, data, root)):
         images = own_images(data, load_data(data, root), "auto", track)
-        more = "train"
     else:
         if config is None:
             raise ValueError(f"{run} does not say its data: name it with --data, and --root if it is not a path")
@@ -407,14 +407,13 @@ def _calibration_images(
             for remark in known.remarks:
                 print_line(console, remark)
             return known, f"{'held-out' if known.protocol == 'images' else 'training'} images of {config.name}"
-        data, images = config.name, with_validation(load_checked(config, track), config.validation)
-        more = "validation"
+        data, images = config.name, prepare_data(config, track).data
     for remark in images.remarks:
         print_line(console, remark)
-    others = images.parts.get(more)
-    if others is None or not len(others) or set(others.class_names) & set(seen):
-        return images.test, f"test classes of {data}"
-    return others.joined(images.test), f"{more} and test classes of {data}"
+    parts = {name: images.parts[name] for name in ("train", "validation") if len(images.parts.get(name, ()))}
+    unseen = {name: part for name, part in parts.items() if not set(part.class_names) & set(seen)}
+    described = f"{' and '.join([', '.join(unseen), 'test'] if unseen else ['test'])} classes of {data}"
+    return reduce(ImageSet.joined, [*unseen.values(), images.test]), described
 
 
 def _table_of(data: str, root: Path | None) -> Path | None:

@@ -388,14 +388,22 @@ def _chosen(queries: _Queries, candidates: Sequence[str], rate: float, per_class
     if per_class:
         for label in queries.impostor_class.unique().tolist():
             own = impostor[queries.impostor_class == label]
-            if math.floor(rate * len(own) + 1e-9) >= CLASS_ACCEPTS:
+            if _acceptable(len(own), rate) >= CLASS_ACCEPTS:
                 class_values[label] = _smallest_accepted(own, rate)
     return _Choice(scoring, value, class_values)
 
 
+def _acceptable(impostors: int, rate: float) -> int:
+    """How many of so many impostors may be accepted; -1 if they are too few for the rate."""
+    return math.floor(rate * (impostors + 1) + 1e-9) - 1
+
+
 def _smallest_accepted(impostor: Tensor, rate: float) -> float:
-    """The smallest score that accepts at most this share of the impostors."""
-    accepted = math.floor(rate * len(impostor) + 1e-9)
+    """The smallest score that accepts at most this share of further impostors, by expectation (conformal prediction).
+
+    A further impostor is above the k-th highest of n with a probability of k / (n + 1), so k is at most rate (n + 1).
+    """
+    accepted = _acceptable(len(impostor), rate)
     first_refused = float(impostor.sort(descending=True).values[accepted])
     return math.nextafter(first_refused, math.inf)
 
