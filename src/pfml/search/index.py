@@ -125,6 +125,16 @@ class ImageIndex:
         """What a person has renamed, merged, deleted and left out since the images were added."""
         return self._state.snapshot.edits
 
+    @property
+    def generation(self) -> int:
+        """How many changes were written, by anyone, up to this state."""
+        return self._state.snapshot.generation
+
+    @property
+    def given_classes(self) -> dict[str, str | None]:
+        """Class that a source gives an image -> its name now, None if it was deleted."""
+        return dict(self._state.names)
+
     def __len__(self) -> int:
         return self._state.num_entries
 
@@ -325,6 +335,14 @@ class ImageIndex:
             rest, edit = self.edits.undone(number)
             self._take(self._folder.edit(self._state.snapshot, rest))
         return edit
+
+    def missing(self, edit: Edit) -> int:
+        """How many images of an edit that was undone do not return, since they were compacted away."""
+        state = self._state
+        if edit.kind == "leave_out":
+            return sum(path not in state.row_of_path for path in edit.paths)
+        stored = sum(count for name, count in state.given_counts.items() if state.names[name] == edit.class_name)
+        return max(edit.images - stored, 0) if edit.kind == "delete" else 0
 
     def compact(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
         """Write all entries that count to few new shards. The old ones stay for `grace_seconds`, for readers."""

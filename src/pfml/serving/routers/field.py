@@ -226,6 +226,7 @@ def _potential(contents: Contents, embedding_map: EmbeddingMap, label: int) -> T
 @lru_cache(maxsize=2)
 def _map_response(contents: Contents, embedding_map: EmbeddingMap) -> MapResponse:
     rows = torch.searchsorted(contents.ids, embedding_map.ids)
+    acts = contents.proxy_labels >= 0
 
     def numbers(values: Tensor) -> list[float]:
         return [round(value, 5) for value in values.tolist()]
@@ -239,7 +240,7 @@ def _map_response(contents: Contents, embedding_map: EmbeddingMap) -> MapRespons
         x=numbers(embedding_map.points[:, 0]),
         y=numbers(embedding_map.points[:, 1]),
         labels=contents.labels[rows].tolist(),
-        proxy_x=numbers(embedding_map.proxy_points[:, 0]),
-        proxy_y=numbers(embedding_map.proxy_points[:, 1]),
-        proxy_labels=contents.proxy_labels.tolist(),
+        proxy_x=numbers(embedding_map.proxy_points[acts, 0]),
+        proxy_y=numbers(embedding_map.proxy_points[acts, 1]),
+        proxy_labels=contents.proxy_labels[acts].tolist(),
     )
