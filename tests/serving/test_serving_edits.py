@@ -167,7 +167,7 @@ def test_undo_gives_back_all_that_was_shown(app):
     refused = ask(app, "DELETE", f"/api/edits/{numbers[0]}")
     assert (refused.status_code, refused.json()["error"]) == (
         409,
-        f"what was done later must be undone first: deleted {BOLD} (24 images)",
+        f"what was done later must be undone first: merged silver into {BOLD} (12 images)",
     )
     listed = {one["number"]: one["blocked_by"] for one in got(app, "/api/edits")}
     assert listed == {

@@ -53,12 +53,14 @@ class Hit:
         path: Of the image.
         class_name: "" if the class is unknown.
         distance: Euclidean, between points of the unit sphere: 0 to 2.
+        source: See `Entry`.
     """
 
     id: int
     path: str
     class_name: str
     distance: float
+    source: str = ""
 
 
 class IndexState:
@@ -193,7 +195,7 @@ class IndexState:
             )
         found = [self.entry(row) for row in rows[order].tolist()]
         return [
-            Hit(entry.id, entry.path, entry.class_name, distance)
+            Hit(entry.id, entry.path, entry.class_name, distance, entry.source)
             for entry, distance in zip(found, distances.tolist(), strict=True)
         ]
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from pfml.serving.contributions import Contributions, contributions
-from pfml.serving.dependencies import ErrorResponse, SharedService, display_name, query_vector
+from pfml.serving.dependencies import ErrorResponse, SharedService, name_of, query_vector
 from pfml.serving.embedding_map import PLANE, EmbeddingMap, plane_potential
 from pfml.serving.gallery import Contents
 from pfml.serving.service import Service
@@ -192,7 +192,7 @@ def _source(service: Service, contents: Contents, found: Contributions, k: int) 
     return SourceResponse(
         kind="image" if is_image else "proxy",
         id=number,
-        name=display_name(service.gallery.index.entry(number)) if is_image else f"proxy {number}",
+        name=name_of(service, number) if is_image else f"proxy {number}",
         class_name=readable(contents.class_names[label]),
         distance=float(found.distances[k]),
         potential=float(found.potentials[k]),

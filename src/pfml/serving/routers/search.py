@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated, Literal
 
@@ -21,7 +22,7 @@ from pfml.serving.dependencies import (
     image_response,
     query_vector,
 )
-from pfml.serving.service import Service
+from pfml.serving.service import Service, UnknownNameError
 from pfml.terminal import readable
 
 __all__ = ["router"]
@@ -196,8 +197,11 @@ async def images(
             ids = ids[contents.labels == contents.class_names.index(service.class_named(class_name))]
         elif order == "mixed":
             ids = ids[_one_of_each(contents.labels)]
-        found = [service.gallery.index.entry(image) for image in ids[offset : offset + limit].tolist()]
-        return ImagesResponse(total=len(ids), images=[image_response(entry) for entry in found])
+        found = []
+        for image in ids[offset : offset + limit].tolist():
+            with suppress(UnknownNameError):  # one that was deleted in this moment
+                found.append(image_response(entry_of(service, image)))
+        return ImagesResponse(total=len(ids), images=found)
 
     return await service.searching.run(page)
 
@@ -279,7 +283,7 @@ def _found(
         verdict=_verdict_response(verdict),
         unknown=None if verdict.is_known is None else not verdict.is_known,
         threshold=_threshold_response(threshold, service.gallery.is_measured),
-        hits=[_hit(service, hit) for hit in hits],
+        hits=[_hit(hit) for hit in hits],
     )
 
 
@@ -311,10 +315,10 @@ def _threshold_response(threshold: Threshold | None, is_measured: bool) -> Thres
     )
 
 
-def _hit(service: Service, hit: Hit) -> HitResponse:
+def _hit(hit: Hit) -> HitResponse:
     return HitResponse(
         id=hit.id,
-        name=display_name(entry_of(service, hit.id)),
+        name=display_name(hit),
         class_name=readable(hit.class_name),
         distance=hit.distance,
     )
