@@ -82,7 +82,7 @@ def test_a_renamed_class_is_called_so_in_every_view_at_once_and_after_a_restart(
     for served in (app, application(small_run)):
         assert classes_of(served) == {"navy <i>": 10, "green": 14, BOLD: 12, "gray": 12}
         [one] = [one for one in got(served, "/api/classes") if one["name"] == "navy <i>"]
-        assert (one["trained"], one["formerly"]) == (True, ["blue"])
+        assert (one["trained"], one["given"]) == (True, ["blue"])
         assert got(served, f"/api/images/{one['example']}")["class_name"] == "navy <i>"
         image = next(image for image, name in labels.items() if name == "blue")
         assert got(served, "/api/search", id=image)["verdict"]["class_name"] == "navy <i>"
@@ -112,6 +112,7 @@ def test_a_merged_class_votes_as_one_settles_suspects_and_makes_the_rates_stale(
     assert settled
     edited(app, "merge", "blue", "green")
     assert classes_of(app) == {"green": 24, BOLD: 12, "gray": 12}
+    assert {one["name"]: one["given"] for one in got(app, "/api/classes")}["green"] == ["blue", "green"]
     answer = got(app, "/api/audit")
     assert [one["key"] for one in answer["suspects"]] == [
         one["key"] for one in suspects if one["key"] not in settled

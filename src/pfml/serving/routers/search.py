@@ -83,7 +83,7 @@ class ClassResponse(BaseModel):
     images: int = Field(description="How many of its images the index has.")
     trained: bool = Field(description="Whether the run was trained on it.")
     example: int | None = Field(description="One of its images; null if the index has none.")
-    formerly: list[str] = Field(description="What sources call its images, if it was renamed or merged.")
+    given: list[str] = Field(description="What the sources of its images call it: another name if it was renamed.")
 
 
 class ImagesResponse(BaseModel):
@@ -162,17 +162,16 @@ async def classes(service: SharedService) -> list[ClassResponse]:
         # of equal keys the last counts, and a class is shown by its first image
         first = dict(zip(contents.labels.flip(0).tolist(), contents.ids.flip(0).tolist(), strict=True))
         example = {name: first.get(label) for label, name in enumerate(contents.class_names)}
-        formerly: dict[str, list[str]] = {}
-        for given, now in gallery.index.given_classes.items():
-            if now not in (None, given):
-                formerly.setdefault(str(now), []).append(readable(given))
+        given: dict[str | None, list[str]] = {}
+        for one, now in sorted(gallery.index.given_classes.items()):
+            given.setdefault(now, []).append(readable(one))
         return [
             ClassResponse(
                 name=readable(name),
                 images=counts.get(name, 0),
                 trained=name in trained,
                 example=example.get(name),
-                formerly=formerly.get(name, []),
+                given=given.get(name, []),
             )
             for name in sorted({*counts, *trained} - {""})
         ]
