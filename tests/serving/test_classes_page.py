@@ -190,11 +190,14 @@ def test_selected_images_are_deleted_and_their_files_stay(page, served_run):
     for k in (1, 2, 5):
         boxes.nth(k).focus()
         page.keyboard.press("Space")
-    page.click("#class-delete-chosen")
+    page.keyboard.press("d")
     expect(page.locator("#ask-title")).to_have_text("Delete 3 images?")
+    page.keyboard.press("Escape")
+    page.click("#class-delete-chosen")
     page.click("#ask-do")
     expect(page.locator("#class-images .card")).to_have_count(9)
     expect(page.locator("#class-selection")).to_be_hidden()
+    expect(page.locator("#tab-classes")).to_be_focused()  # the button is gone
     index = ImageIndex.open(served_run / "index")
     assert (index.class_counts()[BOLD], len(index.edits.left_out)) == (9, 3)
     assert all(Path(path).is_file() for path in index.edits.left_out)
@@ -260,6 +263,7 @@ def test_changes_are_listed_and_undone_in_an_order_that_is_possible(page, served
     expect(page.locator(".toast-action")).to_have_count(1)  # that of the first change, which can still be undone
     rows.nth(0).locator("button").click()
     expect(page.locator("#class-title")).to_have_text("blue")
+    expect(page.locator("#tab-classes")).to_be_focused()
     assert counts(served_run)["blue"] == 10
 
 
@@ -304,7 +308,7 @@ def test_rates_that_were_measured_before_a_merge_are_called_so(page):
     page.keyboard.press("i")
     page.keyboard.type("green")
     page.keyboard.press("Enter")
-    expect(page.locator("#run-facts")).to_contain_text("measured before classes were merged: pfml calibrate")
+    expect(page.locator("#run-facts")).to_contain_text("measured before a merge: run pfml calibrate")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -139,6 +139,7 @@ class IndexState:
         return counts
 
     def searcher(self) -> Searcher:
+        """What finds the nearest rows, made at the first search."""
         if self._searcher is None:
             self._searcher = BACKENDS[self.backend]([shard.vectors for shard in self.snapshot.shards])
         return self._searcher
@@ -155,12 +156,14 @@ class IndexState:
         return torch.tensor(list(names), dtype=torch.bool)
 
     def class_spread(self, class_name: str) -> float:
+        """See `ImageIndex.class_spread`."""
         if class_name not in self._spreads:
             rows = self.rows_of_classes([class_name]).nonzero()[:, 0]
             self._spreads[class_name] = mean_nearest_distance(self.vectors(rows), most=SPREAD_IMAGES)
         return self._spreads[class_name]
 
     def entry(self, row: int) -> Entry:
+        """The entry of a row that counts."""
         shard, k = self._place(row)
         given = shard.class_names[k]
         name = self.names[given] or ""

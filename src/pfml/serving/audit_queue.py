@@ -136,6 +136,8 @@ class AuditQueue:
         Edits of the index settle some: the image was left out, its class was deleted, or is now the suggested one.
         """
         found, edits = self._read_suspects(), self._gallery.index.edits
+        if not len(edits):
+            return found
         names = edits.names({name for one in found.values() for name in one.labels})
         now = (
             replace(one, given=names[one.given] or "", suggested=names[one.suggested] or "") for one in found.values()

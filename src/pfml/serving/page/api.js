@@ -131,7 +131,7 @@ export async function attempt(task) {
 
 // Whether a key is not for a view: it is hidden, somebody types, or the browser has the key.
 export function isElsewhere(event, view) {
-  const isTyping = event.target.matches("input, select, textarea") || document.querySelector("dialog[open]");
+  const isTyping = event.target.matches('input:not([type="checkbox"]), select, textarea') || document.querySelector("dialog[open]");
   return document.getElementById(view).hidden || event.ctrlKey || event.metaKey || event.altKey || isTyping;
 }
 

@@ -221,6 +221,7 @@ export function start({ classes, edits, searchByImage }) {
   async function changed(renamed) {
     if (renamed?.from === name) name = renamed.to;
     chosen.clear();
+    showSelection();
     await load();
   }
 

@@ -18,13 +18,16 @@ export function editing(classes, changed) {
   let pending = 0;
   const others = (name) => classes.filter((one) => one.images && one.name !== name).map((one) => one.name);
 
-  // Makes or undoes an edit; `changed` is called with what it did, and no poll of the index comes between.
+  // Makes or undoes an edit, with no poll of the index in between. What had the focus may be gone after it.
   async function inOne(task) {
     pending += 1;
     try {
       return await task();
     } finally {
       pending -= 1;
+      const here = document.activeElement;
+      const isGone = here === document.body || !here.getClientRects().length;
+      if (isGone) document.querySelector('[role="tab"][aria-selected="true"]').focus({ preventScroll: true });
     }
   }
 

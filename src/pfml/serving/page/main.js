@@ -81,7 +81,7 @@ async function begin() {
   // The threshold of the latest response: pfml calibrate may write another one while the page is open.
   const showFacts = (threshold) => {
     const facts = [count(status.images, "image", "images"), count(status.classes, "class", "classes")];
-    if (threshold) facts.push(`${(100 * threshold.false_accepts.value).toFixed(1)} % false accepts measured${threshold.is_measured ? "" : " before classes were merged: pfml calibrate measures again"}`);
+    if (threshold) facts.push(`${(100 * threshold.false_accepts.value).toFixed(1)} % false accepts measured${threshold.is_measured ? "" : " before a merge: run pfml calibrate"}`);
     document.getElementById("run-facts").textContent = facts.join(" · ");
   };
   showFacts(status.threshold);
