@@ -104,6 +104,8 @@ def test_what_is_deleted_is_found_no_more(index):
             one.entry(1)
         with pytest.raises(KeyError):
             one.vectors([0])
+        with pytest.raises(ValueError, match=r"0\.jpg must be in the index .*, and is not$"):
+            one.remove(paths=["0.jpg"])
 
 
 def test_undoing_gives_back_every_state_before(index):

@@ -402,9 +402,8 @@ class ImageIndex:
         state = self._state
         for path in paths:
             if path not in state.row_of_path or not state.live[state.row_of_path[path]]:
-                raise ValueError(
-                    f"{path} must be in the index {self.path}, and is not" + _near(path, state.row_of_path)
-                )
+                there = (entry.path for entry in self.entries())
+                raise ValueError(f"{path} must be in the index {self.path}, and is not" + _near(path, there))
 
     def _refuse_left_out(self, paths: Sequence[str], class_names: Sequence[str]) -> None:
         names = self.edits.names(set(class_names))
