@@ -38,7 +38,7 @@ from pfml.runs.checkpoint import load_checkpoint, save_checkpoint
 from pfml.runs.config_files import read_config, write_config
 from pfml.runs.folder import RunFolder
 from pfml.runs.saved_loss import save_loss
-from pfml.search import ImageIndex, ModelIdentity, Rate, Threshold
+from pfml.search import Edit, ImageIndex, ModelIdentity, Rate, Threshold
 from pfml.storage.embeddings import CollectionSettings, add_shard, read_embeddings, write_embeddings, write_settings
 from pfml.storage.file_state import FileState, packed
 from pfml.storage.files import save_tensors
@@ -143,6 +143,7 @@ def make_config(folder: Path) -> Path:
 def make_index(folder: Path) -> Path:
     index = small_index(folder / "index")
     index.remove(paths=["3.jpg"])
+    index.edit(Edit("rename", "class 1", "renamed"))
     return folder / "index" / "index.json"
 
 

@@ -19,7 +19,7 @@ from pfml.experiments.store import ResultsStore
 from pfml.models import create_embedder, load_embedder
 from pfml.models.embedder import EMBEDDER
 from pfml.runs.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
-from pfml.search import ImageIndex
+from pfml.search import Edit, ImageIndex
 from pfml.storage.bundle import extract_zip, read_listing, refuse_tampering, write_listing, write_zip
 from pfml.storage.files import load_tensors, save_tensors
 from pfml.storage.manifest import Format
@@ -155,6 +155,36 @@ def index_orphans(folder: Path) -> list[str]:
     return [name for name in left if name not in named]
 
 
+# edits of an index
+
+
+def save_numbered_edit(folder: Path, number: int) -> None:
+    """Save n renames the class to n; every third leaves an image out for a moment, and compacts."""
+    if number == 0:
+        index = ImageIndex.create(folder / "index", MODEL, 8)
+        index.add(unit_vectors(10), [f"{k}.jpg" for k in range(10)], ["save 0"] * 10, model=MODEL)
+        return
+    index = ImageIndex.open(folder / "index")
+    [name] = index.class_counts()
+    if index.edits.left_out:
+        index.undo()  # a kill came before this
+    index.edit(Edit("rename", name, f"save {number}"))
+    if number % 3 == 0:
+        index.edit(Edit("leave_out", paths=("3.jpg",)))
+        index.undo()
+        index.compact(grace_seconds=0.0)
+
+
+def read_numbered_edit(folder: Path) -> int:
+    index = ImageIndex.open(folder / "index")
+    [(name, count)] = index.class_counts().items()
+    assert {entry.given_class for entry in index.entries()} == {"save 0"}
+    assert count == 10 - len(index.edits.left_out)
+    newest = int(name.removeprefix("save "))
+    assert [edit.into for edit in index.edits.steps if edit.into] == [f"save {k + 1}" for k in range(newest)]
+    return newest
+
+
 # results
 
 
@@ -182,6 +212,7 @@ SAVERS = {
     ),
     "bundle archive": Saver(save_numbered_archive, read_numbered_archive, lambda folder: others(folder, "bundle.zip")),
     "index": Saver(save_numbered_index, read_numbered_index, index_orphans, most_orphans=math.inf),
+    "index edits": Saver(save_numbered_edit, read_numbered_edit, index_orphans, most_orphans=math.inf),
     "results store": Saver(
         append_numbered_result, read_numbered_results, lambda folder: others(folder, "results.jsonl")
     ),

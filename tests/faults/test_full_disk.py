@@ -10,7 +10,14 @@ from processes import CONTEXT
 
 MEBIBYTE = 2**20
 #: a model of 60 kB needs less room to fail than a checkpoint of 1.6 MB
-ROOM = {"checkpoint": MEBIBYTE, "model": 20_000, "bundle archive": MEBIBYTE, "index": 2_000, "results store": 8_000}
+ROOM = {
+    "checkpoint": MEBIBYTE,
+    "model": 20_000,
+    "bundle archive": MEBIBYTE,
+    "index": 2_000,
+    "index edits": 0,
+    "results store": 8_000,
+}
 
 
 @pytest.fixture

@@ -171,6 +171,74 @@ def test_images_folders_and_classes_are_removed_by_name(workspace, capsys):
     assert "needs images to add" in failure("index", "run")
 
 
+def test_what_was_removed_stays_out_until_that_is_undone(workspace, capsys):
+    said(capsys, "index", "run", "images")
+    said(capsys, "index", "run", "--remove-class", "a")
+    said(capsys, "index", "run", "--remove", "images/b/3.png")
+    printed = said(capsys, "index", "run", "images")
+    assert "0 added, 2 unchanged, 3 kept out, since they were removed before (--undo takes back" in printed
+    printed = said(capsys, "index", "run", "images", "--undo")
+    assert "undone: deleted 1 image\n" in printed
+    assert "0 added, 3 unchanged, 2 kept out" in printed
+    answer = json.loads(said(capsys, "index", "run", "--undo", "--json"))
+    assert (answer["images"], answer["classes"], answer["kept_out"]) == (5, 2, 0)
+    assert "there must be an edit to undo" in failure("index", "run", "--undo")
+    assert "make no other one" in failure("index", "run", "--undo", "--remove-class", "a")
+
+
+def test_classes_are_renamed_and_merged_and_search_says_so(workspace, model, capsys):
+    said(capsys, "index", "run", "images")
+    save_threshold(workspace / "run", 2.0, model)
+    assert "renamed a to gull\n" in said(capsys, "index", "run", "--rename-class", "a", "gull")
+    assert "known, gull, " in said(capsys, "search", "run", "images/a/1.png")
+    assert "merge 'b' into it" in failure("index", "run", "--rename-class", "b", "gull")
+    printed = said(capsys, "index", "run", "--merge-class", "b", "gull")
+    assert "merged b into gull (3 images)\n" in printed
+    assert "5 images of 1 classes" in printed
+    printed = said(capsys, "search", "run", "images/b/3.png", "--class", "gull")
+    assert "known, gull, 5 of 5" in printed
+    assert "measured before classes were merged: pfml calibrate run measures again" in printed
+    assert "0 added, 5 unchanged" in said(capsys, "index", "run", "images")
+    said(capsys, "index", "run", "--undo")
+    assert "measured before" not in said(capsys, "search", "run", "images/b/3.png")
+
+
+def test_a_run_is_calibrated_with_the_classes_of_its_index(workspace, model, capsys):
+    names = [f"{name}/{k}.png" for name in "abcdefgh" for k in range(8)]
+    write_images(workspace / "more", names)
+    said(capsys, "index", "run", "more")
+    data = ("--data", "more", "--false-accept-rate=0.2")
+    said(capsys, "calibrate", "run", *data)
+    before = Threshold.load("run")
+    unseen = set(before.class_names)
+    assert len(unseen) > 4
+    first, second, third, *_ = sorted(unseen)
+    said(capsys, "index", "run", "--merge-class", first, second, "--remove-class", third)
+    assert not before.measures(ImageIndex.open("run/index").edits)
+    printed = said(capsys, "calibrate", "run", *data)
+    assert "2 classes are renamed, merged or left out as in the index" in printed
+    after = Threshold.load("run")
+    assert set(after.class_names) == unseen - {first, third}
+    assert after.measures(ImageIndex.open("run/index").edits)
+    assert after.measured_on == (before.measured_on[0] - 8, before.measured_on[1] - 2)
+    assert "measured before" not in said(capsys, "search", "run", "images/b/3.png")
+
+
+def test_an_unseen_class_that_became_part_of_a_trained_one_is_not_calibrated_on(workspace, capsys):
+    embedder = small_embedder()
+    embedder.trained_on = TrainedOn("more", ("zebra",))
+    embedder.save(workspace / "run")
+    write_images(workspace / "more", [f"{name}/{k}.png" for name in "abcdefghi" for k in range(8)])
+    write_images(workspace / "zoo", ["zebra/1.png"])
+    said(capsys, "index", "run", "more")
+    said(capsys, "index", "run", "zoo")
+    said(capsys, "calibrate", "run", "--data", "more", "--false-accept-rate=0.2")
+    unseen = Threshold.load("run").class_names
+    said(capsys, "index", "run", "--merge-class", unseen[0], "zebra")
+    said(capsys, "calibrate", "run", "--data", "more", "--false-accept-rate=0.2")
+    assert Threshold.load("run").class_names == unseen[1:]
+
+
 def test_a_run_is_calibrated_on_all_classes_that_it_has_not_seen(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("pfml.data.datasets.read_glyphs", few_glyphs)
     config = small_config(epochs=1)

@@ -85,7 +85,7 @@ def test_the_index_knows_the_spread_of_its_classes(tmp_path, monkeypatch):
     distances = torch.cdist(own, own) + 9 * torch.eye(len(own))
     expected = float(distances.min(dim=1).values.mean())
     assert index.class_spread("class 1") == pytest.approx(expected, rel=1e-5)
-    monkeypatch.setattr("pfml.search.index.mean_nearest_distance", lambda *_, **__: pytest.fail("computed again"))
+    monkeypatch.setattr("pfml.search.index_state.mean_nearest_distance", lambda *_, **__: pytest.fail("computed again"))
     assert index.class_spread("class 1") == pytest.approx(expected, rel=1e-5)
     monkeypatch.undo()
     index.add(own[:1].float(), ["copy.jpg"], ["class 1"], model=MODEL)

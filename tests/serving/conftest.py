@@ -77,3 +77,78 @@ def made_run(tmp_path_factory):
 def small_run(made_run, tmp_path):
     """A copy that a test may change; the images stay where they are."""
     return shutil.copytree(made_run, tmp_path / "run")
+
+
+# the page in a browser: one browser, one page and one server for all tests of a module
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium; only while a module runs, since an event loop runs as long."""
+    from browser_page import CHROMIUM
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def served_run(made_run, tmp_path_factory):
+    return shutil.copytree(made_run, tmp_path_factory.mktemp("page") / "run")
+
+
+@pytest.fixture(scope="module")
+def service(served_run):
+    from api_client import service_of
+
+    service = service_of(served_run)
+    yield service
+    service.close()
+
+
+@pytest.fixture(scope="module")
+def address(service):
+    from running_server import running
+
+    from pfml.serving import create_app
+
+    with running(create_app(service)) as server:
+        yield f"http://127.0.0.1:{server.port}/"
+
+
+@pytest.fixture(scope="module")
+def one_page(browser, address):
+    """A page that lists errors of its scripts, and any request to elsewhere, as `wrong`."""
+    from browser_page import WIDE
+    from running_server import LIMIT
+
+    page = browser.new_context(viewport=WIDE).new_page()
+    page.set_default_timeout(1000 * LIMIT)
+    page.wrong = []
+    page.on("pageerror", lambda error: page.wrong.append(str(error)))
+    page.on("console", lambda message: page.wrong.append(message.text) if message.type == "error" else None)
+    page.on(
+        "request",
+        lambda request: None if request.url.startswith((address, "blob:")) else page.wrong.append(request.url),
+    )
+    yield page
+    page.context.close()
+
+
+@pytest.fixture
+def unloaded(one_page):
+    """The page as the last test left it; what goes wrong on it fails the test."""
+    one_page.wrong.clear()
+    yield one_page
+    assert one_page.wrong == []
+
+
+@pytest.fixture
+def page(unloaded, address):
+    """The page at 1280 pixels, loaded again."""
+    from browser_page import load
+
+    load(unloaded, address)
+    return unloaded

@@ -335,6 +335,7 @@ def test_a_threshold_that_pfml_calibrate_writes_is_served(small_run, monkeypatch
         "value": -0.05,
         "false_accept_rate": 0.01,
         "false_accepts": {"value": 0.01, "low": 0.0, "high": 0.05},
+        "is_measured": True,
     }
     assert answer["unknown"] is False
     replace(found, value=0.0).save(small_run)

@@ -4,11 +4,7 @@ One browser, one page and one server for all tests: a new page for each would ta
 """
 
 import csv
-import itertools
-import os
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -17,84 +13,15 @@ pytest.importorskip("fastapi", reason="pfml serve needs the extra serve")
 pytest.importorskip("playwright.sync_api", reason="the page is tested through the package playwright")
 pytest.importorskip("axe_playwright_python", reason="accessibility is checked by axe-playwright-python")
 
-from api_client import service_of
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import expect, sync_playwright
-from running_server import LIMIT, running
+from browser_page import CHROMIUM, WIDE, assert_accessible, load, shot
+from playwright.sync_api import expect
+from running_server import running
 
 from pfml.search import ImageIndex
 from pfml.serving import Access, create_app
 
-expect.set_options(timeout=1000 * LIMIT)
-CHROMIUM = next((path for name in ("chromium", "chromium-browser") if (path := shutil.which(name))), None)
-SHOTS = os.environ.get("PFML_SCREENSHOTS")
 TOKEN = "a token for the page tests"
-LOADS = itertools.count()
-WIDE = {"width": 1280, "height": 860}
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def served_run(made_run, tmp_path_factory):
-    return shutil.copytree(made_run, tmp_path_factory.mktemp("page") / "run")
-
-
-@pytest.fixture(scope="module")
-def service(served_run):
-    service = service_of(served_run)
-    yield service
-    service.close()
-
-
-@pytest.fixture(scope="module")
-def address(service):
-    with running(create_app(service)) as server:
-        yield f"http://127.0.0.1:{server.port}/"
-
-
-@pytest.fixture(scope="module")
-def one_page(browser, address):
-    """A page that lists errors of its scripts, and any request to elsewhere, as `wrong`."""
-    page = browser.new_context(viewport=WIDE).new_page()
-    page.set_default_timeout(1000 * LIMIT)
-    page.wrong = []
-    page.on("pageerror", lambda error: page.wrong.append(str(error)))
-    page.on("console", lambda message: page.wrong.append(message.text) if message.type == "error" else None)
-    page.on(
-        "request",
-        lambda request: None if request.url.startswith((address, "blob:")) else page.wrong.append(request.url),
-    )
-    yield page
-    page.context.close()
-
-
-@pytest.fixture
-def unloaded(one_page):
-    """The page as the last test left it; what goes wrong on it fails the test."""
-    one_page.wrong.clear()
-    yield one_page
-    assert one_page.wrong == []
-
-
-@pytest.fixture
-def page(unloaded, address):
-    """The page at 1280 pixels, loaded again."""
-    load(unloaded, address)
-    return unloaded
-
-
-def load(page, address, view=""):
-    """Load the page again; at the same address, or with another hash only, a browser would stay where it is."""
-    page.goto(f"{address}?{next(LOADS)}#{view}")
-    page.wait_for_selector("body[data-ready]")
 
 
 @pytest.fixture
@@ -103,25 +30,9 @@ def blue(tmp_path):
     return tmp_path / "my blue.png"
 
 
-def shot(page, name):
-    if SHOTS:
-        page.wait_for_load_state("networkidle")
-        page.screenshot(path=Path(SHOTS) / f"{name}.png")
-
-
 def share_in(text):
     """The last percentage in a text of the page, which has true minus signs."""
     return float(re.findall(r"(-?[\d.]+) %", text.replace("\N{MINUS SIGN}", "-"))[-1])
-
-
-#: Rules of WCAG 2 on levels A and AA, and what axe-core calls best practices.
-RULES = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}}
-
-
-def assert_accessible(page):
-    """What axe-core finds nothing wrong with."""
-    found = Axe().run(page, options=RULES).response["violations"]
-    assert not found, [(rule["id"], [node["html"][:120] for node in rule["nodes"]][:3]) for rule in found]
 
 
 def test_an_upload_becomes_a_grid(page, blue):

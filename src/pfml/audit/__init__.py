@@ -1,6 +1,6 @@
 """Audit of images and labels: find what is mislabeled, copied, far from the rest or of poor quality, and correct it."""
 
-from pfml.audit.decisions import corrections_of, read_decisions, write_suspects, write_table
+from pfml.audit.decisions import corrections_of, is_index, read_decisions, write_suspects, write_table
 from pfml.audit.detection import DETECTION_LABELS, Detection, detection, precision_recall
 from pfml.audit.duplicates import DuplicateGroup, find_duplicates
 from pfml.audit.exchange import read_exported, write_fiftyone, write_label_studio
@@ -24,6 +24,7 @@ __all__ = [
     "detection",
     "find_duplicates",
     "find_faults",
+    "is_index",
     "of_training",
     "precision_recall",
     "read_decisions",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -15,6 +15,8 @@ from pfml.audit.exchange import read_exported
 from pfml.audit.suspects import Audit, Suspect
 from pfml.data import RetrievalData
 from pfml.data.corrections import Corrections
+from pfml.search.index_folder import read_edits
+from pfml.search.update import plain_path
 from pfml.storage.files import named_errors, write_atomically
 from pfml.typos import did_you_mean
 
@@ -24,6 +26,8 @@ __all__ = [
     "POLICIES",
     "DecisionName",
     "corrections_of",
+    "is_index",
+    "parts_of_classes",
     "read_decisions",
     "write_suspects",
     "write_table",
@@ -50,7 +54,7 @@ SUSPECT_COLUMNS = (
 
 
 def corrections_of(
-    audit: Audit, *, policy: Policy = "relabel", precision: float = 0.95, decisions: Path | None = None
+    audit: Audit, *, policy: Policy = "relabel", precision: float = 0.95, decisions: Path | Sequence[Path] = ()
 ) -> Corrections:
     """The labels to change.
 
@@ -59,7 +63,8 @@ def corrections_of(
         policy: For images that are surely mislabeled and have no decision: "relabel" gives the suggested label, "drop"
             leaves them out, "keep" changes nothing.
         precision: Of the list of these images, at the lower end of the estimate (`Audit.sure`).
-        decisions: A CSV table of what a person decided, which overrides the policy; see `read_decisions`.
+        decisions: What a person decided, which overrides the policy, the last file first: tables (`read_decisions`),
+            and folders of indexes, whose classes were renamed, merged or deleted, and whose images were left out.
     """
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}{did_you_mean(policy, POLICIES)}")
@@ -67,10 +72,28 @@ def corrections_of(
     if policy != "keep":
         for index in audit.sure(precision).tolist():
             labels[index] = None if policy == "drop" else int(audit.scores.suggested[index])
-    for index, label in (read_decisions(decisions, audit) if decisions is not None else {}).items():
-        labels[index] = label
+    classes: dict[str, str | None] = {}
+    for file in (decisions,) if isinstance(decisions, Path) else decisions:
+        if is_index(file):
+            edits = read_edits(file)
+            classes |= edits.changed(audit.images.class_names)
+            labels |= dict.fromkeys(_positions_of(edits.left_out, audit))
+        else:
+            labels |= read_decisions(file, audit)
     given = audit.images.labels.tolist()
-    return Corrections({index: label for index, label in labels.items() if label != given[index]})
+    return Corrections({index: label for index, label in labels.items() if label != given[index]}, classes)
+
+
+def is_index(path: Path) -> bool:
+    """Whether decisions are those of an index: a folder that `pfml index` made."""
+    return (path / "index.json").is_file()
+
+
+def _positions_of(paths: Collection[str], audit: Audit) -> list[int]:
+    """Positions of the images among `paths`, which are those of an index."""
+    if not paths or not isinstance(audit.images.images, tuple):
+        return []
+    return [k for k, path in enumerate(audit.images.images) if str(plain_path(path)) in paths]
 
 
 def read_decisions(path: Path, audit: Audit) -> dict[int, int | None]:
@@ -160,12 +183,30 @@ def write_suspects(path: Path, suspects: list[Suspect], listed: Tensor) -> None:
     write_atomically(path, text.getvalue().encode(errors="surrogateescape"))
 
 
+def parts_of_classes(data: RetrievalData, classes: Mapping[str, str | None]) -> dict[str, list[str]]:
+    """Class after `classes` gave some another name -> the parts of `data` that it is in.
+
+    They are those of the class that always had this name, else those of the first one that has it now: so training and
+    held-out classes stay apart when one of each is merged.
+    """
+    parts_of: dict[str, list[str]] = {}
+    for role, part in data.parts.items():
+        for name in part.class_names:
+            parts_of.setdefault(name, []).append(role)
+    now = {name: classes.get(name, name) for name in parts_of}
+    found: dict[str, list[str]] = {}
+    for name, then in sorted(now.items(), key=lambda pair: pair[0] != pair[1]):
+        if then is not None:
+            found.setdefault(then, parts_of[name])
+    return found
+
+
 def write_table(path: Path, data: RetrievalData, corrections: Corrections) -> None:
     """Write all images of `data` with corrected labels as a table that `pfml train --data.name` takes.
 
     It has the columns path, label and, unless nothing is held out, split; paths are relative to its folder. Every image
     keeps its split, unless it is corrected to a class of another one: then it goes there, so that training and unseen
-    classes are those of `data`.
+    classes are those of `data` (`parts_of_classes`).
 
     Args:
         path: The file.
@@ -179,9 +220,8 @@ def write_table(path: Path, data: RetrievalData, corrections: Corrections) -> No
             f"(--data.corrections) instead"
         )
     corrected = corrections.apply(images)
-    kept = [role for k, role in enumerate(roles) if corrections.labels.get(k, 0) is not None]
-    classes = {role: {*part.class_names} for role, part in data.parts.items()}
-    part_of = {name: role for role, names in classes.items() for name in names}
+    kept = [roles[k] for k in corrections.kept(images)]
+    parts = parts_of_classes(data, corrections.classes)
     path = Path(path)
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
@@ -190,7 +230,7 @@ def write_table(path: Path, data: RetrievalData, corrections: Corrections) -> No
     assert isinstance(corrected.images, tuple)
     for file, label, role in zip(corrected.images, corrected.labels.tolist(), kept, strict=True):
         name = corrected.class_names[label]
-        split = role if name in classes[role] else part_of[name]
+        split = role if role in parts[name] else parts[name][-1]
         relative = os.path.relpath(file.absolute(), path.absolute().parent)
         is_query = split == "test" and data.parts.get("gallery") is not None
         table.writerow((Path(relative).as_posix(), name, "query" if is_query else split)[:columns])

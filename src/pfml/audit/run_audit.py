@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import torch
 from torch import Tensor
 
+from pfml.audit.decisions import parts_of_classes
 from pfml.audit.scores import K
 from pfml.audit.suspects import Audit, audit
-from pfml.data import ImageSet, RetrievalData
+from pfml.data import RetrievalData
 from pfml.data.corrections import Corrections
 from pfml.data.decoding import Track
 from pfml.evaluation import embed
@@ -132,26 +132,35 @@ def write_corrections(
     config = read_config(RunFolder(Path(run)).config).data
     before, _ = prepare_data(replace(config, corrections=None), loaded=loaded)
     data, _ = prepare_data(config, loaded=loaded)
-    corrections = of_training(corrections, data.train)
+    corrections = of_training(corrections, data)
     if config.corrections is not None:
         corrections = Corrections.read(config.corrections, before.train).then(corrections, before.train)
     corrections.write(path, before.train)
 
 
-def of_training(corrections: Corrections, train: ImageSet) -> Corrections:
+def of_training(corrections: Corrections, data: RetrievalData) -> Corrections:
     """Those of `corrections` of all images that are about training images; those of held-out classes are left out.
 
     Args:
-        corrections: By position in `RetrievalData.joined`.
-        train: The training images, which come first there, as do their classes.
+        corrections: By position in `RetrievalData.joined`, where training images and their classes come first.
+        data: All images.
     """
-    return Corrections(
-        {
-            index: None if label is None or label >= train.num_classes else label
-            for index, label in corrections.labels.items()
-            if index < len(train)
-        }
-    )
+    train, names = data.train, data.joined()[0].class_names
+    parts = parts_of_classes(data, corrections.classes)
+    # class -> its name from now on, None unless it trains
+    now = {name: corrections.classes.get(name, name) for name in names}
+    now = {name: then if then is not None and "train" in parts[then] else None for name, then in now.items()}
+    label_of = {now[name]: k for k, name in reversed([*enumerate(train.class_names)])}
+
+    def trained(label: int | None) -> int | None:
+        """The label of a training class that an image is corrected to."""
+        if label is None or label < train.num_classes:
+            return label
+        then = now[names[label]]
+        return None if then is None else label_of[then]
+
+    labels = {index: trained(label) for index, label in corrections.labels.items() if index < len(train)}
+    return Corrections(labels, {name: now[name] for name in train.class_names if now[name] != name})
 
 
 def _teachers(folder: RunFolder, config: RunConfig) -> list[Path]:
@@ -174,6 +183,12 @@ def _true_labels(config: DataConfig, data: RetrievalData, loaded: RetrievalData)
     true = before.train.labels.clone()
     true[corruption.indices] = corruption.true_labels
     by_name = dict(zip(map(before.train.name_of, range(len(before.train))), true.tolist(), strict=True))
+    classes = {} if config.corrections is None else Corrections.read(config.corrections, before.train).classes
+    now = [classes.get(name, name) for name in before.train.class_names]
+    position = {name: k for k, name in enumerate(data.train.class_names)}
     labels = data.joined()[0].labels.clone()
-    labels[: len(data.train)] = torch.tensor([by_name[data.train.name_of(k)] for k in range(len(data.train))])
+    for k in range(len(data.train)):
+        then = now[by_name[data.train.name_of(k)]]
+        if then is not None:  # an image whose true class was left out has no true label any more
+            labels[k] = position[then]
     return labels

@@ -39,7 +39,7 @@ def audit(
     apply: bool = False,
     policy: Literal["relabel", "drop", "keep"] | None = None,
     precision: float = 0.95,
-    decisions: Path | None = None,
+    decisions: Sequence[Path] = (),
     out: Path | None = None,
     out_dir: Path | None = None,
     to: Sequence[str] = (),
@@ -48,18 +48,18 @@ def audit(
     quiet: bool = False,
 ) -> None:
     """Find mislabeled images, duplicates, outliers and poor images of a run or of a folder; write corrected labels."""
-    from pfml.audit import find_faults, write_faults, write_suspects
+    from pfml.audit import find_faults, is_index, write_faults, write_suspects
     from pfml.pages.audit import about_unjudged, write_audit_page
     from pfml.training.progress import ProgressMonitor
 
     if top < 1 or neighbors < 1:
         raise ValueError(f"--top and --neighbors must be at least 1, got {top} and {neighbors}")
-    if not apply and (policy, decisions, out) != (None, None, None):
+    if not apply and (policy is not None or decisions or out is not None):
         raise ValueError("--policy, --decisions and --out say what --apply does: give --apply, too")
-    if decisions is not None and not decisions.is_file():
-        raise ValueError(
-            f"--decisions must be a CSV file or an export of Label Studio or FiftyOne, got {decisions}, which is none"
-        )
+    for file in decisions:
+        if not file.is_file() and not is_index(file):
+            kinds = "a CSV file or an export of Label Studio or FiftyOne"
+            raise ValueError(f"--decisions must be {kinds}, got {file}, which is none; or the folder of an index")
     is_run = _is_run(run)
     folder = out_dir or (run / "audit" if is_run else Path("out/audit") / run.absolute().stem)
     _require_outside(folder, run, is_run)
@@ -90,6 +90,8 @@ def audit(
     _hand_over(console, folder, found, everyone, to)
     if apply:
         corrections = _corrections(console, found, policy, precision, threshold, decisions)
+        if is_run and not any(map(is_index, decisions)):
+            _hint_at_edits(console, run / "index")
         _apply(console, run if is_run else None, folder, data, loaded, corrections, out)
     if as_json:
         names = ("image", "part", "given", "suggested", "score", "confidence")
@@ -134,8 +136,10 @@ def add_audit_arguments(parser: ArgumentParser) -> None:
     add(
         "--decisions",
         type=Path,
-        help="A CSV of path, decision (accept, reject, relabel, drop) and label, or a JSON export of Label Studio or "
-        "FiftyOne.",
+        nargs="+",
+        default=(),
+        help="A CSV of path, decision (accept, reject, relabel, drop) and label, a JSON export of Label Studio or "
+        "FiftyOne, or the folder of an index, whose classes were renamed, merged or deleted.",
     )
     add("--out", type=Path, help="Also write all images with corrected labels as a CSV that pfml train takes.")
     add("--out-dir", type=Path, help="Where tables and page go: RUN/audit, or out/audit/NAME of a folder NAME.")
@@ -237,12 +241,12 @@ def _corrections(
     policy: Literal["relabel", "drop", "keep"] | None,
     precision: float,
     threshold: float,
-    decisions: Path | None,
+    decisions: Sequence[Path],
 ) -> Corrections:
     """What to change, and a line on what stays for review."""
     from pfml.audit import corrections_of
 
-    chosen = policy or ("relabel" if decisions is None else "keep")
+    chosen = policy or ("keep" if decisions else "relabel")
     corrections = corrections_of(found, policy=chosen, precision=precision, decisions=decisions)
     corrections.apply(found.images)  # before anything is written: a class that would lose all its images is refused
     if chosen != "keep":
@@ -254,6 +258,19 @@ def _corrections(
             f"{_counted(len(sure), 'label')}; left for review: {_counted(len(rest), 'suspect')}",
         )
     return corrections
+
+
+def _hint_at_edits(console: Console, index: Path) -> None:
+    """Say that classes of an index were edited, which is not applied."""
+    from pfml.search.index_folder import read_edits
+
+    edits = read_edits(index)
+    if len(edits):
+        print_line(
+            console,
+            f"{index}: {_counted(len(edits), 'change')} of classes and images made in the index, such as "
+            f"{readable(str(edits.steps[-1]))}: add {shell_words(str(index))} to --decisions to apply them",
+        )
 
 
 def _apply(
@@ -274,10 +291,9 @@ def _apply(
     if run is not None:
         path = folder / "corrections.csv"
         write_corrections(run, path, corrections, loaded=loaded)
-        training = of_training(corrections, data.train)
-        relabeled = len(training) - training.dropped
-        print_line(console, f"{path}: {relabeled:,} images relabeled, {training.dropped:,} left out")
-        if len(training):
+        training = of_training(corrections, data)
+        print_line(console, f"{path}: {_described(training)}")
+        if len(training) or training.classes:
             config = shell_words(str(run / "config.yaml"))
             print_line(
                 console, f"train again: pfml train --config {config} --data.corrections {shell_words(str(path))}"
@@ -286,14 +302,28 @@ def _apply(
         if held_out and out is None:
             are = "label of a held-out image is" if held_out == 1 else "labels of held-out images are"
             print_line(console, f"{held_out:,} {are} corrected only in a table of all images: give --out corrected.csv")
+        others = len({*corrections.classes} - {*data.train.class_names})
+        if others and out is None:
+            are = "held-out class is" if others == 1 else "held-out classes are"
+            print_line(console, f"{others:,} {are} changed only in a table of all images: give --out corrected.csv")
     if out is not None:
         split = () if data.protocol == "classes" else ("--data.split", data.protocol)
         split = () if run is None and data.protocol == "none" else split
         table = shell_words(str(out), *split)
-        changed = f", {len(corrections) - corrections.dropped:,} relabeled, {corrections.dropped:,} left out"
+        changed = _described(corrections).replace("images ", "")
         print_line(
-            console, f"{out}: all images with their corrected labels{changed}, for pfml train --data.name {table}"
+            console, f"{out}: all images with their corrected labels, {changed}, for pfml train --data.name {table}"
         )
+
+
+def _described(corrections: Corrections) -> str:
+    """Such as "7 images relabeled, 0 left out, 2 classes renamed or merged"."""
+    relabeled, dropped = len(corrections) - corrections.dropped, corrections.dropped
+    deleted = sum(now is None for now in corrections.classes.values())
+    named = len(corrections.classes) - deleted
+    text = f"{relabeled:,} images relabeled, {dropped:,} left out"
+    text += f", {named:,} class{'' if named == 1 else 'es'} renamed or merged" if named else ""
+    return text + (f", {deleted:,} class{'' if deleted == 1 else 'es'} left out" if deleted else "")
 
 
 def _print_suspects(console: Console, found: Audit, shown: list[Suspect], listed: int) -> None:

@@ -24,17 +24,11 @@ from pfml.cli.experiments import (
     theory,
 )
 from pfml.cli.export import add_export_arguments, export
+from pfml.cli.index import add_index_arguments, index
 from pfml.cli.methods import add_methods_arguments, methods
 from pfml.cli.parser import Command, Parser
 from pfml.cli.report import add_report_arguments, report
-from pfml.cli.search import (
-    add_calibrate_arguments,
-    add_index_arguments,
-    add_search_arguments,
-    calibrate,
-    index,
-    search,
-)
+from pfml.cli.search import add_calibrate_arguments, add_search_arguments, calibrate, search
 from pfml.cli.serve import add_serve_arguments, serve
 from pfml.cli.train import add_train_arguments, add_tune_arguments, train, tune
 

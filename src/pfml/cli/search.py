@@ -1,4 +1,4 @@
-"""`pfml index`, `pfml search` and `pfml calibrate`: an index of images, verdicts, and the threshold of "unknown"."""
+"""`pfml search` and `pfml calibrate`: verdicts on images, and the threshold of "unknown"."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pfml.cli.console import create_console, preferred_run, print_json, print_model
+from pfml.cli.console import create_console, preferred_run, print_json
 from pfml.cli.input_images import (
     end_with_unreadable,
     print_unreadable,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pfml.data import ImageSet, RetrievalData
     from pfml.data.decoding import Track
-    from pfml.search import Hit, ImageIndex, Threshold, Verdict
+    from pfml.search import Edits, Hit, ImageIndex, Threshold, Verdict
 
 #: An index that is so many times larger than the gallery of the calibration has other rates.
 LARGER = 2
@@ -35,105 +35,6 @@ BATCH = 64
 RATES = ("false_accepts", "false_rejects", "wrong_classes")
 #: Share of known images called unknown from which on a threshold is of little use.
 MANY_REJECTS = 0.5
-
-
-def index(
-    run: Path,
-    images: Path | None = None,
-    out: Path | None = None,
-    embeddings: Path | None = None,
-    remove: list[Path] | None = None,
-    remove_class: list[str] | None = None,
-    compact: bool = False,
-    shard_images: int = 4096,
-    batch_size: int = 64,
-    workers: int = 2,
-    device: str = "auto",
-    as_json: bool = False,
-    quiet: bool = False,
-) -> None:
-    """Embed the images of a folder or CSV into an index that pfml search searches; again to bring it up to date."""
-    from pfml.models import load_embedder
-    from pfml.search import ImageIndex, ModelIdentity, list_images, update_index
-    from pfml.search.update import Update
-    from pfml.storage.embeddings import open_embeddings
-    from pfml.training.environment import resolve_device
-    from pfml.training.progress import ProgressMonitor
-
-    console = create_console(stderr=as_json, quiet=quiet)
-    if images is not None:
-        refuse_images_first("index", run, [images])
-    run = preferred_run(console, run)
-    folder = out or run / "index"
-    update = Update()
-    if images is None and not (remove or remove_class or compact):
-        raise ValueError("pfml index needs images to add, or --remove, --remove-class or --compact")
-    if images is None and embeddings is not None:
-        raise ValueError("--embeddings needs the images too: the folder or CSV that tells their classes")
-    if images is not None:
-        listing = list_images(images)
-        for remark in listing.remarks:
-            print_line(console, remark)
-        stored = None if embeddings is None else open_embeddings(embeddings)
-        embedder = load_embedder(run).to(resolve_device(device))
-        print_model(console, run)
-        if not (folder / "index.json").is_file():
-            ImageIndex.create(folder, ModelIdentity.of(embedder), embedder.embedding_dim)
-        found = ImageIndex.open(folder)
-        update = update_index(
-            found,
-            embedder,
-            listing,
-            embeddings=stored,
-            shard_images=shard_images,
-            batch_size=batch_size,
-            workers=workers,
-            track=ProgressMonitor(console).track,
-        )
-        print_unreadable(console, update.failures)
-        print_line(console, f"{listing.source}: {update}")
-        if stored is not None:
-            embedded = update.added + update.replaced - update.taken
-            print_line(console, f"{update.taken:,} vectors taken from {embeddings}, {embedded:,} images embedded")
-    else:
-        found = ImageIndex.open(folder)
-    removed = _remove(console, found, remove or [], remove_class or [])
-    if compact:
-        found.compact()
-    _print_index(console, found)
-    if as_json:
-        done = {name: getattr(update, name) for name in ("added", "replaced", "relabeled", "unchanged")}
-        counts = {"images": len(found), "classes": _named_classes(found), "removed": update.removed + removed}
-        print_json({"index": str(found.path), **counts, **done, "left_out": unreadable_content(update.failures)})
-    end_with_unreadable(update.failures)
-
-
-def add_index_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of `index`."""
-    add = parser.add_argument
-    add("run", type=Path, help="Folder of a run, or of a saved embedder.")
-    add("images", type=Path, nargs="?", help="A folder, best with a folder per class in it, or a CSV: path, label.")
-    add("--out", type=Path, help="Folder of the index; by default `index` in the run.")
-    add(
-        "--embeddings",
-        type=Path,
-        help="Folder that pfml embed wrote: images that are in it, and have not changed since, are not embedded again.",
-    )
-    add(
-        "--remove",
-        type=Path,
-        nargs="+",
-        action="extend",
-        help="Images to remove, or folders whose images are all removed.",
-    )
-    add("--remove-class", nargs="+", action="extend", metavar="CLASS", help="Classes to remove.")
-    add("--compact", action="store_true", help="Rewrite the index without what was removed, in few files.")
-    add("--shard-images", type=int, default=4096, help="Images that are written together.")
-    add("--batch-size", type=int, default=64, help="Images per forward pass.")
-    add("--workers", type=int, default=2, help="Threads that read files.")
-    add_device_option(parser)
-    add_json_option(parser)
-    add_quiet_option(parser)
 
 
 def search(
@@ -179,7 +80,7 @@ def search(
         results = search_reranked(
             found, queries.vectors, k, settings=settings, model=opened.model, class_names=class_name
         )
-    remark = _about(threshold, found, run)
+    remark = _about(threshold, found, run, opened.is_measured)
     if as_json:
         print_line(console, remark)
         answers = [_answer(*each) for each in zip(queries.paths, verdicts, results, strict=True)]
@@ -229,10 +130,13 @@ def calibrate(
     quiet: bool = False,
 ) -> None:
     """Choose the score and the threshold of unknown images, on unseen classes, or by leaving known ones out."""
+    from dataclasses import replace
+
     from pfml.data import RetrievalData
     from pfml.models import load_embedder
+    from pfml.search import Edits, calibrate_known
     from pfml.search import calibrate as threshold_of
-    from pfml.search import calibrate_known
+    from pfml.search.index_folder import read_edits
     from pfml.training.environment import resolve_device
     from pfml.training.progress import ProgressMonitor
 
@@ -241,6 +145,8 @@ def calibrate(
     embedder = load_embedder(run).to(resolve_device(device))
     seen = () if embedder.trained_on is None else embedder.trained_on.class_names
     images, described = _calibration_images(console, run, data, root, seen)
+    edits = read_edits(run / "index")
+    images = _following(console, images, edits, seen)
     track = ProgressMonitor(console).track
     rate = false_accept_rate
     if isinstance(images, RetrievalData):
@@ -251,6 +157,7 @@ def calibrate(
         threshold = threshold_of(
             embedder, images, false_accept_rate=rate, score=score, seed=seed, data=described, track=track
         )
+    threshold = replace(threshold, edits=Edits(tuple(edit for edit in edits.steps if edit.classes)))
     file = threshold.save(run)
     _print_threshold(console, threshold)
     if threshold.protocol != "classes" and embedder.trained_on is not None:
@@ -286,33 +193,7 @@ def add_calibrate_arguments(parser: ArgumentParser) -> None:
     add_quiet_option(parser)
 
 
-def _remove(console: Console, index: ImageIndex, paths: list[Path], class_names: list[str]) -> int:
-    """Remove images by path, folders of them, and classes; how many."""
-    if not paths and not class_names:
-        return 0
-    from pfml.search.update import plain_path
-
-    known = [entry.path for entry in index.entries()]
-    chosen: dict[str, None] = {}
-    for given in map(plain_path, paths):
-        below = [path for path in known if given in Path(path).parents]
-        chosen |= dict.fromkeys(below or [str(given)])  # the index refuses what it does not have
-    count = index.remove(paths=list(chosen), class_names=class_names)
-    print_line(console, f"{count:,} removed")
-    return count
-
-
-def _named_classes(index: ImageIndex) -> int:
-    return sum(1 for name in index.class_counts() if name)
-
-
-def _print_index(console: Console, index: ImageIndex) -> None:
-    waste = f", {index.num_removed:,} removed that --compact would clear away" if index.num_removed else ""
-    size = f"{len(index):,} images of {_named_classes(index):,} classes in {index.num_shards:,} shards{waste}"
-    print_line(console, f"{index.path}: {size}")
-
-
-def _about(threshold: Threshold | None, index: ImageIndex, run: Path) -> str:
+def _about(threshold: Threshold | None, index: ImageIndex, run: Path, is_measured: bool) -> str:
     """What "unknown" rests on."""
     if threshold is None:
         return f"no threshold: nothing is called unknown; pfml calibrate {shell_words(str(run))} finds one"
@@ -324,6 +205,8 @@ def _about(threshold: Threshold | None, index: ImageIndex, run: Path) -> str:
     )
     if len(index) > LARGER * images:
         text += f"; measured among {images:,} images: with {len(index):,} more is accepted falsely"
+    if not is_measured:
+        text += f"; measured before classes were merged: pfml calibrate {shell_words(str(run))} measures again"
     return text
 
 
@@ -414,6 +297,26 @@ def _calibration_images(
     unseen = {name: part for name, part in parts.items() if not set(part.class_names) & set(seen)}
     described = f"{' and '.join([', '.join(unseen), 'test'] if unseen else ['test'])} classes of {data}"
     return reduce(ImageSet.joined, [*unseen.values(), images.test]), described
+
+
+def _following(
+    console: Console, images: ImageSet | RetrievalData, edits: Edits, seen: Collection[str]
+) -> ImageSet | RetrievalData:
+    """The images by the names of the index: merged classes are one, those of deleted ones are left out.
+
+    So are unseen classes that were merged into one that the model was trained on.
+    """
+    from pfml.data import ImageSet
+
+    parts = {"": images} if isinstance(images, ImageSet) else images.parts
+    changed = edits.changed(name for part in parts.values() for name in part.class_names)
+    if not changed:
+        return images
+    print_line(console, f"{len(changed):,} classes are renamed, merged or left out as in the index")
+    if isinstance(images, ImageSet):
+        trained = {*seen, *edits.names(seen).values()}
+        return images.renamed({name: None if now in trained else now for name, now in changed.items()})
+    return images.with_parts({role: part.renamed(changed) for role, part in parts.items()})
 
 
 def _table_of(data: str, root: Path | None) -> Path | None:

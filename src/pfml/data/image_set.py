@@ -161,6 +161,15 @@ class ImageSet:
         labels = torch.tensor([position[name] for name in self.class_names], dtype=torch.int64)
         return replace(self, labels=labels[self.labels], class_names=tuple(class_names))
 
+    def renamed(self, names: Mapping[str, str | None]) -> ImageSet:
+        """The same images with other names of some classes: two of one name are one, those of None are left out."""
+        now = [names.get(name, name) for name in self.class_names]
+        class_names = tuple(dict.fromkeys(name for name in now if name is not None))
+        position = {name: k for k, name in enumerate(class_names)}
+        labels = torch.tensor([-1 if name is None else position[name] for name in now], dtype=torch.int64)[self.labels]
+        kept = (labels >= 0).nonzero()[:, 0]
+        return replace(self.subset(kept), labels=labels[kept], class_names=class_names)
+
     def with_labels(self, labels: Tensor) -> ImageSet:
         """The same images with other labels, of the same classes."""
         return replace(self, labels=labels)

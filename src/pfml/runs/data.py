@@ -78,7 +78,12 @@ def prepare_data(
     corrections = Corrections.read(config.corrections, data.train)
     relabeled = len(corrections) - corrections.dropped
     remark = f"{config.corrections} gives {relabeled:,} images another label and leaves {corrections.dropped:,} out"
-    data = data.with_parts({"train": corrections.apply(data.train)})
+    if corrections.classes:
+        remark += f"; {len(corrections.classes):,} classes have another name or are left out"
+    parts = {"train": corrections.apply(data.train)}
+    if data.protocol == "images":  # it tests on the training classes
+        parts["test"] = data.test.renamed(corrections.classes)
+    data = data.with_parts(parts)
     return PreparedData(replace(data, remarks=(*data.remarks, remark)), corruption)
 
 

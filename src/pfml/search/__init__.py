@@ -18,6 +18,7 @@ machine. The commands are `pfml index`, `pfml search`, `pfml calibrate` and `pfm
 
 from pfml.search.calibration import calibrate, calibrate_known, calibrate_points
 from pfml.search.collection import CollectionUpdate, ImageShard, embed_collection
+from pfml.search.edits import Edit, Edits
 from pfml.search.identity import ModelIdentity, OtherModelError
 from pfml.search.index import Entry, Hit, ImageIndex, Points
 from pfml.search.opened import OpenedRun, open_run
@@ -28,6 +29,8 @@ from pfml.storage.lock import LockedError
 
 __all__ = [
     "CollectionUpdate",
+    "Edit",
+    "Edits",
     "Entry",
     "Hit",
     "ImageIndex",

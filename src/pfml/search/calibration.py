@@ -323,6 +323,7 @@ def _cross_fitted(
         wrong_classes=_rate(wrong, labels, seed),
         measured_on=(len(queries.labels), len(queries.labels.unique())),
         class_values={names[label]: value for label, value in final.class_values.items()},
+        class_names=tuple(class_names[label] for label in queries.labels.unique().tolist()) if class_names else (),
         compared={name: _accepted_share(queries, name, false_accept_rate) for name in CANDIDATES},
         scores={
             "genuine": final.scoring.of_measured(queries.genuine[queries.is_known]),

@@ -1,12 +1,10 @@
-"""The index of images: add, remove, search. `pfml.search.index_folder` keeps it on disk."""
+"""The index of images: add, remove, edit, search. `pfml.search.index_folder` keeps it on disk."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import UUID, uuid5
 
@@ -15,12 +13,12 @@ from torch import Tensor
 
 from pfml.evaluation.nearest_neighbors import directions
 from pfml.memory import return_freed_memory
-from pfml.search.backends import BACKENDS, Searcher, backend_for, distances_between
+from pfml.search.backends import backend_for
+from pfml.search.edits import Edit, Edits
 from pfml.search.identity import ModelIdentity
 from pfml.search.index_folder import GRACE_SECONDS, IndexFolder, Snapshot
-from pfml.search.neighborhood import mean_nearest_distance
+from pfml.search.index_state import Entry, Hit, IndexState
 from pfml.storage.file_state import UNKNOWN_FILE, FileState, packed
-from pfml.storage.files import DamagedFileError
 from pfml.storage.shard import StoredVectors, VectorShard
 from pfml.typos import did_you_mean
 
@@ -29,29 +27,10 @@ __all__ = ["Entry", "Hit", "ImageIndex", "Points", "point_id"]
 
 #: Entries in a shard that `compact` writes.
 COMPACTED_ENTRIES = 65_536
-#: Images of a class that `ImageIndex.class_spread` measures.
-SPREAD_IMAGES = 256
+#: Characters of the name of a class that a person chooses.
+LONGEST_NAME = 200
 #: Of the UUIDs that `point_id` makes.
 NAMESPACE = UUID("5f0c1e0a-8c1b-4d7e-9d4f-2b1c6a7e3d90")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An image of an index.
-
-    Args:
-        id: Names this version of this image forever; an image that is added again gets another.
-        path: Of the image.
-        class_name: "" if the class is unknown.
-        source: The folder or list that it was found by, "" for none.
-        file: The state of the file when it was embedded.
-    """
-
-    id: int
-    path: str
-    class_name: str
-    source: str
-    file: FileState
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,23 +48,6 @@ class Points:
     payloads: tuple[dict[str, str | None], ...]
 
 
-@dataclass(frozen=True)
-class Hit:
-    """What a search found.
-
-    Args:
-        id: See `Entry`.
-        path: Of the image.
-        class_name: "" if the class is unknown.
-        distance: Euclidean, between points of the unit sphere: 0 to 2.
-    """
-
-    id: int
-    path: str
-    class_name: str
-    distance: float
-
-
 class ImageIndex:
     """Vectors of images, with paths and classes, in a folder that is whole at every moment (`pfml.search.storage`).
 
@@ -96,7 +58,7 @@ class ImageIndex:
     def __init__(self, folder: IndexFolder, snapshot: Snapshot, backend: str) -> None:
         self._folder = folder
         self._asked_backend = backend
-        self._state = _State(snapshot, backend)
+        self._state = IndexState(snapshot, backend)
 
     @classmethod
     def create(cls, folder: str | Path, model: ModelIdentity, dimension: int, *, backend: str = "exact") -> ImageIndex:
@@ -156,7 +118,22 @@ class ImageIndex:
     @property
     def num_removed(self) -> int:
         """Entries that no longer count, but take space until `compact`."""
-        return len(self._state.snapshot.removed)
+        return len(self._state.live) - len(self)
+
+    @property
+    def edits(self) -> Edits:
+        """What a person has renamed, merged, deleted and left out since the images were added."""
+        return self._state.snapshot.edits
+
+    @property
+    def generation(self) -> int:
+        """How many changes were written, by anyone, up to this state."""
+        return self._state.snapshot.generation
+
+    @property
+    def given_classes(self) -> dict[str, str | None]:
+        """Class that a source gives an image -> its name now, None if it was deleted."""
+        return dict(self._state.names)
 
     def __len__(self) -> int:
         return self._state.num_entries
@@ -197,14 +174,14 @@ class ImageIndex:
         state = self._state
         row = state.row_of_path.get(str(path))
         # another thread may be taking up a newer state, which takes over the paths of this one
-        return None if row is None or row >= len(state.ids) else state.entry(row)
+        return None if row is None or row >= len(state.ids) or not state.live[row] else state.entry(row)
 
     def vectors(self, ids: Sequence[int]) -> Tensor:
         """The vectors of some entries, (len(ids), D)."""
         state = self._state
         return state.vectors(torch.tensor([self._row(state, each) for each in ids], dtype=torch.int64))
 
-    def _row(self, state: _State, id: int) -> int:  # noqa: A002 - what it is called everywhere
+    def _row(self, state: IndexState, id: int) -> int:  # noqa: A002 - what it is called everywhere
         row = int(torch.searchsorted(state.ids, id)) if len(state.ids) else 0
         if row == len(state.ids) or int(state.ids[row]) != id or not bool(state.live[row]):
             raise KeyError(f"the index {self.path} has no entry {id}")
@@ -241,7 +218,7 @@ class ImageIndex:
         # an index that was removed and made again may have as many changes behind it
         if (newest.generation, newest.files) == (state.snapshot.generation, state.snapshot.files):
             return False
-        self._state = _State(newest, self._asked_backend, before=state)
+        self._take(newest)
         return True
 
     def writing(self) -> AbstractContextManager[None]:
@@ -264,6 +241,8 @@ class ImageIndex:
     ) -> tuple[int, ...]:
         """Add images, replacing the entries of the same paths; the ids of the new entries. All are added or none.
 
+        Images that were left out, and those of deleted classes, stay out: they are an error until that is undone.
+
         Args:
             vectors: (N, D), normalized here.
             paths: N different ones, kept as they are given.
@@ -285,11 +264,13 @@ class ImageIndex:
         with self.writing():
             self.refresh()
             first, state = self._state.snapshot.next_id, self._state
+            classes = ("",) * len(names) if class_names is None else tuple(class_names)
+            self._refuse_left_out(names, classes)
             shard = VectorShard(
                 points,
                 torch.arange(first, first + len(points)),
                 names,
-                ("",) * len(names) if class_names is None else tuple(class_names),
+                classes,
                 ("",) * len(names) if sources is None else tuple(sources),
                 *packed([UNKNOWN_FILE] * len(names) if files is None else files),
             )
@@ -298,23 +279,70 @@ class ImageIndex:
         return tuple(range(first, first + len(points)))
 
     def remove(self, *, paths: Sequence[str | Path] = (), class_names: Sequence[str] = ()) -> int:
-        """Remove images by path, or all of some classes; how many these were. What is not there is an error."""
+        """Remove images by path, or all of some classes; how many these were. What is not there is an error.
+
+        They return when they are added again; `edit` leaves them out for good.
+        """
         with self.writing():
             self.refresh()
             state = self._state
-            rows: set[int] = set()
-            for path in map(str, paths):
-                if path not in state.row_of_path:
-                    raise ValueError(
-                        f"{path} must be in the index {self.path}, and is not" + _near(path, state.row_of_path)
-                    )
-                rows.add(state.row_of_path[path])
+            self._require_paths(map(str, paths))
+            rows = {state.row_of_path[str(path)] for path in paths}
             self._require_classes(class_names)
             if class_names:
                 rows.update(state.rows_of_classes(class_names).nonzero()[:, 0].tolist())
             if rows:
                 self._commit([], sorted(rows), state.snapshot.next_id)
         return len(rows)
+
+    def edit(self, edit: Edit) -> Edit:
+        """Rename, merge or delete a class, or leave images out, until that is undone; the edit with its number.
+
+        Vectors, ids and files stay as they are, and a later update from the same source respects the edit.
+
+        Raises:
+            ValueError: If there is no such class or image, or the new name of a class is taken.
+        """
+        with self.writing():
+            self.refresh()
+            self._require_paths(edit.paths)
+            self._require_classes([name for name in (edit.class_name,) if name])
+            counts = self._state.counts
+            if edit.kind == "merge":
+                self._require_classes([edit.into])
+                if edit.into == edit.class_name:
+                    raise ValueError(f"a class must be merged into another one, got {edit.into!r} for both")
+            elif edit.kind == "rename":
+                _require_name(edit.into)
+                if edit.into in counts:
+                    raise ValueError(
+                        f"the new name of a class must be new, got {edit.into!r}, which is a class already: merge "
+                        f"{edit.class_name!r} into it"
+                    )
+            images = len(set(edit.paths)) or counts[edit.class_name]
+            done = replace(edit, images=images, number=self._state.snapshot.generation + 1)
+            self._take(self._folder.edit(self._state.snapshot, self.edits.added(done)))
+        return done
+
+    def undo(self, number: int | None = None) -> Edit:
+        """Undo an edit, by default the last one; which it was. Entries that were compacted away stay away.
+
+        Raises:
+            ValueError: If there is no such edit any more, or a later one about its classes must be undone first.
+        """
+        with self.writing():
+            self.refresh()
+            rest, edit = self.edits.undone(number)
+            self._take(self._folder.edit(self._state.snapshot, rest))
+        return edit
+
+    def missing(self, edit: Edit) -> int:
+        """How many images of an edit that was undone do not return, since they were compacted away."""
+        state = self._state
+        if edit.kind == "leave_out":
+            return sum(path not in state.row_of_path for path in edit.paths)
+        stored = sum(count for name, count in state.given_counts.items() if state.names[name] == edit.class_name)
+        return max(edit.images - stored, 0) if edit.kind == "delete" else 0
 
     def compact(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
         """Write all entries that count to few new shards. The old ones stay for `grace_seconds`, for readers."""
@@ -323,8 +351,7 @@ class ImageIndex:
             state = self._state
             chunks = state.live.nonzero()[:, 0].split(COMPACTED_ENTRIES)
             shards = (state.shard(rows) for rows in chunks if len(rows))
-            snapshot = self._folder.rewrite(state.snapshot, shards, grace_seconds)
-            self._state = _State(snapshot, self._asked_backend, before=state)
+            self._take(self._folder.rewrite(state.snapshot, shards, grace_seconds))
 
     def search(
         self, vectors: Tensor, k: int = 10, *, model: ModelIdentity, class_names: Sequence[str] | None = None
@@ -371,116 +398,27 @@ class ImageIndex:
                     f"class {name!r} must be in the index {self.path}, and is not" + did_you_mean(name, known)
                 )
 
+    def _require_paths(self, paths: Iterable[str]) -> None:
+        state = self._state
+        for path in paths:
+            if path not in state.row_of_path or not state.live[state.row_of_path[path]]:
+                there = (entry.path for entry in self.entries())
+                raise ValueError(f"{path} must be in the index {self.path}, and is not" + _near(path, there))
+
+    def _refuse_left_out(self, paths: Sequence[str], class_names: Sequence[str]) -> None:
+        names = self.edits.names(set(class_names))
+        for path, name in zip(paths, class_names, strict=False):
+            if path in self.edits.left_out or names[name] is None:
+                raise ValueError(f"{path} was left out of the index {self.path}, or its class was: undo that first")
+
+    def _take(self, snapshot: Snapshot) -> None:
+        self._state = IndexState(snapshot, self._asked_backend, before=self._state)
+
     def _commit(self, new: list[VectorShard], removed_rows: list[int], next_id: int) -> None:
         state = self._state
         removed = torch.cat([state.snapshot.removed, state.ids[removed_rows]]).sort().values
-        snapshot = self._folder.commit(state.snapshot, new, removed=removed, next_id=next_id)
-        self._state = _State(snapshot, self._asked_backend, before=state)
+        self._take(self._folder.commit(state.snapshot, new, removed=removed, next_id=next_id))
         return_freed_memory()
-
-
-class _State:
-    """A snapshot and what is looked up in it: rows are counted over all shards, in their order."""
-
-    def __init__(self, snapshot: Snapshot, backend: str, before: _State | None = None) -> None:
-        self.snapshot = snapshot
-        self.live = snapshot.live()
-        self.ids = torch.cat([torch.empty(0, dtype=torch.int64), *(shard.ids for shard in snapshot.shards)])
-        self.num_entries = int(self.live.sum())
-        self.backend = backend_for(backend, self.num_entries, 4 * len(self.ids) * snapshot.dimension)
-        self.first = [0, *accumulate(len(shard) for shard in snapshot.shards)]
-        self._searcher: Searcher | None = None
-        self._spreads: dict[str, float] = {}
-        files = () if before is None else before.snapshot.files
-        if before is not None and snapshot.files[: len(files)] == files:
-            self._resume_from(before)
-        else:
-            self.row_of_path: dict[str, int] = {}
-            self.counts: dict[str, int] = {}
-            self._count(0)
-
-    def _resume_from(self, before: _State) -> None:
-        """Take over what was looked up before, so that many small additions to a large index stay cheap."""
-        # Of two states of one index only the newer one is written to, and only writing looks up paths.
-        self.row_of_path, self.counts = before.row_of_path, dict(before.counts)
-        seen = len(before.live)
-        for row in (before.live & ~self.live[:seen]).nonzero()[:, 0].tolist():
-            shard, k = self._place(row)
-            if self.row_of_path.get(shard.paths[k]) == row:
-                del self.row_of_path[shard.paths[k]]
-            self.counts[shard.class_names[k]] -= 1
-        self._count(len(before.snapshot.files))
-        self.counts = {name: count for name, count in self.counts.items() if count}
-
-    def _count(self, first_shard: int) -> None:
-        """Look at the shards from `first_shard` on."""
-        row = self.first[first_shard]
-        for shard in self.snapshot.shards[first_shard:]:
-            live = self.live[row : row + len(shard)].tolist()
-            for path, name, counts in zip(shard.paths, shard.class_names, live, strict=True):
-                if counts:
-                    self.row_of_path[path] = row
-                    self.counts[name] = self.counts.get(name, 0) + 1
-                row += 1
-
-    def searcher(self) -> Searcher:
-        if self._searcher is None:
-            self._searcher = BACKENDS[self.backend]([shard.vectors for shard in self.snapshot.shards])
-        return self._searcher
-
-    def rows_of_classes(self, class_names: Sequence[str]) -> Tensor:
-        """(rows,) bool: entries of these classes that count."""
-        wanted = set(class_names)
-        names = (name in wanted for shard in self.snapshot.shards for name in shard.class_names)
-        return torch.tensor(list(names), dtype=torch.bool) & self.live
-
-    def class_spread(self, class_name: str) -> float:
-        if class_name not in self._spreads:
-            rows = self.rows_of_classes([class_name]).nonzero()[:, 0]
-            self._spreads[class_name] = mean_nearest_distance(self.vectors(rows), most=SPREAD_IMAGES)
-        return self._spreads[class_name]
-
-    def entry(self, row: int) -> Entry:
-        shard, k = self._place(row)
-        return Entry(int(shard.ids[k]), shard.paths[k], shard.class_names[k], shard.sources[k], shard.file(k))
-
-    def vectors(self, rows: Tensor) -> Tensor:
-        """(len(rows), D)."""
-        found = torch.empty(len(rows), self.snapshot.dimension)
-        for first, shard in zip(self.first, self.snapshot.shards, strict=False):
-            here = (rows >= first) & (rows < first + len(shard))
-            if here.any():
-                found[here] = shard.vectors[rows[here] - first]
-        return found
-
-    def shard(self, rows: Tensor) -> VectorShard:
-        """These rows, ascending, as one shard."""
-        chosen = []
-        for first, shard in zip(self.first, self.snapshot.shards, strict=False):
-            here = rows[(rows >= first) & (rows < first + len(shard))] - first
-            if len(here):
-                chosen.append(shard.rows(here))
-        return VectorShard.joined(chosen)
-
-    def hits(self, query: Tensor, rows: Tensor) -> list[Hit]:
-        """The entries of `rows`, ascending, by their distance to the query."""
-        distances, order = distances_between(query[None], self.vectors(rows)).sort(stable=True)
-        if not torch.isfinite(distances).all():
-            bad = self.entry(int(rows[order[~torch.isfinite(distances)][0]]))
-            raise DamagedFileError(
-                f"the vectors of an index must be finite, got one that is not for {bad.path}: its memory or its files "
-                f"were damaged while it was open; restore the index, or index again"
-            )
-        found = [self.entry(row) for row in rows[order].tolist()]
-        return [
-            Hit(entry.id, entry.path, entry.class_name, distance)
-            for entry, distance in zip(found, distances.tolist(), strict=True)
-        ]
-
-    def _place(self, row: int) -> tuple[VectorShard, int]:
-        """The shard of a row, and where in it."""
-        number = bisect_right(self.first, row) - 1
-        return self.snapshot.shards[number], row - self.first[number]
 
 
 def point_id(path: str) -> str:
@@ -491,6 +429,15 @@ def point_id(path: str) -> str:
 def _text(name: str) -> str:
     """The same text, with escapes for what is no valid Unicode, which JSON cannot carry."""
     return name.encode("utf-8", errors="backslashreplace").decode()
+
+
+def _require_name(name: str) -> None:
+    """Refuse what cannot be read, or told from another name, as the new name of a class."""
+    if not name.isprintable() or name != name.strip() or len(name) > LONGEST_NAME:
+        raise ValueError(
+            f"the name of a class must be at most {LONGEST_NAME:,} printable characters without spaces around them, "
+            f"got {name!r}"
+        )
 
 
 def _near(path: str, known: Iterable[str]) -> str:

@@ -1,6 +1,6 @@
 """An index on disk: shards that never change, and a manifest that says which of them count.
 
-index.json               the manifest: model, shards with their checksums; sealed
+index.json               the manifest: model, shards with their checksums, edits (`pfml.search.edits`); sealed
 index-*.safetensors      the ids of removed entries, named by the manifest (`pfml.storage.sealed_tensors`)
 shard-*.safetensors      vectors, paths, classes; see `pfml.storage.shard`
 lock                     held by the one writer
@@ -17,11 +17,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import torch
 from torch import Tensor
 
+from pfml.search.edits import Edits
 from pfml.search.identity import ModelIdentity
 from pfml.storage.files import DamagedFileError, read_while_replaced, remove_partials
 from pfml.storage.lock import WriterLock
@@ -29,7 +31,7 @@ from pfml.storage.manifest import Format
 from pfml.storage.sealed_tensors import copy_file, copy_sealed_tensors, read_sealed_tensors, write_sealed_tensors
 from pfml.storage.shard import ShardEntry, VectorShard, read_shard, write_shard
 
-__all__ = ["GRACE_SECONDS", "INDEX", "IndexFolder", "Snapshot"]
+__all__ = ["GRACE_SECONDS", "INDEX", "IndexFolder", "Snapshot", "read_edits"]
 
 #: How long a replaced shard stays on disk.
 GRACE_SECONDS = 600.0
@@ -49,6 +51,7 @@ class Snapshot:
         shards: Their contents.
         removed: (n,) int64, ids of entries that no longer count, ascending.
         retired: File name -> time since when no shard is there of that name.
+        edits: What a person has changed about classes and images.
     """
 
     generation: int
@@ -59,9 +62,10 @@ class Snapshot:
     shards: tuple[VectorShard, ...]
     removed: Tensor
     retired: dict[str, float]
+    edits: Edits
 
-    def live(self) -> Tensor:
-        """(all rows,) bool: which entries count, shard after shard."""
+    def stored(self) -> Tensor:
+        """(all rows,) bool: which entries were not removed, shard after shard."""
         ids = [shard.ids for shard in self.shards]
         return torch.isin(torch.cat([torch.empty(0, dtype=torch.int64), *ids]), self.removed, invert=True)
 
@@ -88,7 +92,7 @@ class IndexFolder:
         with self._lock.held():
             if self.manifest.exists():
                 raise FileExistsError(f"{self.path} already holds an index: open it, or choose another folder")
-            empty = Snapshot(0, model, dimension, 0, (), (), torch.empty(0, dtype=torch.int64), {})
+            empty = Snapshot(0, model, dimension, 0, (), (), torch.empty(0, dtype=torch.int64), {}, Edits())
             self._write(empty)
         return empty
 
@@ -130,6 +134,10 @@ class IndexFolder:
         after = replace(before, files=files, removed=torch.empty(0, dtype=torch.int64))
         return self._publish(before, after, grace)
 
+    def edit(self, before: Snapshot, edits: Edits) -> Snapshot:
+        """The state with these edits, written; the caller holds the lock."""
+        return self._publish(before, replace(before, edits=edits), GRACE_SECONDS)
+
     def _write_shard(self, snapshot: Snapshot, shard: VectorShard) -> ShardEntry:
         """Write a shard to a file of a fresh name; it belongs to the index when the manifest names it."""
         path = self.path / f"shard-{uuid4().hex[:12]}.safetensors"
@@ -163,6 +171,7 @@ class IndexFolder:
             "next_id": snapshot.next_id,
             "shards": [asdict(file) for file in snapshot.files],
             "retired": snapshot.retired,
+            "edits": snapshot.edits.content(),
         }
         write_sealed_tensors(self.path, "index", {"removed": snapshot.removed}, content, INDEX)
 
@@ -174,6 +183,7 @@ class IndexFolder:
             generation, next_id = int(content["generation"]), int(content["next_id"])
             retired = {str(name): float(since) for name, since in content["retired"].items()}
             removed = tensors["removed"].clone()  # what is loaded is mapped: it would follow the file
+            edits = _edits(content)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DamagedFileError(f"{self.manifest} must describe an index, got {error!r}") from None
         have = {} if known is None else dict(zip(known.files, known.shards, strict=True))
@@ -181,7 +191,7 @@ class IndexFolder:
         shards = []
         for file in files:
             shards.append(have[file] if file in have else self._read_shard(file, dimension, hold))
-        return Snapshot(generation, model, dimension, next_id, files, tuple(shards), removed, retired)
+        return Snapshot(generation, model, dimension, next_id, files, tuple(shards), removed, retired, edits)
 
     def _remove_unnamed(self) -> None:
         """Remove shards that an interrupted writer left before any manifest named them."""
@@ -191,3 +201,18 @@ class IndexFolder:
             if path.name not in named:
                 path.unlink(missing_ok=True)
         remove_partials(self.path, "shard-*")
+
+
+def read_edits(folder: Path) -> Edits:
+    """The edits of the index in `folder`, whose shards are not read; none if there is no index."""
+    if not (folder / "index.json").is_file():
+        return Edits()
+    content, _ = read_sealed_tensors(folder, "index", INDEX)
+    try:
+        return _edits(content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedFileError(f"{folder / 'index.json'} must describe an index, got {error!r}") from None
+
+
+def _edits(content: dict[str, Any]) -> Edits:
+    return Edits.read(content.get("edits", []))  # an index of before there were edits has none

@@ -27,7 +27,8 @@ class OpenedRun:
         embedder: In evaluation mode, on its device.
         model: Its identity, which index and threshold have too.
         index: The images to search among; None if there is no index, and none was required.
-        threshold: Below which score an image is unknown; None before `pfml calibrate`.
+        threshold: Below which score an image is unknown, by the names of the index; None before `pfml calibrate`.
+        is_measured: Whether its rates are of the classes that the index has now (`Threshold.measures`).
     """
 
     folder: Path
@@ -35,6 +36,7 @@ class OpenedRun:
     model: ModelIdentity
     index: ImageIndex | None
     threshold: Threshold | None
+    is_measured: bool = True
 
     @property
     def gallery(self) -> ImageIndex:
@@ -85,7 +87,11 @@ def open_run(
     model = ModelIdentity.of(embedder)
     if found is not None:
         found.model.require(model, f"the index {index_folder}")
-    return OpenedRun(folder, embedder, model, found, load_threshold(folder, model))
+    threshold = load_threshold(folder, model)
+    if threshold is None or found is None:
+        return OpenedRun(folder, embedder, model, found, threshold)
+    measured = threshold.measures(found.edits)
+    return OpenedRun(folder, embedder, model, found, threshold.following(found.edits), measured)
 
 
 def load_threshold(folder: Path, model: ModelIdentity) -> Threshold | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -66,4 +67,4 @@ def _measured(index: ImageIndex, vector: Tensor, hits: list[Hit]) -> list[Hit]:
     points = index.vectors([hit.id for hit in hits]).double()
     unit = torch.nn.functional.normalize(vector.double(), dim=0)
     distances = (points - unit.to(points)).norm(dim=1).tolist()
-    return [Hit(hit.id, hit.path, hit.class_name, distance) for hit, distance in zip(hits, distances, strict=True)]
+    return [replace(hit, distance=distance) for hit, distance in zip(hits, distances, strict=True)]

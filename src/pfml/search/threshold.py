@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pfml.search.edits import Edits
 from pfml.search.identity import ModelIdentity
 from pfml.search.scores import Scoring
 from pfml.storage.files import DamagedFileError
@@ -75,6 +76,8 @@ class Threshold:
         gallery_size: Images that the measured ones were searched among; None for the measured ones themselves.
         protocol: "classes" if the model has not seen the classes that were measured on; else what was held out of
             training, "images" or "none".
+        class_names: The classes that were measured.
+        edits: Of the index, those that these names follow.
     """
 
     scoring: Scoring
@@ -92,6 +95,8 @@ class Threshold:
     scores: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
     gallery_size: int | None = None
     protocol: str = "classes"
+    class_names: tuple[str, ...] = field(default=(), repr=False)
+    edits: Edits = field(default_factory=Edits, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.distance <= 2:
@@ -121,6 +126,35 @@ class Threshold:
         if class_name is None:
             return -float(score) <= self.distance
         return float(score) >= self.class_values.get(class_name, self.value)
+
+    def following(self, edits: Edits) -> Threshold:
+        """The same with the names of an index that has these edits; a merged class has the largest value of its parts.
+
+        So an image is accepted as the merged class only if it would be as each of the classes before.
+        """
+        parts: dict[str, list[str]] = {}
+        for name, now in self._names(edits).items():
+            if now is not None:
+                parts.setdefault(now, []).append(name)
+        values = {
+            now: max(self.class_values.get(name, self.value) for name in names)
+            for now, names in parts.items()
+            if any(name in self.class_values for name in names)
+        }
+        return replace(self, class_values=values, class_names=tuple(parts), edits=edits)
+
+    def measures(self, edits: Edits) -> bool:
+        """Whether the rates are of the classes of an index that has these edits: merged ones have other scores."""
+        names = [now for now in self._names(edits).values() if now is not None]
+        is_merged = len(set(names)) < len(names)
+        if not self.class_names:  # a file that does not tell what was measured
+            is_merged = any(edit.kind == "merge" for edit in edits.steps)
+        return not is_merged and {*self.edits.steps} <= {*edits.steps}
+
+    def _names(self, edits: Edits) -> dict[str, str | None]:
+        """Measured class -> its name in an index that has these edits."""
+        later = Edits(tuple(edit for edit in edits.steps if edit not in self.edits.steps))
+        return later.names(self.class_names or self.class_values)
 
     def save(self, folder: str | Path) -> Path:
         """Write threshold.json to `folder`, whole or not at all, replacing one there; the file.
@@ -160,6 +194,8 @@ class Threshold:
                 compared={str(name): float(value) for name, value in content["compared"].items()},
                 gallery_size=None if content["gallery_size"] is None else int(content["gallery_size"]),
                 protocol=str(content["protocol"]),
+                class_names=tuple(map(str, content.get("class_names", ()))),  # not in earlier files
+                edits=Edits.read(content.get("edits", ())),
                 # what is loaded is mapped: it would follow the file
                 scores={name: values.clone() for name, values in tensors.items() if name != "none"},
             )
@@ -171,7 +207,7 @@ def _fields(threshold: Threshold) -> dict[str, Any]:
     """The fields, with their dataclasses as dicts."""
     plain = {name: getattr(threshold, name) for name in Threshold.__dataclass_fields__}
     dataclasses = ("scoring", "model", "false_accepts", "false_rejects", "wrong_classes")
-    return {**plain, **{name: asdict(plain[name]) for name in dataclasses}}
+    return {**plain, **{name: asdict(plain[name]) for name in dataclasses}, "edits": threshold.edits.content()}
 
 
 def _scoring(content: dict[str, Any]) -> Scoring:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,7 @@ class Update:
         removed: No longer listed, or gone from the disk.
         failures: Files that cannot be read: they are left out.
         taken: Of the added and replaced ones, those whose vectors came from an embedded collection.
+        kept_out: Removed by a person before, alone or with their class (`pfml.search.edits`).
     """
 
     added: int = 0
@@ -92,11 +93,12 @@ class Update:
     removed: int = 0
     failures: list[ImageError] = field(default_factory=list)
     taken: int = 0
+    kept_out: int = 0
 
     def __str__(self) -> str:
-        names = ("added", "replaced", "relabeled", "unchanged", "removed")
+        names = ("added", "replaced", "relabeled", "unchanged", "removed", "kept_out")
         counts = {name: getattr(self, name) for name in names if getattr(self, name) or name == "added"}
-        done = ", ".join(f"{value:,} {name}" for name, value in counts.items())
+        done = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in counts.items())
         return f"{done}, {len(self.failures):,} unreadable" if self.failures else done
 
 
@@ -142,6 +144,7 @@ def update_index(
     with index.writing():
         index.refresh()
         update.removed = _remove_gone(index, listing)
+        listing, update.kept_out = _without_left_out(index, listing)
         pending = _pending(index, listing, model, update, workers, track)
         for first in range(0, len(pending), shard_images):
             some = pending[first : first + shard_images]
@@ -171,6 +174,18 @@ def _remove_gone(index: ImageIndex, listing: Listing) -> int:
     return index.remove(paths=gone)
 
 
+def _without_left_out(index: ImageIndex, listing: Listing) -> tuple[Listing, int]:
+    """The listing without what a person has left out of the index, and how many images that were."""
+    names = index.edits.names(listing.class_names)
+    kept = [
+        (path, name)
+        for path, name in zip(listing.paths, listing.class_names, strict=True)
+        if names[name] is not None and path not in index.edits.left_out
+    ]
+    paths, class_names = (tuple(one[k] for one in kept) for k in (0, 1))
+    return replace(listing, paths=paths, class_names=class_names), len(listing.paths) - len(kept)
+
+
 def _pending(
     index: ImageIndex,
     listing: Listing,
@@ -193,7 +208,7 @@ def _pending(
     for path, name, entry in zip(listing.paths, listing.class_names, same, strict=True):
         if entry is None:
             pending.append((path, name))
-        elif entry.class_name != name:
+        elif entry.given_class != name:
             other_class.append((entry, name))
         else:
             update.unchanged += 1

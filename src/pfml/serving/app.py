@@ -12,8 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
-from pfml.serving.audit_queue import AuditFileError
-from pfml.serving.gallery import Gallery
+from pfml.serving.gallery import Gallery, RunFileError
 from pfml.serving.images import BadUploadError
 from pfml.serving.middleware import Access, SecurityMiddleware
 from pfml.serving.routers import all_routers
@@ -25,7 +24,9 @@ from pfml.version import __version__
 
 __all__ = ["create_app"]
 
-DESCRIPTION = "Search by image, the map of an embedding, why an image is where it is, and the audit of labels."
+DESCRIPTION = (
+    "Search by image, the map of an embedding, why an image is where it is, the audit of labels, and edits of classes."
+)
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +90,8 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def busy(_: Request, error: BusyError) -> JSONResponse:
         return JSONResponse({"error": str(error)}, 503, {"retry-after": "1"})
 
-    @app.exception_handler(AuditFileError)
-    async def not_saved(_: Request, error: AuditFileError) -> JSONResponse:
+    @app.exception_handler(RunFileError)
+    async def not_saved(_: Request, error: RunFileError) -> JSONResponse:
         return JSONResponse({"error": str(error)}, 507 if error.is_full else 503)
 
     @app.exception_handler(DamagedFileError)

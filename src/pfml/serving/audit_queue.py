@@ -1,40 +1,28 @@
-"""Suspects and copies of `pfml audit`, and decisions about them in a table for `pfml audit --apply`."""
+"""Findings of `pfml audit`, by the names of the index, and decisions about them in a table for `pfml audit --apply`.
+
+The tables have the classes that the run was audited with. What the index calls them now is shown (`pfml.search.edits`);
+decisions are written with the classes of the audit, so that they hold whatever is renamed later.
+"""
 
 from __future__ import annotations
 
 import csv
-import errno
 import hashlib
 import io
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from pfml.audit.decisions import DECISION_COLUMNS, DECISIONS, DecisionName
+from pfml.serving.gallery import Gallery, RunFileError
 from pfml.storage.files import write_atomically
 from pfml.typos import did_you_mean
 
-__all__ = ["AuditFileError", "AuditQueue", "Copies", "Copy", "Decision", "QueuedSuspect", "key_of"]
+__all__ = ["AuditQueue", "Copies", "Copy", "Decision", "QueuedSuspect", "SimilarClasses", "key_of"]
 
-FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
-
-
-class AuditFileError(OSError):
-    """A table of the audit cannot be read or written; `is_full` if the disk is full."""
-
-    def __init__(self, path: Path, verb: Literal["read", "write"], error: OSError) -> None:
-        self.is_full = error.errno in FULL
-        name = f"{path.parent.name}/{path.name}"
-        reason = error.strerror or type(error).__name__
-        advice = "free space on the disk" if self.is_full else f"let the user that runs pfml serve {verb} it"
-        outcome = "nothing was saved" if verb == "write" else "the queue cannot be shown"
-        may = "may not" if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else "cannot"
-        super().__init__(
-            f"{outcome}: pfml serve {may} {verb} {name} in the folder of the run, got {reason!r}; {advice}, "
-            f"then try again"
-        )
+#: Between the two classes or images of a cell of classes.csv.
+SEPARATOR = "; "
 
 
 @dataclass(frozen=True)
@@ -45,11 +33,12 @@ class QueuedSuspect:
         key: Its id in requests, a digest of the path.
         path: The file of the image.
         given: The class by its label.
-        suggested: The class that it may belong to.
+        suggested: The class that it may belong to; "" if that was deleted.
         score: How suspicious it is.
         confidence: The probability that the label is noise.
         listed: Whether the audit lists the label as noise.
         neighbors: Its neighbors as the audit described them.
+        labels: The given and the suggested class as the audit calls them.
     """
 
     key: str
@@ -60,6 +49,7 @@ class QueuedSuspect:
     confidence: float
     listed: bool
     neighbors: str
+    labels: tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -70,13 +60,15 @@ class Copy:
         key: Its id in requests, a digest of the path.
         path: The file of the image.
         part: Where it is used, such as train; empty if that is not known.
-        given: The class by its label.
+        given: The class by its label; "" if that was deleted.
+        label: The same as the audit calls it.
     """
 
     key: str
     path: str
     part: str
     given: str
+    label: str
 
 
 @dataclass(frozen=True)
@@ -97,6 +89,23 @@ class Copies:
 
 
 @dataclass(frozen=True)
+class SimilarClasses:
+    """Two classes that may be one, a row of classes.csv.
+
+    Args:
+        names: Of both.
+        images: How many images the audit had of each.
+        share: How much their images are mixed, over what chance would do to a single class.
+        examples: A file of each.
+    """
+
+    names: tuple[str, str]
+    images: tuple[int, int]
+    share: float
+    examples: tuple[str, str]
+
+
+@dataclass(frozen=True)
 class Decision:
     """A decision about an image; `label` is its class from then on, "" if the image is left out."""
 
@@ -105,23 +114,41 @@ class Decision:
 
 
 class AuditQueue:
-    """RUN/audit: suspects.csv and duplicates.csv are read, decisions.csv is rewritten atomically at each decision.
+    """RUN/audit: the tables of findings are read, decisions.csv is rewritten atomically at each decision.
 
     Args:
-        run: Folder of the run.
-        class_names: Tells the classes of the run and its index, which images may be relabeled as.
+        gallery: The run and its index, which has the names of classes.
     """
 
-    def __init__(self, run: Path, class_names: Callable[[], Sequence[str]]) -> None:
-        self.suspects_file = run / "audit" / "suspects.csv"
-        self.copies_file = run / "audit" / "duplicates.csv"
-        self.decisions_file = run / "audit" / "decisions.csv"
-        self._class_names = class_names
+    def __init__(self, gallery: Gallery) -> None:
+        folder = gallery.run / "audit"
+        self.suspects_file = folder / "suspects.csv"
+        self.copies_file = folder / "duplicates.csv"
+        self.classes_file = folder / "classes.csv"
+        self.decisions_file = folder / "decisions.csv"
+        self._gallery = gallery
         self._lock = threading.Lock()
         self._read: tuple[tuple[int, int], dict[str, QueuedSuspect]] | None = None
 
     def suspects(self) -> dict[str, QueuedSuspect]:
-        """Key -> suspect, most suspicious first; empty before `pfml audit`. A new audit is read again."""
+        """Key -> suspect, most suspicious first; empty before `pfml audit`. A new audit is read again.
+
+        Edits of the index settle some: the image was left out, its class was deleted, or is now the suggested one.
+        """
+        found, edits = self._read_suspects(), self._gallery.index.edits
+        if not len(edits):
+            return found
+        names = edits.names({name for one in found.values() for name in one.labels})
+        now = (
+            replace(one, given=names[one.given] or "", suggested=names[one.suggested] or "") for one in found.values()
+        )
+        return {
+            one.key: one
+            for one in now
+            if one.given not in ("", one.suggested) and str(Path(one.path).absolute()) not in edits.left_out
+        }
+
+    def _read_suspects(self) -> dict[str, QueuedSuspect]:
         try:
             found = self.suspects_file.stat()
         except FileNotFoundError:
@@ -137,15 +164,35 @@ class AuditQueue:
         groups: dict[str, list[dict[str, str]]] = {}
         for row in _rows(self.copies_file) if self.copies_file.is_file() else ():
             groups.setdefault(row.get("group", ""), []).append(row)
-        return [_copies(rows) for rows in groups.values()]
+        found = [_copies(rows) for rows in groups.values()]
+        names = self._gallery.index.edits.names({image.label for group in found for image in group.images})
+        return [
+            replace(group, images=tuple(replace(one, given=names[one.label] or "") for one in group.images))
+            for group in found
+        ]
+
+    def similar_classes(self) -> list[SimilarClasses]:
+        """Pairs of classes that may be one, most mixed first; without those that were merged or deleted since."""
+        rows = _rows(self.classes_file) if self.classes_file.is_file() else []
+        given = [*self._gallery.index.given_classes, *self._gallery.trained_as]
+        found = [_similar(row, given) for row in rows if row.get("advice") == "merge"]
+        names = self._gallery.index.edits.names({name for one in found for name in one.names})
+        now = (replace(one, names=(names[one.names[0]] or "", names[one.names[1]] or "")) for one in found)
+        return [one for one in now if all(one.names) and one.names[0] != one.names[1]]
 
     def class_names(self) -> list[str]:
         """The classes that an image may be relabeled as, those of the audit among them."""
         of_suspects = {name for one in self.suspects().values() for name in (one.given, one.suggested)}
-        return sorted({*self._class_names(), *of_suspects})
+        return sorted({*self._gallery.contents().class_names, *of_suspects} - {""})
 
     def decisions(self) -> dict[str, Decision]:
         """Path -> decision, in the order of the decisions."""
+        found = self._read_decisions()
+        names = self._gallery.index.edits.names({one.label for one in found.values()})
+        return {path: replace(one, label=names[one.label] or "") for path, one in found.items()}
+
+    def _read_decisions(self) -> dict[str, Decision]:
+        """The same, with the classes of the audit."""
         if not self.decisions_file.is_file():
             return {}
         return {row["path"]: _decision(self.decisions_file, row) for row in _rows(self.decisions_file)}
@@ -163,10 +210,12 @@ class AuditQueue:
         if decision == "relabel" and label not in (known := self.class_names()):
             hint = did_you_mean(label, known)
             raise ValueError(f"relabel needs a class of the run or its index, got {label!r}{hint}")
-        labels = {"accept": suggested, "reject": given, "relabel": label, "drop": ""}
-        decided = Decision(decision, labels[decision])
-        self._write(path, decided)
-        return decided
+        edits = self._gallery.index.edits
+        if decision == "accept" and edits.name(suggested) is None:
+            raise ValueError(f"the suggested class must be there, but {suggested!r} was deleted: relabel or leave out")
+        labels = {"accept": suggested, "reject": given, "relabel": self._gallery.given_class(label), "drop": ""}
+        self._write(path, Decision(decision, labels[decision]))
+        return Decision(decision, edits.name(labels[decision]) or "")
 
     def withdraw(self, key: str) -> None:
         """Withdraw the decision about a suspect or a copy; KeyError if there is no such image."""
@@ -177,15 +226,15 @@ class AuditQueue:
         return key in self.suspects() or any(image.key == key for group in self.copies() for image in group.images)
 
     def _judged(self, key: str) -> tuple[str, str, str]:
-        """Path, given and suggested class of a suspect or a copy."""
+        """Path of a suspect or a copy, its given and its suggested class as the audit calls them."""
         if key in (found := self.suspects()):
-            return found[key].path, found[key].given, found[key].suggested
+            return found[key].path, *found[key].labels
         copies = {image.key: image for group in self.copies() for image in group.images}
-        return copies[key].path, copies[key].given, copies[key].given
+        return copies[key].path, copies[key].label, copies[key].label
 
     def _write(self, path: str, decision: Decision | None) -> None:
         with self._lock:
-            decided = self.decisions()
+            decided = self._read_decisions()
             decided.pop(path, None)  # so that the newest is the last row
             if decision is not None:
                 decided[path] = decision
@@ -197,7 +246,7 @@ class AuditQueue:
                 self.decisions_file.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(self.decisions_file, text.getvalue().encode(errors="surrogateescape"))
             except OSError as error:
-                raise AuditFileError(self.decisions_file, "write", error) from error
+                raise RunFileError(self.decisions_file, "write", error) from error
 
 
 def key_of(path: str) -> str:
@@ -210,7 +259,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
         with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
             return list(csv.DictReader(text))
     except OSError as error:
-        raise AuditFileError(path, "read", error) from error
+        raise RunFileError(path, "read", error) from error
 
 
 def _suspect(row: dict[str, str]) -> QueuedSuspect:
@@ -225,6 +274,7 @@ def _suspect(row: dict[str, str]) -> QueuedSuspect:
             *numbers,
             row["listed"] == "yes",
             row["neighbors"] or "",
+            (row["given"], row["suggested"]),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"suspects.csv must be as pfml audit writes it, got {error!r}: run pfml audit again") from None
@@ -236,11 +286,27 @@ def _copies(rows: list[dict[str, str]]) -> Copies:
             rows[0]["copy"] == "exact",
             rows[0]["across_classes"] == "yes",
             rows[0]["across_parts"] == "yes",
-            tuple(Copy(key_of(row["path"]), row["path"], row["part"], row["class"]) for row in rows),
+            tuple(Copy(key_of(row["path"]), row["path"], row["part"], row["class"], row["class"]) for row in rows),
         )
     except (KeyError, AttributeError) as error:
         again = "run pfml audit again"
         raise ValueError(f"duplicates.csv must be as pfml audit writes it, got {error!r}: {again}") from None
+
+
+def _similar(row: dict[str, str], given: Iterable[str]) -> SimilarClasses:
+    try:
+        first, second = row["images"].split(SEPARATOR)
+        names = _pair(row["classes"], set(given))
+        return SimilarClasses(names, (int(first), int(second)), float(row["share"]), _pair(row["examples"]))
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"classes.csv must be as pfml audit writes it, got {error!r}: run pfml audit again") from None
+
+
+def _pair(text: str, known: Iterable[str] = ()) -> tuple[str, str]:
+    """The two names in a cell; where a name has the separator itself, both must be `known`."""
+    parts = text.split(SEPARATOR)
+    cuts = [(SEPARATOR.join(parts[:k]), SEPARATOR.join(parts[k:])) for k in range(1, len(parts))]
+    return next((cut for cut in cuts if {*cut} <= {*known}), cuts[len(cuts) // 2])
 
 
 def _decision(path: Path, row: dict[str, str]) -> Decision:

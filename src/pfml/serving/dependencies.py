@@ -20,6 +20,7 @@ __all__ = [
     "display_name",
     "entry_of",
     "image_response",
+    "name_of",
     "query_vector",
     "service_of",
 ]
@@ -59,7 +60,7 @@ def display_name(entry: Entry | Hit) -> str:
 
     Bytes of a file name that are not UTF-8 are escaped.
     """
-    path, source = Path(entry.path), getattr(entry, "source", "")
+    path, source = Path(entry.path), entry.source
     folder = Path(source) if not source.endswith(".csv") else Path(source).parent
     short = path.relative_to(folder) if source and folder in path.parents else Path(*path.parts[-2:])
     return readable(str(short))
@@ -71,6 +72,14 @@ def entry_of(service: Service, image: int) -> Entry:
         return service.gallery.index.entry(image)
     except (KeyError, RuntimeError, OverflowError):  # numbers beyond 64 bits are not ids either
         raise UnknownNameError(f"the index has no image {image}") from None
+
+
+def name_of(service: Service, image: int) -> str:
+    """The name of an image that was in the index a moment ago; it may have been deleted since."""
+    try:
+        return display_name(service.gallery.index.entry(image))
+    except KeyError:
+        return f"image {image}"
 
 
 def query_vector(service: Service, image: int | None, upload: str | None) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from pfml.storage.files import DamagedFileError
 from pfml.storage.manifest import Format
 from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
 
-__all__ = ["PLANE", "EmbeddingMap", "MapMaker", "compute_map", "plane_potential"]
+__all__ = ["PLANE", "EmbeddingMap", "MapMaker", "compute_map", "plane_potential", "remaining_map"]
 
 MAP = Format("embedding map", 2, "remove it: pfml serve computes it again")
 #: The decay law of the potential on the map, in widths of the map: flat enough to be seen at a distance.
@@ -85,8 +85,26 @@ def plane_potential(embedding_map: EmbeddingMap, contents: Contents, label: int,
     return (scaled / largest).clamp(-1, 1)
 
 
+def remaining_map(embedding_map: EmbeddingMap, before: Contents, contents: Contents) -> EmbeddingMap | None:
+    """The map of `before` for `contents` that have no other image: those that are left stay where they are.
+
+    None if `contents` have another image or other proxies.
+    """
+    rows = torch.searchsorted(before.ids, contents.ids).clamp(max=max(len(before.ids) - 1, 0))
+    if len(contents.ids) > len(before.ids) or not torch.equal(before.ids[rows], contents.ids):
+        return None
+    # another index may have the same ids
+    if not torch.equal(before.points[rows], contents.points) or not torch.equal(before.proxies, contents.proxies):
+        return None
+    left = torch.isin(embedding_map.ids, contents.ids)
+    return replace(embedding_map, ids=embedding_map.ids[left], points=embedding_map.points[left])
+
+
 class MapMaker:
-    """Computes the map in a thread, once for each state of the index, and caches it in a folder."""
+    """Computes the map in a thread, once for each state of the index, and caches it in a folder.
+
+    A map of an earlier state serves as long as no image was added: names of classes change nothing on it.
+    """
 
     def __init__(self, gallery: Gallery, folder: Path, method: Method, most: int) -> None:
         self.gallery = gallery
@@ -97,14 +115,17 @@ class MapMaker:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._made: tuple[Contents, EmbeddingMap] | None = None
+        self._shown: tuple[Contents, EmbeddingMap] | None = None
 
     def current(self) -> tuple[Contents, EmbeddingMap] | None:
         """The map with the charges that it shows; None while it is being computed, which this call starts."""
         contents = self.gallery.contents()
         with self._lock:
-            made = self._made
-            if made is not None and made[0] is contents:
-                return made
+            if self._shown is not None and self._shown[0] is contents:
+                return self._shown
+            if self._made is not None and (left := remaining_map(self._made[1], self._made[0], contents)) is not None:
+                self._shown = contents, left
+                return self._shown
             if self._thread is None or not self._thread.is_alive():
                 self.error = None
                 # a daemon: t-SNE cannot be interrupted, and must not delay the shutdown of the server
@@ -125,7 +146,7 @@ class MapMaker:
             self.error = f"{type(error).__name__}: {error}"
             return
         with self._lock:
-            self._made = contents, made
+            self._made = self._shown = contents, made
 
     def _cached(self, key: str) -> EmbeddingMap | None:
         """The map in the folder, if it belongs to these charges."""

@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pfml.field import DecayLaw, PowerLaw
-from pfml.search import Hit, ModelIdentity, OpenedRun, Threshold, open_run
+from pfml.search import Edit, Edits, Hit, LockedError, ModelIdentity, OpenedRun, Threshold, open_run
 from pfml.search.opened import load_threshold
+from pfml.serving.workers import BusyError
 
-__all__ = ["Contents", "Gallery", "ThresholdFile"]
+__all__ = ["Contents", "Gallery", "RunFileError", "ThresholdFile"]
+
+FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
 
 log = logging.getLogger(__name__)
+
+
+class RunFileError(OSError):
+    """A file of the run cannot be read or written; `is_full` if the disk is full."""
+
+    def __init__(self, path: Path, verb: Literal["read", "write"], error: OSError) -> None:
+        self.is_full = error.errno in FULL
+        name = f"{path.parent.name}/{path.name}"
+        reason = os.strerror(error.errno) if error.errno else type(error).__name__
+        advice = "free space on the disk" if self.is_full else f"let the user that runs pfml serve {verb} it"
+        outcome = "nothing was saved" if verb == "write" else "the queue cannot be shown"
+        may = "may not" if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else "cannot"
+        super().__init__(
+            f"{outcome}: pfml serve {may} {verb} {name} in the folder of the run, got {reason!r}; {advice}, "
+            f"then try again"
+        )
 
 
 class ThresholdFile:
@@ -80,9 +104,9 @@ class Contents:
         ids: (n,) ids of the images, ascending.
         points: (n, D) embeddings of the images.
         labels: (n,) classes of the images, -1 where the class is unknown.
-        class_names: The training classes first, then those that only the index has.
+        class_names: The training classes first, then those that only the index has; all as the index calls them.
         proxies: (p, D) unit vectors.
-        proxy_labels: (p,) classes of the proxies.
+        proxy_labels: (p,) classes of the proxies, -1 for those of deleted classes.
     """
 
     ids: Tensor
@@ -115,6 +139,8 @@ class Gallery:
         self._lock = threading.Lock()
         self._refreshed_at = time.monotonic()
         self._contents: Contents | None = None
+        self._is_stale = True  # whether the index has changed since they were read
+        self._followed: tuple[Threshold, Edits, Threshold, bool] | None = None
         self._problem: str | None = None
         self._logged: str | None = None  # the last message of the log
         self._is_searchable = True
@@ -133,7 +159,22 @@ class Gallery:
     @property
     def threshold(self) -> Threshold | None:
         """The score below which an image is unknown, as of the last `refresh`; None before `pfml calibrate`."""
-        return self._threshold_file.threshold
+        return self._threshold()[0]
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the rates of the threshold are of the classes that the index has now (`Threshold.measures`)."""
+        return self._threshold()[1]
+
+    def _threshold(self) -> tuple[Threshold | None, bool]:
+        """The threshold by the names of the index, and whether its rates are of these classes."""
+        found, edits, known = self._threshold_file.threshold, self.index.edits, self._followed
+        if found is None:
+            return None, True
+        if known is None or known[0] is not found or known[1] is not edits:
+            known = found, edits, found.following(edits), found.measures(edits)
+            self._followed = known
+        return known[2], known[3]
 
     @property
     def problem(self) -> str | None:
@@ -153,11 +194,22 @@ class Gallery:
 
     @property
     def trained_classes(self) -> tuple[str, ...]:
-        """The training classes, in the order of their labels; empty if the run does not record them."""
+        """The training classes as the index calls them, without deleted ones; empty if the run does not record them."""
+        names = self.index.edits.names(self.trained_as).values()
+        return tuple(dict.fromkeys(name for name in names if name is not None))
+
+    @property
+    def trained_as(self) -> tuple[str, ...]:
+        """The training classes as they were called in training, in the order of their labels."""
         if self.field is not None:
             return self.field.class_names
         trained_on = self.embedder.trained_on
         return () if trained_on is None else trained_on.class_names
+
+    def given_class(self, name: str) -> str:
+        """What the run and its sources call a class that the index calls `name`."""
+        given = {**self.index.edits.names(self.trained_as), **self.index.given_classes}
+        return name if given.get(name) == name else next((one for one, now in given.items() if now == name), name)
 
     def refresh(self) -> None:
         """Load what `pfml index` and `pfml calibrate` have written since; checks once a second at most.
@@ -174,8 +226,7 @@ class Gallery:
     def _refresh_index(self) -> None:
         refused: Exception | None = None
         try:
-            if self.index.refresh(model=self.model):
-                self._contents = None
+            self._is_stale |= self.index.refresh(model=self.model)
         except (OSError, RuntimeError, ValueError) as error:
             refused = error
         damaged, unreadable = self.index.damaged_files(), self.index.unreadable_files()
@@ -201,9 +252,39 @@ class Gallery:
         """The charges of the current state."""
         self.refresh()
         with self._lock:
-            if self._contents is None:
+            if self._contents is None or self._is_stale:
                 self._contents = self._read_contents()
+                self._is_stale = False
             return self._contents
+
+    def edit(self, edit: Edit) -> Edit:
+        """Edit the index; on disk, and seen by all later requests, before this returns.
+
+        Raises:
+            BusyError: If another process is writing the index.
+            RunFileError: If it cannot be written.
+        """
+        with self._changing():
+            return self.index.edit(edit)
+
+    def undo(self, number: int) -> tuple[Edit, int]:
+        """Undo an edit; which it was, and how many of its images do not return (`ImageIndex.missing`)."""
+        with self._changing():
+            edit = self.index.undo(number)
+            return edit, self.index.missing(edit)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Write the index within the block."""
+        with self._lock:
+            try:
+                yield
+            except LockedError:
+                raise BusyError("another process is writing the index: try again when it has ended") from None
+            except OSError as error:
+                raise RunFileError(self.index.path / "index.json", "write", error) from error
+            finally:
+                self._is_stale = True
 
     def search(self, vector: Tensor, k: int, class_names: list[str], *, without: int | None = None) -> list[Hit]:
         """The k images nearest to a vector (D,), in `class_names` or in all classes, except `without`."""
@@ -220,7 +301,9 @@ class Gallery:
         proxies, proxy_labels = torch.empty(0, self.index.dimension), torch.empty(0, dtype=torch.int64)
         if self.field is not None and self.field.proxies.numel():
             proxies = torch.nn.functional.normalize(self.field.proxies.flatten(0, 1))
-            proxy_labels = self.field.proxy_labels
+            trained = self.index.edits.names(self.trained_as)
+            numbers = [number.get(trained[name] or "", -1) for name in self.trained_as]
+            proxy_labels = torch.tensor(numbers, dtype=torch.int64)[self.field.proxy_labels]
         return Contents(
             torch.tensor([entry.id for entry in entries], dtype=torch.int64),
             self.index.vectors([entry.id for entry in entries]),

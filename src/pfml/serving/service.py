@@ -104,7 +104,7 @@ class Service:
         self.gallery = gallery
         self.limits = limits or Limits()
         self.maps = MapMaker(gallery, gallery.run / "serve", map_method, map_points)
-        self.audit = AuditQueue(gallery.run, lambda: gallery.contents().class_names)
+        self.audit = AuditQueue(gallery)
         budget = PixelBudget(self.limits.pixels_at_a_time)
         self.thumbnails = Thumbnails(budget=budget)
         self.uploads = Uploads()

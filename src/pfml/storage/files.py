@@ -139,7 +139,9 @@ def save_tensors(
         try:
             save_file(_separate(tensors), written, metadata)
         except SafetensorError as error:  # its way to say that a disk is full
-            raise OSError(f"{path} could not be written: {error}") from None
+            refused = OSError(f"{path} could not be written: {error}")
+            refused.errno = errno.ENOSPC if f"os error {errno.ENOSPC}" in str(error) else None
+            raise refused from None
         written.chmod(staging.stat().st_mode & 0o666)  # as any new file; safetensors makes its files private
         with open(written, "r+b") as file:
             os.fsync(file.fileno())

@@ -38,7 +38,7 @@ export function query(values) {
 }
 
 export const api = {
-  status: () => request("/api/status"),
+  status: (options) => request("/api/status", options),
   // A server that is not ready describes its problem, too: the status is no error here.
   ready: () => fetch("/ready").then((response) => response.json()),
   classes: () => request("/api/classes"),
@@ -47,6 +47,11 @@ export const api = {
   why: (values) => request(`/api/why?${query(values)}`),
   map: () => request("/api/map", { quiet: true }),
   potential: (className) => request(`/api/map/potential?${query({ class_name: className })}`),
+  image: (id) => request(`/api/images/${id}`),
+  similar: () => request("/api/classes/similar"),
+  edits: () => request("/api/edits"),
+  edit: (values) => request("/api/edits", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(values) }),
+  undo: (number) => request(`/api/edits/${number}`, { method: "DELETE" }),
   audit: () => request("/api/audit"),
   copies: () => request("/api/audit/copies"),
   suspect: (key) => request(`/api/audit/${encodeURIComponent(key)}`),
@@ -96,13 +101,22 @@ export function clearToasts() {
   document.getElementById("toasts").replaceChildren();
 }
 
-export function toast(message, kind = "error") {
+// A message that goes by itself, later if it offers an action ({label, run}), and not while somebody is at it.
+export function toast(message, kind = "error", action = null) {
   const toasts = document.getElementById("toasts");
   const made = element("div", { class: `toast ${kind}` }, element("span", {}, message));
+  const act = () => {
+    made.remove();
+    action.run();
+  };
+  if (action) made.append(element("button", { class: "toast-action", onclick: act }, action.label));
   made.append(element("button", { "aria-label": "Dismiss", onclick: () => made.remove() }, "✕"));
   toasts.append(made);
   while (toasts.children.length > 3) toasts.firstChild.remove();
-  setTimeout(() => made.remove(), kind === "error" ? 8000 : 3000);
+  const seconds = action ? 12 : kind === "error" ? 8 : 3;
+  const leave = () => (made.matches(":hover, :focus-within") ? setTimeout(leave, 2000) : made.remove());
+  setTimeout(leave, 1000 * seconds);
+  return made;
 }
 
 // The result of a task, or null after showing its error as a toast; a request that a newer one replaced shows none.
@@ -117,9 +131,12 @@ export async function attempt(task) {
 
 // Whether a key is not for a view: it is hidden, somebody types, or the browser has the key.
 export function isElsewhere(event, view) {
-  const isTyping = event.target.matches("input, select, textarea") || document.querySelector("dialog[open]");
+  const isTyping = event.target.matches('input:not([type="checkbox"]), select, textarea') || document.querySelector("dialog[open]");
   return document.getElementById(view).hidden || event.ctrlKey || event.metaKey || event.altKey || isTyping;
 }
+
+// A name that may break where its words end.
+export const breakable = (name) => name.split(/(?<=[_./-])/).flatMap((part) => [part, element("wbr")]).slice(0, -1);
 
 export const fileName = (name) => name.split("/").pop();
 export const readable = (className) => className || "no class";

@@ -3,6 +3,7 @@
 import { api, attempt, element, imageUrl, indexedImage, isElsewhere, percent, readable, toast } from "/page/api.js";
 
 const byId = (id) => document.getElementById(id);
+const DELETED = "a deleted class";
 const OUTCOMES = { accept: "relabeled as suggested", reject: "kept as given", relabel: "relabeled", drop: "left out" };
 
 export function start({ status, searchByImage }) {
@@ -33,7 +34,7 @@ export function start({ status, searchByImage }) {
             "button",
             { class: "queued", "data-decision": one.decision?.decision, "aria-current": k === here ? "true" : null, onclick: () => go(k) },
             one.image === null ? element("span", { class: "mini missing" }, "?") : indexedImage(one.image, ""),
-            element("span", { class: "queued-text" }, element("span", {}, one.given), element("span", { class: "quiet" }, `→ ${one.suggested}`)),
+            element("span", { class: "queued-text" }, element("span", {}, one.given), element("span", { class: "quiet" }, `→ ${one.suggested || DELETED}`)),
             element("span", { class: "mark", "aria-label": one.decision?.decision ?? "open" }, { accept: "✓", reject: "✕", relabel: "✎", drop: "⊘" }[one.decision?.decision] ?? ""),
           ),
         ),
@@ -88,11 +89,12 @@ export function start({ status, searchByImage }) {
 
   async function showSuspect() {
     const one = suspect();
-    byId("suspect-title").textContent = `Is this ${one.given}, or ${one.suggested}?`;
+    byId("suspect-title").textContent = one.suggested ? `Is this ${one.given}, or ${one.suggested}?` : `Is this ${one.given}?`;
     byId("suspect-name").textContent = one.name;
     byId("neighbor-classes").replaceChildren();
     byId("suspect-given").textContent = one.given;
-    byId("suspect-suggested").textContent = one.suggested;
+    byId("suspect-suggested").textContent = one.suggested || DELETED;
+    byId("audit-accept").disabled = !one.suggested;
     const isEstimated = queue.suspects.some((each) => each.confidence > 0); // else the audit has no estimate
     const confidence = isEstimated ? percent(one.confidence, 0) : "no estimate";
     byId("suspect-confidence").textContent = confidence + (one.listed ? "" : " (not listed by the audit)");
@@ -124,6 +126,7 @@ export function start({ status, searchByImage }) {
 
   function decide(decision, label) {
     const one = suspect();
+    if (decision === "accept" && !one.suggested) return null;
     return inTurn(async () => {
       const answer = await attempt(() => api.decide(one.key, decision, label));
       if (!answer) return;
@@ -168,7 +171,8 @@ export function start({ status, searchByImage }) {
     action();
   }
 
-  async function load() {
+  // Loads the queue; it shows the suspect of a key if it still has it, else the first one that is open.
+  async function load(key = null) {
     queue = await attempt(() => api.audit());
     if (!queue) return;
     const some = queue.suspects.length > 0;
@@ -183,7 +187,8 @@ export function start({ status, searchByImage }) {
     const byKey = new Map(queue.suspects.map((one) => [one.key, one]));
     history = queue.history.map((key) => byKey.get(key));
     const first = queue.suspects.findIndex((one) => !one.decision);
-    go(first < 0 ? 0 : first);
+    const same = queue.suspects.findIndex((one) => one.key === key);
+    go(same >= 0 ? same : first < 0 ? 0 : first);
   }
 
   byId("audit-accept").addEventListener("click", () => decide("accept"));
@@ -201,5 +206,5 @@ export function start({ status, searchByImage }) {
   document.addEventListener("keydown", onKey);
   showCount();
 
-  return { shown: (first) => first && load() };
+  return { changed: () => load(queue?.suspects[here]?.key), shown: (first) => first && load() };
 }

@@ -90,9 +90,9 @@ export function start() {
     byId("copies-body").hidden = !groups.length;
     byId("copies-empty").hidden = groups.length > 0;
     byId("copies-empty").textContent = "No copies are known: pfml audit RUN looks for them. Then reload this page.";
-    if (groups.length) go(0);
+    if (groups.length) go(here);
   }
 
   document.addEventListener("keydown", onKey);
-  return { shown: (first) => first && load() };
+  return { changed: load, shown: (first) => first && load() };
 }

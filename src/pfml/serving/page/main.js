@@ -1,6 +1,7 @@
 // The views: every section.view of index.html, with a tab and the script /page/NAME.js.
 
 import { api, attempt, clearToasts, element } from "/page/api.js";
+import { editing } from "/page/edits.js";
 
 const POLL_INTERVAL = 10000; // milliseconds
 const sections = [...document.querySelectorAll("section.view")];
@@ -8,6 +9,7 @@ const views = sections.map((section) => section.id.replace("view-", ""));
 const started = {};
 const visited = new Set();
 let shownView = null;
+let context = null;
 
 function addTab(section, view) {
   const count = element("span", { id: `${view}-count`, class: "count", hidden: true });
@@ -44,6 +46,21 @@ async function pollIndex() {
   if (document.hidden) return;
   const answer = await api.ready().catch(() => null); // the next action reports a server that does not answer
   if (answer && "problem" in answer) showProblem(answer.problem);
+  if (!answer?.ready) return;
+  const status = await api.status({ quiet: true }).catch(() => null);
+  if (!status || context.edits.isPending()) return;
+  if (status.generation !== context.status.generation) await changed(null); // another page or pfml index has changed it
+}
+
+// Shows all views again after an edit; `renamed` is {from, to} if images have come from one class to another.
+async function changed(renamed) {
+  const found = await attempt(() => Promise.all([api.status(), api.classes()]));
+  if (!found) return;
+  const [status, classes] = found;
+  Object.assign(context.status, status);
+  context.classes.splice(0, context.classes.length, ...classes);
+  context.showFacts(status.threshold);
+  await Promise.all([...visited].map((view) => started[view].changed?.(renamed)));
 }
 
 function onTabKey(event) {
@@ -64,18 +81,22 @@ async function begin() {
   // The threshold of the latest response: pfml calibrate may write another one while the page is open.
   const showFacts = (threshold) => {
     const facts = [count(status.images, "image", "images"), count(status.classes, "class", "classes")];
-    if (threshold) facts.push(`${(100 * threshold.false_accepts.value).toFixed(1)} % false accepts measured`);
+    if (threshold) facts.push(`${(100 * threshold.false_accepts.value).toFixed(1)} % false accepts measured${threshold.is_measured ? "" : " before a merge: run pfml calibrate"}`);
     document.getElementById("run-facts").textContent = facts.join(" · ");
   };
   showFacts(status.threshold);
   showProblem(status.problem);
-  setInterval(pollIndex, POLL_INTERVAL);
-  document.addEventListener("visibilitychange", pollIndex);
   const searchByImage = (image) => {
     show("search");
     started.search.byImage(image);
   };
-  const context = { status, classes, show, showFacts, searchByImage };
+  const openClass = (name) => {
+    show("classes");
+    started.classes.open(name);
+  };
+  context = { status, classes, edits: editing(classes, changed), show, showFacts, searchByImage, openClass };
+  setInterval(pollIndex, POLL_INTERVAL);
+  document.addEventListener("visibilitychange", pollIndex);
   (await scripts).forEach((script, k) => (started[views[k]] = script.start(context)));
   document.querySelector(".tabs").addEventListener("keydown", onTabKey);
   addEventListener("hashchange", () => show(location.hash.slice(1)));

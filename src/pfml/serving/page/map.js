@@ -373,7 +373,8 @@ export function start({ status, classes, searchByImage }) {
     byId("map-empty").textContent = message;
   }
 
-  async function load() {
+  // Loads the map; `stay` keeps what the frame shows, if it has shown a map before.
+  async function load(stay = false) {
     const answer = await attempt(() => api.map());
     if (!answer) return empty("The map could not be computed; the message says why.");
     if (answer.state === "computing") {
@@ -381,6 +382,7 @@ export function start({ status, classes, searchByImage }) {
       setTimeout(load, 1200);
       return;
     }
+    const isFirst = !data;
     data = answer;
     empty(data.ids.length ? "" : "The index is empty: pfml index RUN FOLDER adds images.");
     const subsample = data.ids.length < data.images ? `${data.ids.length.toLocaleString("en")} of ` : "";
@@ -388,11 +390,32 @@ export function start({ status, classes, searchByImage }) {
     byId("map-note").textContent = `${method} of ${subsample}${data.images.toLocaleString("en")} images, ${data.proxy_x.length} proxies`;
     showClasses(byId("map-classes"), data);
     centers = centersOf(data);
-    reset();
+    hovered = -1;
+    tip.hidden = true;
+    if (isFirst || !stay) reset();
+    find();
   }
 
-  byId("map-class").append(...classes.map((one) => element("option", { value: one.name }, one.name)));
-  byId("map-names").append(...classes.map((one) => element("option", { value: one.name })));
+  function fillNames() {
+    const none = byId("map-class").firstElementChild;
+    byId("map-class").replaceChildren(none, ...classes.map((one) => element("option", { value: one.name }, one.name)));
+    byId("map-names").replaceChildren(...classes.map((one) => element("option", { value: one.name })));
+  }
+
+  // The same view of the map, by the names that classes have now.
+  async function changed(renamed) {
+    const name = byId("map-class").value;
+    fillNames();
+    byId("map-class").value = name === renamed?.from ? renamed.to : name;
+    if (byId("map-class").selectedIndex < 0) byId("map-class").selectedIndex = 0;
+    suspects = null;
+    byId("map-suspects-label").hidden = !status.suspects;
+    await load(true);
+    if (byId("map-suspects").checked) await showSuspects();
+    await showPotential();
+  }
+
+  fillNames();
   byId("map-class").addEventListener("change", showPotential);
   byId("map-find").addEventListener("input", find);
   byId("map-suspects-label").hidden = !status.suspects;
@@ -407,5 +430,5 @@ export function start({ status, classes, searchByImage }) {
   new ResizeObserver(redraw).observe(canvas);
   dark.addEventListener("change", showPotential);
 
-  return { shown: (first) => (first ? load() : redraw()) };
+  return { changed, shown: (first) => (first ? load() : redraw()) };
 }

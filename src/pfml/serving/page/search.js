@@ -6,8 +6,8 @@ import { showWhy } from "/page/why.js";
 const byId = (id) => document.getElementById(id);
 const PAGE = 48;
 
-export function start({ status, classes, showFacts }) {
-  const chosen = [];
+export function start({ status, classes, edits, showFacts, openClass }) {
+  let chosen = [];
   let query = null; // {image} of the index, or {file, upload}
   let last = null; // the pending request, which a newer one replaces
   let preview = null;
@@ -58,10 +58,15 @@ export function start({ status, classes, showFacts }) {
     preview = query?.file ? URL.createObjectURL(query.file) : null;
     if (query === null) return shown.removeAttribute("src");
     shown.src = preview ?? imageUrl(query.image.id, "large");
+    byId("query-delete").hidden = !query.image;
+    showName();
+    byId("query-verdict").replaceChildren();
+  }
+
+  function showName() {
     byId("query-name").textContent = query.image
       ? `${readable(query.image.class_name)} · ${query.image.name}`
       : query.file.name || "pasted image";
-    byId("query-verdict").replaceChildren();
   }
 
   function showAnswer(answer) {
@@ -85,7 +90,7 @@ export function start({ status, classes, showFacts }) {
     if (!hits.length) return [];
     const parts = verdict.class_name
       ? [
-          element("strong", {}, verdict.class_name),
+          element("strong", {}, element("button", { class: "name", title: "Show this class", onclick: () => openClass(verdict.class_name) }, verdict.class_name)),
           `, ${verdict.votes} of ${verdict.of} `,
           element("span", { class: "quiet" }, `· ${percent(verdict.potential, 0)} of the pull`),
         ]
@@ -127,6 +132,19 @@ export function start({ status, classes, showFacts }) {
     byId("more").onclick = () => browse(offset + PAGE);
   }
 
+  // The same query and filter again, by the names that classes have now.
+  async function changed(renamed) {
+    fillNames();
+    const names = new Set(chosen.map((one) => (one.name === renamed?.from ? renamed.to : one.name)));
+    chosen = classes.filter((one) => one.images && names.has(one.name));
+    if (query?.image) {
+      query.image = await api.image(query.image.id).catch(() => null); // null if it was deleted
+      if (!query.image) query = null;
+      showQuery();
+    }
+    showChips();
+  }
+
   function byImage(image) {
     query = { image };
     showQuery();
@@ -156,6 +174,7 @@ export function start({ status, classes, showFacts }) {
       element("button", { class: "chip", "aria-label": `Remove ${one.name}`, onclick: () => remove(one) }, one.name, element("span", { "aria-hidden": "true" }, " ✕")),
     );
     byId("chips").replaceChildren(...chips);
+    byId("edit-class").hidden = chosen.length !== 1;
     search();
   }
 
@@ -164,9 +183,13 @@ export function start({ status, classes, showFacts }) {
     showChips();
   }
 
-  byId("class-names").replaceChildren(
-    ...classes.filter((one) => one.images).map((one) => element("option", { value: one.name }, `${one.images} images`)),
-  );
+  function fillNames() {
+    byId("class-names").replaceChildren(
+      ...classes.filter((one) => one.images).map((one) => element("option", { value: one.name }, `${one.images} images`)),
+    );
+  }
+
+  fillNames();
   byId("class-filter").addEventListener("input", (event) => {
     const found = classes.find((one) => one.name === event.target.value && one.images);
     if (!found || chosen.includes(found)) return;
@@ -178,6 +201,8 @@ export function start({ status, classes, showFacts }) {
   byId("k").addEventListener("change", () => query && search());
   byId("file").addEventListener("change", (event) => event.target.files[0] && byFile(event.target.files[0]));
   byId("query-clear").addEventListener("click", clear);
+  byId("query-delete").addEventListener("click", () => edits.deleteImages([query.image.id]));
+  byId("edit-class").addEventListener("click", () => openClass(chosen[0].name));
   byId("query-why").addEventListener("click", () => {
     if (query?.image) showWhy({ id: query.image.id }, query.image.name, byImage);
     else if (query?.upload) showWhy({ upload: query.upload }, query.file.name || "pasted image", byImage, preview);
@@ -212,5 +237,5 @@ export function start({ status, classes, showFacts }) {
     byFile(item.getAsFile());
   });
 
-  return { byImage, shown: (first) => first && query === null && search() };
+  return { byImage, changed, shown: (first) => first && query === null && search() };
 }

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from pfml.audit.decisions import DecisionName
 from pfml.serving.audit_queue import Copies, Copy, Decision, QueuedSuspect, key_of
-from pfml.serving.dependencies import ErrorResponse, SharedService, display_name
+from pfml.serving.dependencies import ErrorResponse, SharedService, display_name, name_of
 from pfml.serving.service import Service, UnknownNameError
 from pfml.terminal import readable
 
@@ -195,7 +195,7 @@ def _indexed(service: Service, path: str) -> tuple[int | None, str]:
     image = service.indexed_as(path)
     if image is None:
         return None, readable(str(Path(*Path(path).parts[-2:])))
-    return image, display_name(service.gallery.index.entry(image))
+    return image, name_of(service, image)
 
 
 def _suspect(service: Service, one: QueuedSuspect, decision: Decision | None) -> SuspectResponse:
@@ -223,7 +223,7 @@ def _neighbors(service: Service, image: int) -> list[NeighborResponse]:
     return [
         NeighborResponse(
             id=hit.id,
-            name=display_name(service.gallery.index.entry(hit.id)),
+            name=display_name(hit),
             class_name=readable(hit.class_name),
             distance=hit.distance,
         )

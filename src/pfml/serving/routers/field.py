@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from pfml.serving.contributions import Contributions, contributions
-from pfml.serving.dependencies import ErrorResponse, SharedService, display_name, query_vector
+from pfml.serving.dependencies import ErrorResponse, SharedService, name_of, query_vector
 from pfml.serving.embedding_map import PLANE, EmbeddingMap, plane_potential
 from pfml.serving.gallery import Contents
 from pfml.serving.service import Service
@@ -192,7 +192,7 @@ def _source(service: Service, contents: Contents, found: Contributions, k: int) 
     return SourceResponse(
         kind="image" if is_image else "proxy",
         id=number,
-        name=display_name(service.gallery.index.entry(number)) if is_image else f"proxy {number}",
+        name=name_of(service, number) if is_image else f"proxy {number}",
         class_name=readable(contents.class_names[label]),
         distance=float(found.distances[k]),
         potential=float(found.potentials[k]),
@@ -226,6 +226,7 @@ def _potential(contents: Contents, embedding_map: EmbeddingMap, label: int) -> T
 @lru_cache(maxsize=2)
 def _map_response(contents: Contents, embedding_map: EmbeddingMap) -> MapResponse:
     rows = torch.searchsorted(contents.ids, embedding_map.ids)
+    acts = contents.proxy_labels >= 0
 
     def numbers(values: Tensor) -> list[float]:
         return [round(value, 5) for value in values.tolist()]
@@ -239,7 +240,7 @@ def _map_response(contents: Contents, embedding_map: EmbeddingMap) -> MapRespons
         x=numbers(embedding_map.points[:, 0]),
         y=numbers(embedding_map.points[:, 1]),
         labels=contents.labels[rows].tolist(),
-        proxy_x=numbers(embedding_map.proxy_points[:, 0]),
-        proxy_y=numbers(embedding_map.proxy_points[:, 1]),
-        proxy_labels=contents.proxy_labels.tolist(),
+        proxy_x=numbers(embedding_map.proxy_points[acts, 0]),
+        proxy_y=numbers(embedding_map.proxy_points[acts, 1]),
+        proxy_labels=contents.proxy_labels[acts].tolist(),
     )

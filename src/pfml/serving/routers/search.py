@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Annotated, Literal
 
@@ -21,7 +22,7 @@ from pfml.serving.dependencies import (
     image_response,
     query_vector,
 )
-from pfml.serving.service import Service
+from pfml.serving.service import Service, UnknownNameError
 from pfml.terminal import readable
 
 __all__ = ["router"]
@@ -52,6 +53,9 @@ class ThresholdResponse(BaseModel):
     value: float = Field(description="The smallest score that is known; some classes may have their own.")
     false_accept_rate: float = Field(description="The asked rate.")
     false_accepts: RateResponse = Field(description="The measured rate.")
+    is_measured: bool = Field(
+        description="Whether the rate is of the index's classes: false if some were merged since."
+    )
 
 
 class StatusResponse(BaseModel):
@@ -67,6 +71,7 @@ class StatusResponse(BaseModel):
     threshold: ThresholdResponse | None
     suspects: int
     problem: str | None = Field(description="What is wrong with the files of the index; null if nothing is.")
+    generation: int = Field(description="Grows with every change of the index.")
     most_upload_bytes: int
     most_upload_pixels: int
 
@@ -77,6 +82,8 @@ class ClassResponse(BaseModel):
     name: str
     images: int = Field(description="How many of its images the index has.")
     trained: bool = Field(description="Whether the run was trained on it.")
+    example: int | None = Field(description="One of its images; null if the index has none.")
+    given: list[str] = Field(description="What the sources of its images call it: another name if it was renamed.")
 
 
 class ImagesResponse(BaseModel):
@@ -132,12 +139,13 @@ async def status(service: SharedService) -> StatusResponse:
         model=str(gallery.model),
         images=len(contents.ids),
         classes=sum(1 for name in gallery.index.class_counts() if name),
-        proxies=len(contents.proxies),
+        proxies=int((contents.proxy_labels >= 0).sum()),
         law=str(gallery.law),
         law_is_of_run=field is not None and field.has_own_law and field.law == gallery.law,
-        threshold=_threshold_response(threshold),
+        threshold=_threshold_response(threshold, gallery.is_measured),
         suspects=len(service.audit.suspects()),
         problem=gallery.problem,
+        generation=gallery.index.generation,
         most_upload_bytes=service.limits.upload_bytes,
         most_upload_pixels=service.limits.upload_pixels,
     )
@@ -146,10 +154,29 @@ async def status(service: SharedService) -> StatusResponse:
 @router.get("/classes")
 async def classes(service: SharedService) -> list[ClassResponse]:
     """The classes of the index and of the training set, by name."""
-    await service.searching.run(service.gallery.refresh)
-    counts, trained = service.gallery.index.class_counts(), set(service.gallery.trained_classes)
-    names = sorted(name for name in {*counts, *trained} if name)
-    return [ClassResponse(name=readable(name), images=counts.get(name, 0), trained=name in trained) for name in names]
+
+    def respond() -> list[ClassResponse]:
+        gallery = service.gallery
+        contents = gallery.contents()
+        counts, trained = gallery.index.class_counts(), set(gallery.trained_classes)
+        # of equal keys the last counts, and a class is shown by its first image
+        first = dict(zip(contents.labels.flip(0).tolist(), contents.ids.flip(0).tolist(), strict=True))
+        example = {name: first.get(label) for label, name in enumerate(contents.class_names)}
+        given: dict[str | None, list[str]] = {}
+        for one, now in sorted(gallery.index.given_classes.items()):
+            given.setdefault(now, []).append(readable(one))
+        return [
+            ClassResponse(
+                name=readable(name),
+                images=counts.get(name, 0),
+                trained=name in trained,
+                example=example.get(name),
+                given=given.get(name, []),
+            )
+            for name in sorted({*counts, *trained} - {""})
+        ]
+
+    return await service.searching.run(respond)
 
 
 @router.get("/images", responses=ERRORS)
@@ -169,8 +196,11 @@ async def images(
             ids = ids[contents.labels == contents.class_names.index(service.class_named(class_name))]
         elif order == "mixed":
             ids = ids[_one_of_each(contents.labels)]
-        found = [service.gallery.index.entry(image) for image in ids[offset : offset + limit].tolist()]
-        return ImagesResponse(total=len(ids), images=[image_response(entry) for entry in found])
+        found = []
+        for image in ids[offset : offset + limit].tolist():
+            with suppress(UnknownNameError):  # one that was deleted in this moment
+                found.append(image_response(entry_of(service, image)))
+        return ImagesResponse(total=len(ids), images=found)
 
     return await service.searching.run(page)
 
@@ -251,8 +281,8 @@ def _found(
         query=query,
         verdict=_verdict_response(verdict),
         unknown=None if verdict.is_known is None else not verdict.is_known,
-        threshold=_threshold_response(threshold),
-        hits=[_hit(service, hit) for hit in hits],
+        threshold=_threshold_response(threshold, service.gallery.is_measured),
+        hits=[_hit(hit) for hit in hits],
     )
 
 
@@ -271,7 +301,7 @@ def _one_of_each(labels: Tensor) -> Tensor:
     return turns.argsort(stable=True)
 
 
-def _threshold_response(threshold: Threshold | None) -> ThresholdResponse | None:
+def _threshold_response(threshold: Threshold | None, is_measured: bool) -> ThresholdResponse | None:
     if threshold is None:
         return None
     rate = threshold.false_accepts
@@ -280,13 +310,14 @@ def _threshold_response(threshold: Threshold | None) -> ThresholdResponse | None
         value=threshold.value,
         false_accept_rate=threshold.false_accept_rate,
         false_accepts=RateResponse(value=rate.value, low=rate.low, high=rate.high),
+        is_measured=is_measured,
     )
 
 
-def _hit(service: Service, hit: Hit) -> HitResponse:
+def _hit(hit: Hit) -> HitResponse:
     return HitResponse(
         id=hit.id,
-        name=display_name(entry_of(service, hit.id)),
+        name=display_name(hit),
         class_name=readable(hit.class_name),
         distance=hit.distance,
     )

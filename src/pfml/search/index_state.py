@@ -1,0 +1,208 @@
+"""One state of an index in memory: which entries count, what they are called, and where they are."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from pfml.search.backends import BACKENDS, Searcher, backend_for, distances_between
+from pfml.search.index_folder import Snapshot
+from pfml.search.neighborhood import mean_nearest_distance
+from pfml.storage.file_state import FileState
+from pfml.storage.files import DamagedFileError
+from pfml.storage.shard import VectorShard
+
+__all__ = ["SPREAD_IMAGES", "Entry", "Hit", "IndexState"]
+
+#: Images of a class that `IndexState.class_spread` measures.
+SPREAD_IMAGES = 256
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An image of an index.
+
+    Args:
+        id: Names this version of this image forever; an image that is added again gets another.
+        path: Of the image.
+        class_name: "" if the class is unknown.
+        source: The folder or list that it was found by, "" for none.
+        file: The state of the file when it was embedded.
+        given_class: Its class by that source: `class_name` before it was renamed or merged.
+    """
+
+    id: int
+    path: str
+    class_name: str
+    source: str
+    file: FileState
+    given_class: str
+
+
+@dataclass(frozen=True)
+class Hit:
+    """What a search found.
+
+    Args:
+        id: See `Entry`.
+        path: Of the image.
+        class_name: "" if the class is unknown.
+        distance: Euclidean, between points of the unit sphere: 0 to 2.
+        source: See `Entry`.
+    """
+
+    id: int
+    path: str
+    class_name: str
+    distance: float
+    source: str = ""
+
+
+class IndexState:
+    """A snapshot and what is looked up in it: rows are counted over all shards, in their order.
+
+    `stored` rows were not removed, `live` ones were not left out by an edit either. Shards have the classes that
+    sources gave; `names` has what these are called now.
+    """
+
+    def __init__(self, snapshot: Snapshot, backend: str, before: IndexState | None = None) -> None:
+        self.snapshot = snapshot
+        self.stored = snapshot.stored()
+        self.ids = torch.cat([torch.empty(0, dtype=torch.int64), *(shard.ids for shard in snapshot.shards)])
+        self.first = [0, *accumulate(len(shard) for shard in snapshot.shards)]
+        self._searcher: Searcher | None = None
+        self._spreads: dict[str, float] = {}
+        files = () if before is None else before.snapshot.files
+        if before is not None and snapshot.files[: len(files)] == files:
+            self._resume_from(before)
+        else:
+            self.row_of_path: dict[str, int] = {}
+            self.given_counts: dict[str, int] = {}
+            self._count(0)
+        self.names = snapshot.edits.names(self.given_counts)
+        self.live = self._live()
+        self.counts = self._counts()
+        self.num_entries = int(self.live.sum())
+        self.backend = backend_for(backend, self.num_entries, 4 * len(self.ids) * snapshot.dimension)
+
+    def _resume_from(self, before: IndexState) -> None:
+        """Take over what was looked up before, so that many small additions to a large index stay cheap."""
+        # Of two states of one index only the newer one is written to, and only writing looks up paths.
+        self.row_of_path, self.given_counts = before.row_of_path, dict(before.given_counts)
+        seen = len(before.stored)
+        for row in (before.stored & ~self.stored[:seen]).nonzero()[:, 0].tolist():
+            shard, k = self._place(row)
+            if self.row_of_path.get(shard.paths[k]) == row:
+                del self.row_of_path[shard.paths[k]]
+            self.given_counts[shard.class_names[k]] -= 1
+        self._count(len(before.snapshot.files))
+        self.given_counts = {name: count for name, count in self.given_counts.items() if count}
+
+    def _count(self, first_shard: int) -> None:
+        """Look at the shards from `first_shard` on."""
+        row = self.first[first_shard]
+        for shard in self.snapshot.shards[first_shard:]:
+            stored = self.stored[row : row + len(shard)].tolist()
+            for path, name, counts in zip(shard.paths, shard.class_names, stored, strict=True):
+                if counts:
+                    self.row_of_path[path] = row
+                    self.given_counts[name] = self.given_counts.get(name, 0) + 1
+                row += 1
+
+    def _left_out(self) -> list[int]:
+        """The rows of the images that were left out one by one."""
+        paths = self.snapshot.edits.left_out
+        return [self.row_of_path[path] for path in paths if path in self.row_of_path]
+
+    def _live(self) -> Tensor:
+        """(rows,) bool: the entries that count."""
+        live = self.stored.clone()
+        live[self._left_out()] = False
+        deleted = [name for name, now in self.names.items() if now is None]
+        return live & ~self._rows_given(deleted) if deleted else live
+
+    def _counts(self) -> dict[str, int]:
+        """Class, as it is called now -> number of its images."""
+        given = dict(self.given_counts)
+        for row in self._left_out():
+            shard, k = self._place(row)
+            given[shard.class_names[k]] -= 1
+        counts: dict[str, int] = {}
+        for name, count in given.items():
+            if count and (now := self.names[name]) is not None:
+                counts[now] = counts.get(now, 0) + count
+        return counts
+
+    def searcher(self) -> Searcher:
+        """What finds the nearest rows, made at the first search."""
+        if self._searcher is None:
+            self._searcher = BACKENDS[self.backend]([shard.vectors for shard in self.snapshot.shards])
+        return self._searcher
+
+    def rows_of_classes(self, class_names: Sequence[str]) -> Tensor:
+        """(rows,) bool: entries of these classes that count."""
+        wanted = set(class_names)
+        return self._rows_given([name for name, now in self.names.items() if now in wanted]) & self.live
+
+    def _rows_given(self, class_names: Collection[str]) -> Tensor:
+        """(rows,) bool: entries to which a source gave one of these classes."""
+        wanted = set(class_names)
+        names = (name in wanted for shard in self.snapshot.shards for name in shard.class_names)
+        return torch.tensor(list(names), dtype=torch.bool)
+
+    def class_spread(self, class_name: str) -> float:
+        """See `ImageIndex.class_spread`."""
+        if class_name not in self._spreads:
+            rows = self.rows_of_classes([class_name]).nonzero()[:, 0]
+            self._spreads[class_name] = mean_nearest_distance(self.vectors(rows), most=SPREAD_IMAGES)
+        return self._spreads[class_name]
+
+    def entry(self, row: int) -> Entry:
+        """The entry of a row that counts."""
+        shard, k = self._place(row)
+        given = shard.class_names[k]
+        name = self.names[given] or ""
+        return Entry(int(shard.ids[k]), shard.paths[k], name, shard.sources[k], shard.file(k), given)
+
+    def vectors(self, rows: Tensor) -> Tensor:
+        """(len(rows), D)."""
+        found = torch.empty(len(rows), self.snapshot.dimension)
+        for first, shard in zip(self.first, self.snapshot.shards, strict=False):
+            here = (rows >= first) & (rows < first + len(shard))
+            if here.any():
+                found[here] = shard.vectors[rows[here] - first]
+        return found
+
+    def shard(self, rows: Tensor) -> VectorShard:
+        """These rows, ascending, as one shard."""
+        chosen = []
+        for first, shard in zip(self.first, self.snapshot.shards, strict=False):
+            here = rows[(rows >= first) & (rows < first + len(shard))] - first
+            if len(here):
+                chosen.append(shard.rows(here))
+        return VectorShard.joined(chosen)
+
+    def hits(self, query: Tensor, rows: Tensor) -> list[Hit]:
+        """The entries of `rows`, ascending, by their distance to the query."""
+        distances, order = distances_between(query[None], self.vectors(rows)).sort(stable=True)
+        if not torch.isfinite(distances).all():
+            bad = self.entry(int(rows[order[~torch.isfinite(distances)][0]]))
+            raise DamagedFileError(
+                f"the vectors of an index must be finite, got one that is not for {bad.path}: its memory or its files "
+                f"were damaged while it was open; restore the index, or index again"
+            )
+        found = [self.entry(row) for row in rows[order].tolist()]
+        return [
+            Hit(entry.id, entry.path, entry.class_name, distance, entry.source)
+            for entry, distance in zip(found, distances.tolist(), strict=True)
+        ]
+
+    def _place(self, row: int) -> tuple[VectorShard, int]:
+        """The shard of a row, and where in it."""
+        number = bisect_right(self.first, row) - 1
+        return self.snapshot.shards[number], row - self.first[number]
