@@ -46,6 +46,7 @@ BRITISH = (
 ALLOWED = {
     "aria-labelledby": "an attribute of HTML",
     "</?picture>": "an element of HTML",
+    r'"trunk"|(?:freeze|none or) trunk': "a value of --freeze, in pytorch-metric-learning's word",
 }
 
 

@@ -46,6 +46,9 @@ class OneNumber(nn.Module):
     def head_parameters(self):
         return []
 
+    def frozen_parameters(self):
+        return []
+
 
 def positions(config, gradients, *, start=2.0, **options):
     """Where an optimizer is after each gradient."""

@@ -285,7 +285,7 @@ class LossConfig:
 
     Args:
         name: The method; `pfml methods` lists them: pfml, pfml-log, cpml, proxy-anchor, soft-triple, ...; or what makes
-            a loss of one's own, "module:Class" (see `pfml.own_code`).
+            a loss of one's own, "module:Class".
         options: Keyword arguments of the loss that differ from what the name stands for.
     """
 

@@ -85,9 +85,11 @@ class WeightsAndBiases:
         )
 
     def add(self, values: Sequence[tuple[str, float]], step: int) -> None:
+        """See `Tracker`."""
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
+        """See `Tracker`."""
         self._run.finish()
 
 
@@ -115,10 +117,12 @@ class MLflow:
             self._client.log_batch(self._run, params=params[first : first + MLFLOW_BATCH])
 
     def add(self, values: Sequence[tuple[str, float]], step: int) -> None:
+        """See `Tracker`."""
         now = int(1000 * time.time())
         self._client.log_batch(self._run, metrics=[self._metric(name, value, now, step) for name, value in values])
 
     def close(self) -> None:
+        """See `Tracker`."""
         self._client.set_terminated(self._run)
 
 
@@ -140,9 +144,11 @@ class Trackio:
         )
 
     def add(self, values: Sequence[tuple[str, float]], step: int) -> None:
+        """See `Tracker`."""
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
+        """See `Tracker`."""
         self._run.finish()
 
 
@@ -236,7 +242,7 @@ class Trackers:
 
 
 def _identity(folder: Path) -> str:
-    """What a run is called by trackers, so that a resumed run goes on with its own curves."""
+    """What a run is called by trackers, so that a resumed run continues its own curves."""
     return hashlib.sha256(str(folder.absolute()).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
