@@ -120,7 +120,7 @@ def add_search_arguments(parser: ArgumentParser) -> None:
 
 def calibrate(
     run: Path,
-    false_accept_rate: float = 0.01,
+    false_accept_rate: float = 0.05,
     score: str = "auto",
     data: str | None = None,
     root: Path | None = None,
@@ -176,7 +176,7 @@ def add_calibrate_arguments(parser: ArgumentParser) -> None:
     add(
         "--false-accept-rate",
         type=float,
-        default=0.01,
+        default=0.05,
         help="Of images whose class is not in the index, the share that may be accepted.",
     )
     add(
