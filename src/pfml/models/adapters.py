@@ -55,6 +55,8 @@ def merge_adapters(module: nn.Module) -> None:
         layer.merge()
         parent, _, child = name.rpartition(".")
         setattr(module.get_submodule(parent), child, layer.get_base_layer())
+    for part in module.modules():
+        vars(part).pop("peft_config", None)  # by which peft would warn of adapters that are gone
 
 
 @torch.no_grad()
