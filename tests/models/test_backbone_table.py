@@ -108,7 +108,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_ones() -> None:
         create_backbone("resnet5O")
     with pytest.raises(ValueError, match=r"got 'bn-inception'; nearest: bn_inception"):
         create_backbone("bn-inception")
-    with pytest.raises(ValueError, match=r"one of convnet, .*, or a model name of timm's, got '\?'$"):
+    with pytest.raises(ValueError, match=r"one of convnet, .*, a model name of timm's, or module:function, got '\?'$"):
         create_backbone("?")
 
 
