@@ -274,7 +274,9 @@ def test_every_response_has_the_security_headers(app):
     assert ask(app, "GET", "/", headers={"host": "evil.example"}).headers["x-frame-options"] == "DENY"
 
 
-@pytest.mark.parametrize("path", ["/page/../app.py", "/page/%2e%2e/app.py", "/page/..%2fapp.py", "/page//etc/passwd"])
+@pytest.mark.parametrize(
+    "path", ["/page/../app.py", "/page/%2e%2e/app.py", "/page/..%2fapp.py", "/page//etc/passwd", "/page/%00", "/%00"]
+)
 def test_the_page_folder_is_not_left(app, path):
     assert ask(app, "GET", path).status_code == 404
 

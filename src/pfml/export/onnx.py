@@ -7,7 +7,9 @@ import json
 import os
 import warnings
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -230,7 +232,7 @@ def _write(embedder: Embedder, path: Path, description: dict[str, Any]) -> None:
         raise ValueError(f"an ONNX file must hold less than 2 GiB, got a model of {size / 2**30:.1f} GiB")
     side = embedder.preprocessing.crop
     example = torch.rand(2, 3, side, side)  # of 2: with 1, torch would make the batch size a constant
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings(), redirect_stdout(StringIO()):  # torch 2.9 prints what it rewrites
         warnings.simplefilter("ignore")  # of the exporter, about its internals
         program = torch.onnx.export(
             embedder,

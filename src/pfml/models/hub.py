@@ -26,13 +26,20 @@ def download_model(name: str) -> Path:
     Raises:
         OSError: If it can be had neither from the hub nor from the cache.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
 
     repository, _, revision = name.removeprefix(HUB).partition("@")
     if repository.count("/") != 1:
         raise ValueError(f"a model on the hub must be {HUB}organization/name, got {name!r}")
     try:
-        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(FILES)))
+        return Path(
+            snapshot_download(
+                repository,
+                revision=revision or None,
+                allow_patterns=list(FILES),
+                local_files_only=constants.HF_HUB_OFFLINE,  # else huggingface_hub 1 asks for the files of a commit
+            )
+        )
     except Exception as error:  # of the network, of the hub, or of a name that it does not know
         raise OSError(
             f"{name} could not be downloaded ({type(error).__name__}: {str(error).splitlines()[0][:200]}): check the "

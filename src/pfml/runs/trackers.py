@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -133,15 +134,9 @@ class Trackio:
         import trackio
 
         name = f"{folder.name}-{_identity(folder)[:6]}"
-        self._run = trackio.init(
-            project=PROJECT,
-            name=name,
-            config=config,
-            resume="allow",
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
+        known = signature(trackio.init).parameters  # not every trackio logs the machine by itself
+        quiet = {option: False for option in ("auto_log_gpu", "auto_log_cpu") if option in known}
+        self._run = trackio.init(project=PROJECT, name=name, config=config, resume="allow", embed=False, **quiet)
 
     def add(self, values: Sequence[tuple[str, float]], step: int) -> None:
         """See `Tracker`."""

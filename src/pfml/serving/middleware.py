@@ -150,6 +150,8 @@ class SecurityMiddleware:
                 return 303, "log in first", [(b"location", b"/login")]
             challenge = [(b"www-authenticate", b"Bearer")]
             return 401, "a request must carry the token: Authorization: Bearer TOKEN, or log in at /login", challenge
+        if "\0" in scope["path"]:  # which no file system knows, and not every starlette refuses
+            return 404, "Not Found", []
         length = headers.get("content-length", "0")
         most = self._most_bytes(scope)
         if not length.isdecimal() or int(length) > most:

@@ -150,6 +150,6 @@ class ProgressMonitor(Monitor):
             self.remark("  ".join(parts))
 
     def stop(self) -> None:
-        if self._progress is not None:
+        if self._progress is not None and self.console.is_terminal:  # rich 13 and 14 end a bar that is off by a line
             self._progress.stop()
-            self._progress = None
+        self._progress = None

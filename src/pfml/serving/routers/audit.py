@@ -145,7 +145,7 @@ async def decide(service: SharedService, key: str, request: DecisionRequest) -> 
     return await service.searching.run(respond)
 
 
-@router.delete("/{key}", status_code=204)
+@router.delete("/{key}", status_code=204, response_model=None)
 async def withdraw(service: SharedService, key: str) -> None:
     """Withdraw a decision."""
 
