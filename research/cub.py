@@ -255,12 +255,12 @@ class Workbench:
 
 
 class QuickCompiled(Quick):
-    """The same with a model that is compiled already; the warm-up, whose backbone has no backward pass, is not."""
+    """The same with a model that is compiled already."""
 
     prepared: Callable[[Tensor], Tensor]
 
     def train_epoch(self) -> None:
-        self.network = self.embedder if self.config.is_warm_up(self.state.epoch) else self.prepared
+        self.compiled = self.prepared
         super().train_epoch()
 
 

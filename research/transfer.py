@@ -413,8 +413,7 @@ class TeacherRun(Training):
     def train_epoch(self) -> None:
         """Of a model in eager mode, then of a compiled one."""
         if self.compiled_network is not None:
-            warming_up = self.config.is_warm_up(self.state.epoch)
-            self.network = self.embedder if warming_up else self.compiled_network
+            self.compiled = self.compiled_network
         super().train_epoch()
 
 

@@ -126,7 +126,7 @@ class Training:
         require_matches(data)
         self.batches = create_batches(data.train, config)
         compiling = config.freeze == "none" and compiles(config, self.device, config.epochs * len(self.batches))
-        self.network = compiled(self.embedder, self.device) if compiling else self.embedder
+        self.compiled = compiled(self.embedder, self.device) if compiling else self.embedder
         sizes = data.train.num_classes, embedder.embedding_dim
         self.loss: Any = create_rank_loss(config.loss, *sizes, self.world, loss).to(self.device)
         lag = reading_lag(config, self.device)
@@ -190,6 +190,8 @@ class Training:
             batch_norm=config.batch_norm,
             warm_up_epochs=config.warm_up_epochs,
         )
+        # compiled for what trains most of the time: torch 2.9 to 2.11 would keep a backward pass without the backbone
+        self.network = self.embedder if config.is_warm_up(self.state.epoch) else self.compiled
         self.loss.train()
         self.throughput = Throughput()
         remaining = self.batches.batches(self.state.epoch)[self.state.position :]
