@@ -53,6 +53,7 @@ def compiled(embedder: Embedder, device: torch.device) -> Callable[[Tensor], Ten
     Without these, an H200 waits for Python, which launches a ResNet-50's kernels more slowly than they run.
     """
     on_gpu = device.type == "cuda"
+    torch.compiler.reset()
     network = torch.compile(embedder, mode="reduce-overhead") if on_gpu else torch.compile(embedder)
     parameters = list(embedder.parameters())
     trained: list[bool] = []
@@ -60,8 +61,8 @@ def compiled(embedder: Embedder, device: torch.device) -> Callable[[Tensor], Ten
     def embeddings(pixels: Tensor) -> Tensor:
         nonlocal trained
         before, trained = trained, [parameter.requires_grad for parameter in parameters]
-        if before != trained:
-            torch.compiler.reset()  # torch 2.9 to 2.11 would keep a backward pass without the backbone
+        if before and before != trained:  # torch 2.9 to 2.11 would keep the backward pass of the warm-up
+            torch.compiler.reset()
         if not on_gpu:
             return network(pixels)
         torch.compiler.cudagraph_mark_step_begin()
