@@ -1,31 +1,43 @@
-# make demo and make test set up .venv on first use.
-.PHONY: help demo test test-slow browser lint format bench bench-gpu reproduce-glyphs clean
+# make demo and make test set up .venv on first use, make test-floor .venv-floor.
+.PHONY: help demo test test-slow test-floor browser lint format bench bench-gpu reproduce-glyphs clean
 
 PYTHON ?= python3
 BIN := .venv/bin
 # One more than there are cores: many tests wait for processes of their own.
 WORKERS := $(shell expr $$(nproc) + 1)
 READY := .venv/.ready
+FLOOR := .venv-floor
 
 help:
 	@echo "make demo       train three methods on the embedded glyphs, write a report (out/demo/report.html)"
 	@echo "make test       run the test suite"
 	@echo "make test-slow  run the tests that take minutes"
+	@echo "make test-floor run the quick tests with the oldest versions that pyproject.toml allows (.venv-floor, 8 GB)"
 	@echo "make lint       check style and types"
 	@echo "make bench      time the field and the evaluation on this CPU (out/bench/)"
 	@echo "make format     fix style"
 	@echo "make bench-gpu  time the field, the loss, the evaluation, teachers and training on this GPU (out/bench/gpu.csv, gpu.png)"
 	@echo "make reproduce-glyphs  run all experiments of the paper on the embedded glyphs, at most 40 minutes on 2 cores"
 
-$(READY): pyproject.toml
+define environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "pfml needs Python >= 3.11: make PYTHON=/path/to/python $(MAKECMDGOALS)"; exit 1; }
-	@$(PYTHON) -m venv .venv || { \
+	@$(PYTHON) -m venv $(1) || { \
 		echo "python's venv module is missing, installing it"; \
-		apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv .venv; }
-	$(BIN)/python -m pip install --quiet --upgrade pip
+		apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(1); }
+	$(1)/bin/python -m pip install --quiet --upgrade pip
+endef
+
+$(READY): pyproject.toml
+	$(call environment,.venv)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $(READY)
+
+$(FLOOR)/.ready: pyproject.toml tools/floor.py
+	$(call environment,$(FLOOR))
+	$(FLOOR)/bin/python tools/floor.py > $(FLOOR)/constraints.txt
+	$(FLOOR)/bin/python -m pip install --quiet --constraint $(FLOOR)/constraints.txt --editable '.[dev,trackio]'
+	@touch $(FLOOR)/.ready
 
 demo: $(READY)
 	$(BIN)/pfml demo
@@ -36,6 +48,12 @@ test: $(READY) browser
 
 test-slow: $(READY) browser
 	$(BIN)/python -m pytest -m slow
+
+# Without what tests this code rather than what it stands on: pages in a browser, kills, ranks, the paper's tables.
+LONG := tests/distributed tests/faults tests/paper tests/serving/test_serving_page.py
+test-floor: $(FLOOR)/.ready
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(FLOOR)/bin/python -m pytest -n $(WORKERS) --dist worksteal \
+		-m "not slow" --all-packages $(LONG:%=--ignore=%)
 
 # The search page is tested in Debian's chromium.
 browser:
@@ -75,4 +93,4 @@ reproduce-glyphs: $(READY)
 	$(BIN)/pfml experiment theory --out out/experiments
 
 clean:
-	rm -rf .venv out dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv $(FLOOR) out dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,6 +7,7 @@ import tomllib
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 
@@ -55,6 +56,14 @@ def test_every_package_that_is_imported_is_declared():
         if not distributions & known.keys():
             missing[module] = str(file)
     assert missing == {}
+
+
+def test_every_lower_bound_is_a_version_that_make_test_floor_installs():
+    pins = dict(pin.split("==") for pin in run_path(str(ROOT / "tools" / "floor.py"))["pins"]() if "==" in pin)
+    pins = {normal(name): version for name, version in pins.items()}
+    assert pins["jsonargparse"] == "4.49"  # of jsonargparse[signatures]>=4.49
+    assert pins["uvicorn"] == "0.29"  # of uvicorn>=0.29,<1
+    assert declared().keys() - pins.keys() == set()
 
 
 def test_nothing_below_uvicorn_is_imported():
