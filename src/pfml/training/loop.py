@@ -127,6 +127,7 @@ class Training:
         self.batches = create_batches(data.train, config)
         compiling = config.freeze == "none" and compiles(config, self.device, config.epochs * len(self.batches))
         self.compiled = compiled(self.embedder, self.device) if compiling else self.embedder
+        self.network = self.compiled
         sizes = data.train.num_classes, embedder.embedding_dim
         self.loss: Any = create_rank_loss(config.loss, *sizes, self.world, loss).to(self.device)
         lag = reading_lag(config, self.device)
