@@ -61,9 +61,7 @@ def test_a_run_may_resume_with_another_choice(tmp_path):
 
 
 @pytest.mark.parametrize("batch_norm", ["train", "freeze", "freeze-all"])
-def test_after_the_warm_up_all_is_one_graph_and_learns_what_an_eager_run_learns(
-    tmp_path, monkeypatch, batch_norm
-):
+def test_after_the_warm_up_all_is_one_graph_and_learns_what_an_eager_run_learns(tmp_path, monkeypatch, batch_norm):
     graphs, compiled = [], torch.compile
 
     def counting(graph, inputs):
