@@ -190,7 +190,10 @@ def measure(options: argparse.Namespace) -> None:
         start = time.perf_counter()
         whole.of(view)
         print(view, f"{len(used):,} images, {time.perf_counter() - start:.1f} s", flush=True)
+    deadline = time.time() + 60 * options.minutes
     for folder in tasks:
+        if time.time() > deadline:
+            break
         data, rows = data_of(every, folder)
         start = time.perf_counter()
         features = features_of(whole, data, {role: position[own] for role, own in rows.items()})

@@ -213,6 +213,17 @@ STUDENTS |= {
     "6 rc, 2 listed par, 2 recipe": rc(_named("l:par l:recipe", "01")),
 }
 
+STUDENTS |= {
+    # pairs grow with the square of a batch; statistics of BatchNorm are ImageNet's otherwise
+    "7 rc, 50 x 4": rc(FOUR_PA, changes={"batch.size": 200, "average": 0.99}, **LONG),
+    "7 rc, 50 x 8, lr 2e-4": rc(
+        FOUR_PA,
+        changes={"batch.size": 400, "batch.samples_per_class": 8, "average": 0.98, "optimizer.lr": 2e-4},
+        **LONG,
+    ),
+    "7 rc, trained batch norm": rc(FOUR_PA, changes={"batch_norm": "train"}, **LONG),
+}
+
 #: Groups of teachers whose concatenation and whose soup are measured.
 ENSEMBLES: dict[str, tuple[str, ...]] = {
     "pa recipe, seed 0": _named("pa recipe", "0"),
@@ -358,6 +369,10 @@ def rounds() -> dict[str, list[Task]]:
             ]
             for noise in (0.2, 0.5)
         },
+        "7": [
+            *(Task("teachers", (name,), 0, 0.0) for name in FOUR_PA),
+            *(Task("students", (name,), 0, 0.0) for name in STUDENTS if name.startswith("7 ")),
+        ],
         # on the test classes, in 30 or 60 epochs; the second round decides which of them
         **{f"3 {title}, {length}": tasks for length in LENGTHS for title, tasks in _test_rounds(length).items()},
         "smoke 2": [

@@ -61,6 +61,8 @@ class Teachers:
             for each, side, network in zip(embedders, self.sides, self.networks, strict=True)
         ]
         self._graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        # one teacher alone does not fill a large GPU: all but the first have a stream of their own in the graph
+        self._streams = [torch.cuda.Stream(device) for _ in embedders[1:]] if device.type == "cuda" else []
 
     def __len__(self) -> int:
         return len(self.networks)
@@ -73,11 +75,26 @@ class Teachers:
     @torch.no_grad()
     def embeddings(self, crops: Tensor) -> Tensor:
         """The same, operation by operation."""
+        return combined([self._embedded(number, crops) for number in range(len(self))])
+
+    def _embedded(self, number: int, crops: Tensor) -> Tensor:
+        """The embeddings of one teacher."""
+        side = self.sides[number]
+        seen = crops if crops.shape[-1] == side else _resized(crops, side)
+        with torch.autocast(crops.device.type, self.precision, enabled=self.precision != torch.float32):
+            return self._forwards[number](self._weights[number], seen).float()
+
+    def _side_by_side(self, crops: Tensor) -> Tensor:
+        """The same, each teacher on a stream of its own, while a graph is captured."""
+        here = torch.cuda.current_stream(self.device)
+        for stream in self._streams:
+            stream.wait_stream(here)
         outputs = []
-        for forward, weights, side in zip(self._forwards, self._weights, self.sides, strict=True):
-            seen = crops if crops.shape[-1] == side else _resized(crops, side)
-            with torch.autocast(crops.device.type, self.precision, enabled=self.precision != torch.float32):
-                outputs.append(forward(weights, seen).float())
+        for number, stream in enumerate([here, *self._streams]):
+            with torch.cuda.stream(stream):
+                outputs.append(self._embedded(number, crops))
+        for stream in self._streams:
+            here.wait_stream(stream)
         return combined(outputs)
 
     def _prepared(self, embedder: Embedder) -> Embedder:
@@ -115,7 +132,7 @@ class Teachers:
         torch.cuda.current_stream(self.device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may continue
-            result = self.embeddings(given)
+            result = self._side_by_side(given)
         return graph, given, result
 
 
