@@ -57,18 +57,22 @@ class LanceCollection:
         return stored
 
     def versions(self, ids: Sequence[str]) -> dict[str, str]:
+        """Id -> stored version, of those of `ids` that are there."""
         return {each: self._stored[each] for each in ids if each in self._stored}
 
     def upsert(self, points: Points, versions: Sequence[str]) -> None:
+        """Write points, replacing those of the same ids."""
         merge = self.table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
         merge.execute(point_table(points, versions))
         self.has_changed = True
 
     def ids(self) -> Iterator[str]:
+        """The ids of all points."""
         for batch in self._columns("id"):
             yield from batch["id"].to_pylist()
 
     def delete(self, ids: Sequence[str]) -> None:
+        """Delete points."""
         self.table.delete(f"id IN ({', '.join(map(_quoted, ids))})")
         self.has_changed = True
 

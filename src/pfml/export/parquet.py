@@ -52,12 +52,15 @@ class ParquetFile:
         self.before = before
 
     def versions(self, ids: Sequence[str]) -> dict[str, str]:
-        return {}  # all points are written
+        """None: all points are written."""
+        return {}
 
     def upsert(self, points: Points, versions: Sequence[str]) -> None:
+        """Write points, replacing those of the same ids."""
         self.writer.write_table(point_table(points, versions))
 
     def ids(self) -> Sequence[str]:
+        """The ids of the earlier file."""
         return self.before
 
     def delete(self, ids: Sequence[str]) -> None:

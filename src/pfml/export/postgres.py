@@ -106,11 +106,13 @@ class PostgresTable:
                 raise other_model_error(model, f"the table {self.name!r}")
 
     def versions(self, ids: Sequence[str]) -> dict[str, str]:
+        """Id -> stored version, of those of `ids` that are there."""
         with self._transaction() as cursor:
             cursor.execute(self._sql("SELECT id, version FROM {table} WHERE id = ANY(%s)"), [list(map(UUID, ids))])
             return {str(id_): version for id_, version in cursor}
 
     def upsert(self, points: Points, versions: Sequence[str]) -> None:
+        """Write points, replacing those of the same ids."""
         from psycopg.types.json import Jsonb
 
         rows = zip(points.ids, points.vectors.numpy(), points.payloads, versions, strict=True)
@@ -132,6 +134,7 @@ class PostgresTable:
             )
 
     def ids(self) -> Iterator[str]:
+        """The ids of all points."""
         with self._transaction(server_cursor="exported_ids") as cursor:
             cursor.itersize = FETCHED
             cursor.execute(self._sql("SELECT id FROM {table}"))
@@ -139,6 +142,7 @@ class PostgresTable:
                 yield str(id_)
 
     def delete(self, ids: Sequence[str]) -> None:
+        """Delete points."""
         with self._transaction() as cursor:
             cursor.execute(self._sql("DELETE FROM {table} WHERE id = ANY(%s)"), [list(map(UUID, ids))])
 

@@ -76,11 +76,13 @@ class QdrantCollection:
             raise other_model_error(model, f"the collection {self.name!r}")
 
     def versions(self, ids: Sequence[str]) -> dict[str, str]:
+        """Id -> stored version, of those of `ids` that are there."""
         with self._named_errors():
             found = self.client.retrieve(self.name, list(ids), with_payload=["version"])
         return {str(point.id): point.payload["version"] for point in found if "version" in (point.payload or {})}
 
     def upsert(self, points: Points, versions: Sequence[str]) -> None:
+        """Write points, replacing those of the same ids."""
         from qdrant_client import models
 
         rows = zip(points.ids, points.vectors.tolist(), points.payloads, versions, strict=True)
@@ -92,6 +94,7 @@ class QdrantCollection:
             self.client.upsert(self.name, structs, wait=True)
 
     def ids(self) -> Iterator[str]:
+        """The ids of all points."""
         offset, is_first = None, True
         while is_first or offset is not None:
             with self._named_errors():
@@ -100,6 +103,7 @@ class QdrantCollection:
             yield from (str(point.id) for point in points)
 
     def delete(self, ids: Sequence[str]) -> None:
+        """Delete points."""
         with self._named_errors():
             self.client.delete(self.name, points_selector=list(ids), wait=True)
 

@@ -121,6 +121,7 @@ class LocalEngine:
         workers: int,
         track: Track | None = None,
     ) -> Generator[tuple[int, EmbeddedFiles], None, None]:
+        """The embeddings of each list of files, in their order; see `Engine`."""
         for number, paths in enumerate(lists):
             label = f"embedding shard {number + 1:,} of {len(lists):,}" if len(lists) > 1 else "embedding"
             shown = None if track is None else _labeled(track, label)
