@@ -191,15 +191,19 @@ def test_a_metric(added, tmp_path):
 def test_a_vector_database(added, tmp_path):
     added("A vector database")
     index = small_index(tmp_path / "index")
-    for _ in range(2):  # the second export changes nothing
+    for written in (len(index), 0):  # the second export changes nothing
         exported = export_index(index, "sqlite", "birds", path=tmp_path / "out")
-        assert (exported.collection, exported.points, exported.stale) == ("birds", len(index), 0)
+        assert (exported.points, exported.written, exported.deleted) == (len(index), written, 0)
     with closing(sqlite3.connect(tmp_path / "out" / "birds.sqlite")) as database:
-        rows = {path: (name, vector) for path, name, vector in database.execute("SELECT * FROM images")}
+        rows = {
+            path: (name, vector) for path, name, vector in database.execute("SELECT path, class, vector FROM images")
+        }
     for entry in index.entries():
         name, vector = rows[entry.path]
         assert name == entry.class_name
         assert torch.equal(torch.frombuffer(bytearray(vector), dtype=torch.float32), index.vectors([entry.id])[0])
+    index.remove(paths=[next(index.entries()).path])
+    assert export_index(index, "sqlite", "birds", path=tmp_path / "out").deleted == 1
     main(["export", str(tmp_path), "--to=sqlite"])
     assert [file.suffix for file in (tmp_path / "sqlite").iterdir()] == [".sqlite"]
     with pytest.raises(ValueError, match="SQLite has no server"):

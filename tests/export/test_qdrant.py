@@ -1,23 +1,15 @@
-"""Qdrant in local mode: searching there is compared with our own search."""
+"""Qdrant in local mode; what all databases have in common is in test_vector_databases.py."""
 
 import pytest
 import torch
 
 from pfml.export import export_index
-from pfml.export.qdrant import export_vectors
-from pfml.search import ImageIndex, ModelIdentity, OtherModelError
+from pfml.search import ImageIndex, ModelIdentity
 from pfml.search.index import point_id
-from small_runs import few_glyphs, save_index, save_model
 
 
-@pytest.fixture(scope="module")
-def embedder(tmp_path_factory):
-    return save_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def index(embedder, tmp_path):
-    return save_index(tmp_path / "index", embedder)
+def export_vectors(index, collection, **options):
+    return export_index(index, "qdrant", collection, **options)
 
 
 @pytest.fixture
@@ -36,41 +28,19 @@ def opened(tmp_path):
         each.close()
 
 
-def test_searching_there_finds_what_our_search_finds(embedder, index, tmp_path, opened):
-    result = export_vectors(index, "letters", path=tmp_path / "qdrant", batch_size=7)
-    assert (result.points, result.stale) == (len(index), 0)
-    points = embedder.encode(few_glyphs("ABK").images[::5])
-    expected = index.search(points, 5, model=ModelIdentity.of(embedder))
-    client = opened()
-    for point, hits in zip(points, expected, strict=True):
-        found = client.query_points("letters", query=point.tolist(), limit=5).points
-        assert torch.allclose(
-            torch.tensor([each.score for each in found]), torch.tensor([hit.distance for hit in hits]), atol=2e-6
-        )
-        # equal distances may come in any order
-        assert {each.payload["path"] for each in found} == {hit.path for hit in hits}
-        named = {each.payload["path"]: each.payload["class_name"] for each in found}
-        assert named == {hit.path: hit.class_name for hit in hits}
-
-
-def test_a_second_export_changes_what_has_changed_and_adds_nothing_twice(embedder, index, tmp_path, opened):
+def test_points_of_an_export_without_versions_are_written_again(index, tmp_path, opened):
     export_vectors(index, "letters", path=tmp_path / "qdrant")
-    path = next(index.entries()).path
-    model = ModelIdentity.of(embedder)
-    index.add(torch.ones(1, 8), [path], ["another"], model=model)
-    result = export_vectors(index, "letters", path=tmp_path / "qdrant")
-    assert (result.points, result.stale) == (len(index), 0)
     client = opened()
-    assert client.count("letters").count == len(index)
-    (point,) = client.retrieve("letters", [point_id(path)], with_vectors=True)
-    assert point.payload == {"path": path, "class_name": "another", "model": model.digest}
-    assert torch.allclose(torch.tensor(point.vector), torch.full((8,), 8**-0.5))
+    client.delete_payload("letters", ["version"], points=[point_id(entry.path) for entry in index.entries()])
+    client.close()
+    assert export_vectors(index, "letters", path=tmp_path / "qdrant").written == len(index)
 
 
-def test_points_that_the_index_no_longer_has_are_counted(index, tmp_path):
+def test_ids_are_read_page_by_page(index, tmp_path, monkeypatch):
+    monkeypatch.setattr("pfml.export.qdrant.SCROLLED", 4)
     export_vectors(index, "letters", path=tmp_path / "qdrant")
     index.remove(paths=[entry.path for entry in list(index.entries())[:3]])
-    assert export_vectors(index, "letters", path=tmp_path / "qdrant").stale == 3
+    assert export_vectors(index, "letters", path=tmp_path / "qdrant").deleted == 3
 
 
 def test_batches_have_the_asked_size(index, tmp_path, monkeypatch):
@@ -86,14 +56,6 @@ def test_batches_have_the_asked_size(index, tmp_path, monkeypatch):
     monkeypatch.setattr(QdrantClient, "upsert", counting)
     export_vectors(index, "letters", path=tmp_path / "qdrant", batch_size=20)
     assert sizes == [20] * (len(index) // 20) + [len(index) % 20]
-
-
-def test_a_collection_of_another_model_is_refused(index, tmp_path):
-    export_vectors(index, "letters", path=tmp_path / "qdrant")
-    other = save_index(tmp_path / "other", save_model(tmp_path / "model", seed=5))
-    with pytest.raises(OtherModelError, match="collection 'letters' must have vectors of .* only"):
-        export_vectors(other, "letters", path=tmp_path / "qdrant")
-    assert export_vectors(other, "others", path=tmp_path / "qdrant").points == len(other)
 
 
 def test_a_collection_of_another_shape_is_refused(index, tmp_path, opened):

@@ -21,20 +21,27 @@ from pfml.lazy import lazy_names
 if TYPE_CHECKING:
     from pfml.export.bundle import Bundle, export_bundle, load_bundle
     from pfml.export.onnx import OnnxDifferenceError, OnnxExport, export_onnx
-    from pfml.export.vector_databases import VECTOR_DATABASES, IndexExport, VectorDatabase, export_index
+    from pfml.export.vector_databases import VECTOR_DATABASES, Collection, IndexExport, VectorDatabase, export_index
 else:
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
             "pfml.export.bundle": ("Bundle", "export_bundle", "load_bundle"),
             "pfml.export.onnx": ("OnnxDifferenceError", "OnnxExport", "export_onnx"),
-            "pfml.export.vector_databases": ("VECTOR_DATABASES", "IndexExport", "VectorDatabase", "export_index"),
+            "pfml.export.vector_databases": (
+                "VECTOR_DATABASES",
+                "Collection",
+                "IndexExport",
+                "VectorDatabase",
+                "export_index",
+            ),
         },
     )
 
 __all__ = [
     "VECTOR_DATABASES",
     "Bundle",
+    "Collection",
     "IndexExport",
     "OnnxDifferenceError",
     "OnnxExport",

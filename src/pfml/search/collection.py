@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from pfml.data.decoding import Track, in_threads
+from pfml.data.decoding import ImageError, Track, in_threads
 from pfml.data.readers.folder import image_paths
 from pfml.distributed.torchrun import Launch
 from pfml.models.embedder import Embedder
-from pfml.search.embedding import embed_files
+from pfml.search.embedding import EmbeddedFiles, Engine, LocalEngine
 from pfml.search.identity import ModelIdentity
 from pfml.search.update import Update, plain_path
 from pfml.storage.embeddings import (
@@ -115,6 +114,7 @@ def embed_collection(
     batch_size: int = 64,
     workers: int = 2,
     track: Track | None = None,
+    engine: Engine | None = None,
 ) -> CollectionUpdate:
     """Embed images to `folder` (`pfml.storage.embeddings.open_embeddings` reads it); what was done.
 
@@ -133,6 +133,7 @@ def embed_collection(
         batch_size: Images that the model embeds at a time.
         workers: Threads that read files.
         track: Shows the progress, as track(iterable, description, total).
+        engine: Where to embed; None for this process. The folder is written by this one.
 
     Raises:
         OtherModelError: If the folder has embeddings of another model.
@@ -149,10 +150,15 @@ def embed_collection(
         comparison = _Comparison(folder, settings, list(map(plain_path, sources)), shard, update)
         comparison.compare(workers, track)
         pending = list(comparison.pending())
-        for number, (paths, revision) in enumerate(pending, 1):
-            label = f"embedding shard {number:,} of {len(pending):,}"
-            shown = None if track is None else _labeled(track, label)
-            _add_shard(folder, settings, embedder, paths, revision, comparison, batch_size, workers, shown)
+        lists = [paths for paths, _ in pending]
+        engine = LocalEngine() if engine is None else engine
+        embedded = engine.embed(embedder, lists, batch_size=batch_size, workers=workers, track=track)
+        failures: dict[int, tuple[ImageError, ...]] = {}
+        with closing(embedded):
+            for number, found in embedded:
+                failures[number] = found.failures
+                _add_shard(folder, settings, found, pending[number][1], comparison)
+        update.failures += [failure for number in sorted(failures) for failure in failures[number]]
     return update
 
 
@@ -270,20 +276,10 @@ class _Comparison:
 
 
 def _add_shard(
-    folder: Path,
-    settings: CollectionSettings,
-    embedder: Embedder,
-    paths: list[str],
-    revision: int,
-    comparison: _Comparison,
-    batch_size: int,
-    workers: int,
-    track: Track | None,
+    folder: Path, settings: CollectionSettings, found: EmbeddedFiles, revision: int, comparison: _Comparison
 ) -> None:
-    """Embed images and write them as a shard, with the names of those that cannot be read."""
+    """Write embedded images as a shard, with the names of those that cannot be read."""
     update = comparison.update
-    found = embed_files(embedder, paths, batch_size=batch_size, workers=workers, track=track)
-    update.failures += found.failures
     bad = (~torch.isfinite(found.vectors).all(dim=1)).nonzero()[:, 0].tolist()
     if bad:
         raise ValueError(f"embeddings must be finite, got NaN or Inf for {found.paths[bad[0]]}: the model is damaged")
@@ -301,13 +297,6 @@ def _add_shard(
     replaced = sum(1 for path in found.paths if path in comparison.again and path not in comparison.failed)
     update.replaced += replaced
     update.added += len(found.paths) - replaced
-
-
-def _labeled(track: Track, label: str) -> Track:
-    def tracked(items: Iterable[Any], _: str, total: int) -> Iterable[Any]:
-        return track(items, label, total)
-
-    return tracked
 
 
 def _remove_left_over(folder: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from pfml.models.embedder import Embedder
 from pfml.storage.file_state import FileState
 from pfml.storage.files import SpecialFileError
 
-__all__ = ["EmbeddedFiles", "OnePass", "embed_files"]
+__all__ = ["EmbeddedFiles", "Engine", "LocalEngine", "OnePass", "OpenedFiles", "embed_files", "open_files"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,22 +50,89 @@ def embed_files(
         workers: Threads that read files.
         track: Shows the progress, as track(iterable, description, total).
     """
-    failures: list[ImageError] = []
+    opened = open_files(paths, workers)
+    device = next(embedder.parameters()).device
+    images = OnePass(opened.paths, opened.sizes, device=device, workers=workers)
+    points = embed(embedder, images, batch_size=batch_size, track=track).cpu()
+    good = [k for k in range(len(opened.paths)) if k not in images.failures]
+    return EmbeddedFiles(
+        tuple(opened.paths[k] for k in good),
+        tuple(opened.files[k] for k in good),
+        points[good],
+        (*opened.failures, *(images.failures[k] for k in sorted(images.failures))),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedFiles:
+    """Files whose header is that of an image, and those that have none.
+
+    Args:
+        paths: The former, in the order in which they were given.
+        files: The state of each.
+        sizes: (n, 2) int64, heights and widths by the headers.
+        failures: The latter.
+    """
+
+    paths: tuple[str, ...]
+    files: tuple[FileState, ...]
+    sizes: Tensor
+    failures: tuple[ImageError, ...]
+
+
+def open_files(paths: Sequence[str], workers: int) -> OpenedFiles:
+    """The states of files and the sizes of their images, which are not decoded yet."""
     opened: list[tuple[str, FileState, tuple[int, int]]] = []
+    failures: list[ImageError] = []
     for path, looked in zip(paths, in_threads(_look, paths, workers), strict=True):
         if isinstance(looked, ImageError):
             failures.append(looked)
         else:
             opened.append((path, *looked))
     sizes = torch.tensor([size for *_, size in opened], dtype=torch.int64).reshape(-1, 2)
-    device = next(embedder.parameters()).device
-    images = OnePass([path for path, *_ in opened], sizes, device=device, workers=workers)
-    points = embed(embedder, images, batch_size=batch_size, track=track).cpu()
-    failures += [images.failures[k] for k in sorted(images.failures)]
-    good = [k for k in range(len(opened)) if k not in images.failures]
-    return EmbeddedFiles(
-        tuple(opened[k][0] for k in good), tuple(opened[k][1] for k in good), points[good], tuple(failures)
-    )
+    return OpenedFiles(tuple(path for path, *_ in opened), tuple(file for _, file, _ in opened), sizes, tuple(failures))
+
+
+class Engine(Protocol):
+    """Where images are embedded: in this process, or in many."""
+
+    def embed(
+        self,
+        embedder: Embedder,
+        lists: Sequence[Sequence[str]],
+        *,
+        batch_size: int,
+        workers: int,
+        track: Track | None = None,
+    ) -> Generator[tuple[int, EmbeddedFiles], None, None]:
+        """The embeddings of each list of files, with the number of the list, in any order; see `embed_files`."""
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """Embeds in this process, one list after the other."""
+
+    def embed(
+        self,
+        embedder: Embedder,
+        lists: Sequence[Sequence[str]],
+        *,
+        batch_size: int,
+        workers: int,
+        track: Track | None = None,
+    ) -> Generator[tuple[int, EmbeddedFiles], None, None]:
+        """The embeddings of each list of files, in their order; see `Engine`."""
+        for number, paths in enumerate(lists):
+            label = f"embedding shard {number + 1:,} of {len(lists):,}" if len(lists) > 1 else "embedding"
+            shown = None if track is None else _labeled(track, label)
+            yield number, embed_files(embedder, paths, batch_size=batch_size, workers=workers, track=shown)
+
+
+def _labeled(track: Track, label: str) -> Track:
+    def tracked(items: Iterable[Any], _: str, total: int) -> Iterable[Any]:
+        return track(items, label, total)
+
+    return tracked
 
 
 class OnePass:

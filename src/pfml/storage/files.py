@@ -32,6 +32,7 @@ __all__ = [
     "refuse_non_finite",
     "refuse_zip_bomb",
     "remove_partials",
+    "replacing",
     "save_tensors",
     "sha256_of",
     "write_atomically",
@@ -104,6 +105,25 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    _sync_folder(path.parent)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name to write a large file under; it takes the place of `path` if the block ends without an error.
+
+    What a killed writer has left is removed first.
+    """
+    path = Path(path)
+    remove_partials(path.parent, f"{path.name}.*")
+    temporary = _temporary(path)
+    try:
+        yield temporary
+        with open(temporary, "r+b") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
     _sync_folder(path.parent)
 
 
