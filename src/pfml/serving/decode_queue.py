@@ -92,6 +92,10 @@ class DecodeQueue:
         for number in range(threads):
             threading.Thread(target=self._work, name=f"pfml decoding_{number}", daemon=True).start()
 
+    def __len__(self) -> int:
+        """Tasks that run or wait."""
+        return self._admission.amount
+
     async def run(
         self, pixels: int, function: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
     ) -> Result:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, HTTPException, Request
 from pydantic import BaseModel, Field
@@ -14,6 +14,7 @@ from pfml.serving.service import Service, UnknownNameError
 from pfml.terminal import readable
 
 __all__ = [
+    "UPLOAD_ERRORS",
     "ErrorResponse",
     "ImageResponse",
     "SharedService",
@@ -40,6 +41,12 @@ class ErrorResponse(BaseModel):
     """The body of every error."""
 
     error: str = Field(description="One sentence: what must hold, what was got.")
+
+
+#: Of routes that take uploads.
+UPLOAD_ERRORS: dict[int | str, dict[str, Any]] = {
+    code: {"model": ErrorResponse} for code in (400, 404, 413, 415, 422, 503)
+}
 
 
 class ImageResponse(BaseModel):

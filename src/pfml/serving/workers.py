@@ -42,6 +42,11 @@ class Admission:
         self._lock = threading.Lock()
         self._held = 0
 
+    @property
+    def amount(self) -> int:
+        """What is held now."""
+        return self._held
+
     @contextmanager
     def held(self, amount: int = 1) -> Iterator[None]:
         """Hold `amount` within the block."""
@@ -77,6 +82,10 @@ class Workers:
         self._admission = Admission(most)
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"pfml {name}")
 
+    def __len__(self) -> int:
+        """Calls that run or wait."""
+        return self._admission.amount
+
     async def run(
         self, function: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
     ) -> Result:
@@ -107,6 +116,10 @@ class DynamicBatcher(Generic[Item, Result]):
         self._waiting: queue.SimpleQueue[tuple[Item, Future[Result]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"pfml {name}", daemon=True)
         self._thread.start()
+
+    def __len__(self) -> int:
+        """Items that wait."""
+        return self._waiting.qsize()
 
     async def run(self, item: Item) -> Result:
         """The result of an item."""
