@@ -165,7 +165,7 @@ class Gallery:
         index: str | Path | None = None,
         device: str = "auto",
         backend: str = "exact",
-        hold_bytes: int = HOLD_BYTES,
+        hold_bytes: int | None = None,
     ) -> Gallery:
         """Open the gallery of a run.
 
@@ -174,9 +174,10 @@ class Gallery:
             index: Folder of the index; by default `index` in the run.
             device: Device of the model.
             backend: How to search, see `ImageIndex.create`.
-            hold_bytes: Size of an index up to which its vectors are held in memory.
+            hold_bytes: Size of an index up to which its vectors are held in memory; by default `HOLD_BYTES`.
         """
-        return cls(open_run(run, index=index, backend=backend, hold_bytes=hold_bytes, device=device))
+        held = HOLD_BYTES if hold_bytes is None else hold_bytes
+        return cls(open_run(run, index=index, backend=backend, hold_bytes=held, device=device))
 
     @property
     def threshold(self) -> Threshold | None:

@@ -167,9 +167,14 @@ class Service:
         self.uploads = Uploads(folder=uploads)
         self.searches_by_upload = Admission(self.limits.waiting)
         self.upload_bytes = Admission(self.limits.waiting_bytes, "bytes of uploads")
-        self.decoding = DecodeQueue(budget, threads=2, most=self.limits.waiting)
-        #: one model, one thread: torch itself uses all cores
-        self.embedding: DynamicBatcher[Tensor, Tensor] = DynamicBatcher("embedding", self._embedded, BATCH)
+        self._cores = torch.get_num_threads()
+        self.decoding = DecodeQueue(budget, threads=2, most=self.limits.waiting, prepare=_use_one_core)
+        #: Under load a core for each batch: the cores of one batch would wait for one another in every layer, and for
+        #: whoever decodes meanwhile.
+        batches = self._cores if next(gallery.embedder.parameters()).device.type == "cpu" else 1
+        self.embedding: DynamicBatcher[Tensor, Tensor] = DynamicBatcher(
+            "embedding", self._embedded, BATCH, threads=batches
+        )
         self.searching = Workers("search", threads=2, most=2 * self.limits.waiting)
         #: one at a time: the index has one writer
         self.writing = Workers("writing", threads=1, most=self.limits.waiting)
@@ -209,6 +214,7 @@ class Service:
     def _embedded(self, crops: list[Tensor]) -> list[Tensor]:
         embedder = self.gallery.embedder
         self.metrics.batches.observe(len(crops))
+        torch.set_num_threads(self._cores if self.embedding.is_idle else 1)  # of this thread alone
         with torch.no_grad():
             points: Tensor = embedder(torch.stack(crops).to(next(embedder.parameters()).device))
         return list(points.cpu())
@@ -242,3 +248,8 @@ class Service:
         """The id of an image in the index, by its path; None if it is not indexed."""
         entry = self.gallery.index.find(str(Path(path).absolute()))
         return None if entry is None else entry.id
+
+
+def _use_one_core() -> None:
+    """Let torch use one core in this thread."""
+    torch.set_num_threads(1)
