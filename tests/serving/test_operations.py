@@ -125,7 +125,7 @@ def test_the_access_log_has_a_json_object_per_answer_without_query_strings(made_
     app = create_app(service_of(made_run), log=AccessLog(str(tmp_path / "log")))
     answer = ask(app, "GET", "/api/images?class_name=secret-class")
     ask(app, "GET", "/api/images/3/jpeg")
-    ask(app, "GET", "/secret-path\n")
+    ask(app, "GET", "/secret-path%0A")
     first, second, third = lines_of(tmp_path / "log")
     assert first.keys() == {
         *("time", "method", "route", "status", "seconds", "bytes", "client", "request_id", "process"),

@@ -136,28 +136,20 @@ class AddedImages:
         return True
 
     def _commit(self, new: dict[Path, NewImage]) -> None:
-        index = self.gallery.index
-        created: list[Path] = []
         with self._journal({path: _sha256(image) for path, image in new.items() if not path.exists()}):
-            try:
-                for path, image in new.items():
-                    with self._written(path):
-                        path.parent.mkdir(exist_ok=True)
-                        if not path.exists():
-                            create_atomically(path, image.content)
-                            created.append(path)
-                index.add(
-                    torch.stack([image.vector for image in new.values()]),
-                    list(new),
-                    [self._given(image) for image in new.values()],
-                    model=self.gallery.model,
-                    sources=[str(self.folder)] * len(new),
-                    files=[FileState.of(path) for path in new],
-                )
-            except BaseException:
-                for path in created:
-                    path.unlink(missing_ok=True)
-                raise
+            for path, image in new.items():
+                with self._written(path):
+                    path.parent.mkdir(exist_ok=True)
+                    if not path.exists():
+                        create_atomically(path, image.content)
+            self.gallery.index.add(
+                torch.stack([image.vector for image in new.values()]),
+                list(new),
+                [self._given(image) for image in new.values()],
+                model=self.gallery.model,
+                sources=[str(self.folder)] * len(new),
+                files=[FileState.of(path) for path in new],
+            )
 
     def _given(self, image: NewImage) -> str:
         return self.gallery.given_class(image.class_name) if image.class_name else ""
@@ -199,15 +191,17 @@ class AddedImages:
 
     @contextmanager
     def _journal(self, files: dict[Path, str]) -> Iterator[None]:
-        """List files that are to go unless they have an entry; the list itself goes at the end of the block.
-
-        What an error leaves undone is undone by `_recover`, like what a kill leaves.
-        """
+        """List files that are to go unless they have an entry; after an error in the block they go at once."""
         journal = self.folder / f".journal-{uuid4().hex[:12]}.json"
         listed = [[str(path.relative_to(self.folder)), sha256] for path, sha256 in files.items()]
         with self._written(journal):
             write_atomically(journal, json.dumps(listed).encode())
-        yield
+        try:
+            yield
+        except Exception:
+            with suppress(OSError, RuntimeError, ValueError):  # then the next change or start recovers
+                self._recover()
+            raise
         journal.unlink(missing_ok=True)
 
     def _recover(self) -> None:
@@ -225,6 +219,9 @@ class AddedImages:
                 # the file of somebody else, who took the name since, stays
                 if self.gallery.index.find(path) is None and _is_plain(path) and sha256_of(path) == sha256:
                     path.unlink()
+                if path.parent != self.folder:
+                    with suppress(OSError):  # it is not empty
+                        path.parent.rmdir()
             journal.unlink()
 
     @contextmanager

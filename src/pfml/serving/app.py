@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from fastapi import FastAPI, Request
@@ -15,7 +16,7 @@ from starlette.staticfiles import StaticFiles
 
 from pfml.serving.access_log import AccessLog
 from pfml.serving.client_address import TrustedProxies
-from pfml.serving.gallery import RunFileError
+from pfml.serving.gallery import REFRESH_INTERVAL, RunFileError
 from pfml.serving.images import BadUploadError
 from pfml.serving.middleware import Access, SecurityMiddleware
 from pfml.serving.observer import Observer
@@ -56,8 +57,9 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         if len(service.gallery.index) <= MAP_AT_START:
             service.maps.current()  # starts to compute the map
-        service.read_metrics()
+        following = asyncio.create_task(_follow(service))
         yield
+        following.cancel()
         service.close()
 
     app = FastAPI(
@@ -80,6 +82,15 @@ def create_app(
     # outside of the application, so that their headers are on every response, errors of the server included
     secured = SecurityMiddleware(app, access, service.limits, access.rate_limiter(buckets))
     return Observer(secured, service, TrustedProxies(access.trusted_proxies), log)
+
+
+async def _follow(service: Service) -> None:
+    """Take up new files and set the gauges of metrics every second, also in a process that gets no requests."""
+    while True:
+        with suppress(BusyError):
+            await service.searching.run(service.gallery.refresh)
+        service.read_metrics()
+        await asyncio.sleep(REFRESH_INTERVAL)
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,8 +75,11 @@ def display_name(entry: Entry | Hit) -> str:
 
 
 def entry_of(service: Service, image: int) -> Entry:
-    """The entry of an image of the index; UnknownNameError (404) if there is none."""
+    """The entry of an image of the index; UnknownNameError (404) if there is none, also in the newest state."""
     try:
+        with suppress(KeyError):
+            return service.gallery.index.entry(image)
+        service.gallery.refresh()
         return service.gallery.index.entry(image)
     except (KeyError, RuntimeError, OverflowError):  # numbers beyond 64 bits are not ids either
         raise UnknownNameError(f"the index has no image {image}") from None

@@ -8,7 +8,6 @@ environment variable turns on before it is imported: hence the imports within fu
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,8 +18,6 @@ __all__ = ["FOLDER_VARIABLE", "Metrics", "forget_process", "resident_bytes"]
 #: prometheus-client's variable: the folder of its multiprocess mode.
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-#: Seconds between two readings of gauges.
-INTERVAL = 1.0
 
 
 class Metrics:
@@ -65,20 +62,11 @@ class Metrics:
         )
         self.version = Gauge("pfml_version", "1.", ["version"], registry=one, multiprocess_mode="livemax")
         self.version.labels(__version__).set(1)
-        self._read_at = -INTERVAL
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answer."""
         self.requests.labels(method, route, str(status)).inc()
         self.seconds.labels(method, route).observe(seconds)
-
-    def is_due(self) -> bool:
-        """Whether gauges are to be read again, which is once a second."""
-        now = time.monotonic()
-        if now - self._read_at < INTERVAL:
-            return False
-        self._read_at = now
-        return True
 
     def read(self, queues: Mapping[str, int], generation: int, images: int) -> None:
         """Set the gauges: lengths of queues by name, and the state of the index."""

@@ -74,8 +74,6 @@ class Observer:
             metrics.answered(method, route or "none", status or 0, seconds)
             if method == "POST" and scope["path"] in UPLOADS and status in REJECTED:
                 metrics.rejected.labels(str(status)).inc()
-            if metrics.is_due():
-                self.service.read_metrics()
             if self.log is not None:
                 self.log.write(
                     method=method,

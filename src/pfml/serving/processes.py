@@ -107,7 +107,7 @@ def serve_processes(settings: ServerSettings, port: int) -> None:
     """Serve by several processes until SIGINT or SIGTERM; then let them answer what was sent, and return.
 
     Raises:
-        RuntimeError: If the first processes cannot start, with the reason.
+        ValueError: If the first processes cannot start, with the reason.
     """
     if os.name == "nt":
         raise ValueError("several processes need signals of Unix: give --processes 1")
@@ -231,7 +231,7 @@ class Supervisor:
             problem = worker.messages.recv()
             if problem is not None:
                 if not self.has_served:
-                    raise RuntimeError(problem)
+                    raise ValueError(problem)
                 log.warning("a process of the server cannot start: %s", problem)
                 return
             worker.is_ready = True
@@ -253,7 +253,7 @@ class Supervisor:
             return
         how = f"process {worker.process.pid} of the server ended with status {worker.process.exitcode}"
         if not self.has_served:
-            raise RuntimeError(f"{how} before it could serve: see its message above")
+            raise ValueError(f"{how} before it could serve: see its message above")
         log.warning("%s: it is replaced", how)
         if not worker.is_ready:
             first, last = RETRY_SECONDS
@@ -332,7 +332,8 @@ def _work(settings: ServerSettings, listening: socket.socket, messages: Connecti
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         messages.send(str(error))
         raise SystemExit(1) from None
-    server = create_server(app, on_start=lambda: messages.send(None))
+    # one connection at a time is accepted, so that whoever is idle gets the next one
+    server = create_server(app, on_start=lambda: messages.send(None), backlog=1)
 
     def watch() -> None:
         with suppress(EOFError, OSError):
@@ -340,7 +341,14 @@ def _work(settings: ServerSettings, listening: socket.socket, messages: Connecti
         server.should_exit = True  # the supervisor is gone
 
     threading.Thread(target=watch, name="pfml supervisor", daemon=True).start()
-    server.run(sockets=[listening])
+    server.run(sockets=[SharedSocket(fileno=listening.detach())])
+
+
+class SharedSocket(socket.socket):
+    """A socket that other processes listen at, too: its queue stays as long as it is."""
+
+    def listen(self, backlog: int = 0) -> None:
+        """Do nothing: asyncio would shorten the queue to the connections that it accepts at a time."""
 
 
 def _exit(*_: object) -> None:

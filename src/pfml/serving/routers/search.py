@@ -206,7 +206,7 @@ async def images(
 @router.get("/images/{image}", responses=ERRORS)
 async def image(service: SharedService, image: int) -> ImageResponse:
     """An image of the index."""
-    return image_response(entry_of(service, image))
+    return image_response(await service.searching.run(entry_of, service, image))
 
 
 @router.get(
@@ -218,7 +218,7 @@ async def jpeg(
     service: SharedService, image: int, size: Literal["thumbnail", "large", "full"] = "thumbnail"
 ) -> Response:
     """An image of the index as a JPEG file: scaled down, or in its full size up to 8,192 pixels."""
-    entry = entry_of(service, image)
+    entry = await service.searching.run(entry_of, service, image)
     try:
         content = await service.scaling.run(service.thumbnails.get, image, entry.path, size)
     except (OSError, ValueError):
