@@ -122,7 +122,10 @@ def main() -> None:
                 raw = raw_rate(embedder, crops, options.seconds)
                 sent, wrong = upload_rate(server.port, requests, options.clients, options.seconds)
                 rates.append((raw, sent))
-                print(f"model alone {raw:.1f} a second, uploads {sent:.1f}: {sent / raw:.3f}; not 200: {wrong}", flush=True)
+                print(
+                    f"model alone {raw:.1f} a second, uploads {sent:.1f}: {sent / raw:.3f}; not 200: {wrong}",
+                    flush=True,
+                )
             server.end()
     print(", ".join(f"{key} {value}" for key, value in environment().items()))
     size = f"{options.width} x {options.height}, {statistics.mean(map(len, contents)) / 1024:.0f} KiB"
