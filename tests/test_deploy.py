@@ -44,7 +44,8 @@ def test_the_container_runs_as_an_ordinary_user_over_a_volume():
 
 def test_the_command_of_the_container_is_one_that_pfml_serve_takes():
     [entry], [command] = map(json.loads, of("ENTRYPOINT")), map(json.loads, of("CMD"))
-    options = serve_options(["pfml", *command]) if entry == "venv/bin/pfml" else None
+    assert entry == ["venv/bin/pfml"]
+    options = serve_options([*entry, *command])
     assert options["host"] == "0.0.0.0"
     assert options["token_file"] == Path("/run/secrets/token")
     assert options["port"] == int(of("EXPOSE")[0])
@@ -134,7 +135,12 @@ def test_the_steps_of_the_container_run_in_an_empty_folder(tmp_path):
     subprocess.run([sys.executable, "-c", made, str(tmp_path / "gallery")], env=environment, check=True)
     script = [sys.executable, str(ROOT / "tools" / "container_steps.py"), str(tmp_path / "image"), str(wheel)]
     options = ["--system-packages", "--run", str(tmp_path / "gallery" / "run")]
-    done = subprocess.run([*script, *options], env={"PATH": environment["PATH"]}, capture_output=True, text=True)
+    done = subprocess.run(
+        [*script, *options],
+        env={"PATH": f"{Path(sys.executable).parent}:{environment['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     installed = tmp_path / "image" / "srv" / "pfml" / "venv"
     assert list(installed.glob("lib/python*/site-packages/pfml/serving/page/index.html"))

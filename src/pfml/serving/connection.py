@@ -78,11 +78,9 @@ class Connections:
         self.most = most
         self.is_shutting_down = False
         self.by_client: dict[tuple[str, int], TimedConnection] = {}
-        self._options: dict[str, Any] | None = None
 
     def __call__(self, **options: Any) -> TimedConnection:
         """A new connection, with the options that uvicorn passes to its own."""
-        self._options = options
         return TimedConnection(self.protocol(**options), self)
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
@@ -99,14 +97,11 @@ class Connections:
 
         return wrapped
 
-    async def adopt(self, sockets: list[socket.socket]) -> None:
-        """Serve connections that were accepted by `accept_pending`."""
-        loop, options = asyncio.get_running_loop(), self._options
+    async def adopt(self, sockets: list[socket.socket], **options: Any) -> None:
+        """Serve connections that were accepted by `accept_pending`, with the options that uvicorn passes to its own."""
+        loop = asyncio.get_running_loop()
         for accepted in sockets:
-            if options is None:  # uvicorn has made no connection yet: the first ones arrive at shutdown
-                accepted.close()
-            else:
-                await loop.connect_accepted_socket(lambda: self(**options), accepted)
+            await loop.connect_accepted_socket(lambda: self(**options), accepted)
 
     def is_quiet(self) -> bool:
         """Whether no request seems to be in flight."""

@@ -157,7 +157,9 @@ class GracefulServer(uvicorn.Server):
         pending = [accepted for listening in sockets or [] for accepted in accept_pending(listening)]
         for server in self.servers:  # at once: later connections are refused, and not reset
             server.close()
-        await self.connections.adopt(pending)
+        await self.connections.adopt(
+            pending, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
         now = self.connections.clock
         quiet_from, until = now() + self.connections.timeouts.drain, now() + DRAIN_SECONDS
         while not self.force_exit and now() < until:
