@@ -152,7 +152,9 @@ class GracefulServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no new connections, answer the open ones, and stop."""
         self.connections.is_shutting_down = True
-        for _ in range(3):  # the event loop accepts some pending connections itself
+        for listening in sockets or []:
+            asyncio.get_running_loop().remove_reader(listening)
+        for _ in range(3):  # the event loop has accepted some connections that it has not begun to serve
             await asyncio.sleep(0)
         pending = [accepted for listening in sockets or [] for accepted in accept_pending(listening)]
         for server in self.servers:  # at once: later connections are refused, and not reset
