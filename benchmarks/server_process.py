@@ -67,14 +67,15 @@ class ServerProcess:
         run: Folder of a run with an index.
         folder: An empty folder for its temporary files and for what it says.
         options: Of `pfml serve`.
+        threads: Of torch.
     """
 
-    def __init__(self, run: Path, folder: Path, *options: str) -> None:
+    def __init__(self, run: Path, folder: Path, *options: str, threads: int = 1) -> None:
         self.said = folder / "server.log"
         self.temporary = folder / "temporary"
         self.temporary.mkdir(parents=True)
         command = [sys.executable, "-m", "pfml", "serve", str(run), "--port", "0", "--map", "pca", *options]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)}
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TMPDIR": str(self.temporary)}
         self._began = time.monotonic()
         with self.said.open("wb") as said:
             self.process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=environment)

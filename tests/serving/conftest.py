@@ -42,6 +42,14 @@ def write_images(folder):
     return folder / "table.csv"
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """A request waits for the newest index, however busy the machine is."""
+    from running_server import LIMIT
+
+    monkeypatch.setattr("pfml.serving.gallery.REFRESH_PATIENCE", LIMIT)
+
+
 @pytest.fixture(scope="session")
 def made_run(tmp_path_factory):
     threads = torch.get_num_threads()

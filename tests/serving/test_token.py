@@ -16,10 +16,9 @@ OTHER = "another token of enough letters"
 def started(monkeypatch, tmp_path):
     """Calls `pfml serve` up to the server, and returns who may ask it."""
     found = []
-    monkeypatch.setattr("pfml.serving.Gallery.open", lambda *_, **__: None)
+    monkeypatch.setattr("pfml.serving.ServerSettings.service", lambda _: None)
     monkeypatch.setattr("pfml.cli.serve.print_model", lambda *_: None)
-    monkeypatch.setattr("pfml.serving.Service", lambda *_, **__: None)
-    monkeypatch.setattr("pfml.serving.serve", lambda service, access, port: found.append(access))
+    monkeypatch.setattr("pfml.serving.serve", lambda service, access, port, log: found.append(access))
     monkeypatch.delenv("PFML_TOKEN", raising=False)
 
     def start(*options):

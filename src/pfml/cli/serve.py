@@ -32,19 +32,35 @@ def serve(
     upload_megabytes: float = 10.0,
     upload_megapixels: float = 40.0,
     decoded_megapixels: float = 16.0,
+    processes: int = 1,
+    backend: str = "auto",
+    add_to: Path | None = None,
+    access_log: str | None = None,
+    rate_limit: str | None = None,
+    trusted_proxy: list[str] | None = None,
     device: str = "auto",
 ) -> None:
     """Serve a page over a run: search by image, the map of the embedding, why an image is there, the audit queue."""
-    require_packages("fastapi", "uvicorn", "python_multipart", purpose="pfml serve", install="pfml[serve]")
-    from pfml.serving import Access, Gallery, Limits, Service
+    needed = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
+    require_packages(*needed, purpose="pfml serve", install="pfml[serve]")
+    from pfml.serving import Access, Limits, ServerSettings, serve_processes
     from pfml.serving import serve as answer_requests
+    from pfml.serving.rate_limit import RateLimit
 
     if map_points < 1:
         raise ValueError(f"--map-points must be at least 1, got {map_points}")
     if not 0 <= port <= 65535:
         raise ValueError(f"--port must lie in [0, 65535], got {port}")
+    if processes < 1:
+        raise ValueError(f"--processes must be at least 1, got {processes}")
     # before the model is loaded: refused at once
-    access = Access(host, given_token(token, token_file), tuple(name or ()))
+    access = Access(
+        host,
+        given_token(token, token_file),
+        tuple(name or ()),
+        rate_limit=None if rate_limit is None else RateLimit.parse(rate_limit),
+        trusted_proxies=tuple(trusted_proxy or ()),
+    )
     limits = Limits(
         upload_bytes=round(upload_megabytes * 2**20),
         upload_pixels=round(upload_megapixels * 1e6),
@@ -52,9 +68,26 @@ def serve(
     )
     console = create_console(stderr=True)  # scripts read the address from the first line that is printed
     run = preferred_run(console, run)
-    gallery = Gallery.open(run, index=index, device=device)
+    settings = ServerSettings(
+        run,
+        access,
+        index=index,
+        device=device,
+        backend=backend,
+        limits=limits,
+        map_method=map_,
+        map_points=map_points,
+        add_to=add_to,
+        access_log=access_log,
+        processes=processes,
+    )
+    if processes > 1:
+        print_model(console, run)
+        serve_processes(settings, port)
+        return
+    service = settings.service()
     print_model(console, run)
-    answer_requests(Service(gallery, limits=limits, map_method=map_, map_points=map_points), access, port)
+    answer_requests(service, access, port, log=settings.log())
 
 
 def given_token(token: str | None, file: Path | None) -> str | None:
@@ -82,6 +115,14 @@ def add_serve_arguments(parser: ArgumentParser) -> None:
     add("run", type=Path, help="Folder of a run, or of a saved embedder, with an index in it.")
     add("--index", type=Path, help="Folder of the index; by default `index` in the run.")
     add_device_option(parser)
+    add("--backend", default="auto", help="How to search: exact, faiss, or auto, which chooses.")
+    add("--processes", type=int, default=1, help="Processes that answer requests, each with its own model.")
+    add(
+        "--add-to",
+        metavar="FOLDER",
+        type=Path,
+        help="Folder of images that requests add to the index, and delete from it. Without this option none can.",
+    )
     add("--host", default="127.0.0.1", help="Address to bind to; any but this machine's own needs a token.")
     add("--port", type=int, default=8000, help="0 for any free one.")
     add(
@@ -92,6 +133,19 @@ def add_serve_arguments(parser: ArgumentParser) -> None:
     )
     add("--token", help="The token itself, which other users of this machine can see (ps).")
     add("--name", nargs="+", action="extend", help="Further names of this server that a browser may use.")
+    add("--rate-limit", metavar="N/s", help="Requests of a client: 10/s, 600/m or 1000/h; more get 429.")
+    add(
+        "--trusted-proxy",
+        metavar="ADDRESS",
+        nargs="+",
+        action="extend",
+        help="Addresses or networks of reverse proxies, which name the client in X-Forwarded-For.",
+    )
+    add(
+        "--access-log",
+        metavar="FILE",
+        help="File to which each answer is written as a line of JSON; - for stderr.",
+    )
     add("--map", dest="map_", choices=("tsne", "pca"), default="tsne", help="How the map is made.")
     add("--map-points", type=int, default=5000, help="Images on the map; of more, a sample.")
     add("--upload-megabytes", type=float, default=10.0, help="Limit of an uploaded file, in MiB.")

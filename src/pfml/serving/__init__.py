@@ -6,7 +6,17 @@
 from pfml.serving.app import create_app
 from pfml.serving.gallery import Gallery
 from pfml.serving.middleware import Access
+from pfml.serving.processes import ServerSettings, serve_processes
 from pfml.serving.server import serve
 from pfml.serving.service import Limits, Service
 
-__all__ = ["Access", "Gallery", "Limits", "Service", "create_app", "serve"]
+__all__ = [
+    "Access",
+    "Gallery",
+    "Limits",
+    "ServerSettings",
+    "Service",
+    "create_app",
+    "serve",
+    "serve_processes",
+]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -12,9 +14,13 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
-from pfml.serving.gallery import Gallery, RunFileError
+from pfml.serving.access_log import AccessLog
+from pfml.serving.client_address import TrustedProxies
+from pfml.serving.gallery import REFRESH_INTERVAL, RunFileError
 from pfml.serving.images import BadUploadError
 from pfml.serving.middleware import Access, SecurityMiddleware
+from pfml.serving.observer import Observer
+from pfml.serving.openapi import COMMON_ERRORS, complete_openapi
 from pfml.serving.routers import all_routers
 from pfml.serving.routers.page import PAGE
 from pfml.serving.service import Service, UnknownNameError
@@ -28,22 +34,32 @@ DESCRIPTION = (
     "Search by image, the map of an embedding, why an image is where it is, the audit of labels, and edits of classes."
 )
 
+#: Images up to which the map is computed at the start: all of their vectors are read for it.
+MAP_AT_START = 100_000
+
 log = logging.getLogger(__name__)
 
 
-def create_app(service: Service, access: Access | None = None) -> SecurityMiddleware:
+def create_app(
+    service: Service, access: Access | None = None, *, log: AccessLog | None = None, buckets: Path | None = None
+) -> Observer:
     """The ASGI application.
 
     Args:
         service: The gallery and its workers; closed when the application shuts down.
         access: Who may send requests; by default anyone on this machine.
+        log: Where each answer is written; None for nowhere.
+        buckets: A file in which all processes of a server count the requests of clients; None for memory.
     """
     access = access or Access()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.maps.current()  # starts to compute the map
+        if len(service.gallery.index) <= MAP_AT_START:
+            service.maps.current()  # starts to compute the map
+        following = asyncio.create_task(_follow(service))
         yield
+        following.cancel()
         service.close()
 
     app = FastAPI(
@@ -54,6 +70,7 @@ def create_app(service: Service, access: Access | None = None) -> SecurityMiddle
         openapi_url="/api/openapi.json",
         docs_url=None,  # FastAPI's own pages load scripts from other servers
         redoc_url=None,
+        responses=COMMON_ERRORS,
     )
     app.state.service = service
     app.state.access = access
@@ -61,8 +78,19 @@ def create_app(service: Service, access: Access | None = None) -> SecurityMiddle
         app.include_router(router)
     app.mount("/page", StaticFiles(directory=PAGE), name="page")
     _add_error_handlers(app)
-    # outside of the application, so that its headers are on every response, errors of the server included
-    return SecurityMiddleware(app, access, service.limits.upload_bytes)
+    complete_openapi(app, needs_token=access.token is not None)
+    # outside of the application, so that their headers are on every response, errors of the server included
+    secured = SecurityMiddleware(app, access, service.limits, access.rate_limiter(buckets))
+    return Observer(secured, service, TrustedProxies(access.trusted_proxies), log)
+
+
+async def _follow(service: Service) -> None:
+    """Take up new files and set the gauges of metrics every second, also in a process that gets no requests."""
+    while True:
+        with suppress(BusyError):
+            await service.searching.run(service.gallery.refresh)
+        service.read_metrics()
+        await asyncio.sleep(REFRESH_INTERVAL)
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -103,7 +131,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ValueError)
     async def conflict(request: Request, error: ValueError) -> JSONResponse:
         message = str(error)
-        public = _without_folders(message, request.app.state.service.gallery)
+        public = _without_folders(message, request.app.state.service)
         if public != message:
             log.warning("%s", message)  # the operator needs the path
         return JSONResponse({"error": public}, 409)
@@ -113,9 +141,10 @@ def _add_error_handlers(app: FastAPI) -> None:
         return JSONResponse({"error": "the server failed at this request: see its log"}, 500)
 
 
-def _without_folders(text: str, gallery: Gallery) -> str:
-    """`text` with paths relative to the run and the index: responses name no folder of this machine."""
-    for folder in (gallery.index.path, gallery.run):
+def _without_folders(text: str, service: Service) -> str:
+    """`text` with paths relative to the folders that are served: responses name no folder of this machine."""
+    added = () if service.additions is None else (service.additions.folder,)
+    for folder in (service.gallery.index.path, service.gallery.run, *added):
         for prefix in {str(folder), str(folder.absolute()), str(folder.resolve())} - {"."}:
             text = text.replace(f"{prefix}/", "")
     return text

@@ -10,19 +10,23 @@ import csv
 import hashlib
 import io
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pfml.audit.decisions import DECISION_COLUMNS, DECISIONS, DecisionName
 from pfml.serving.gallery import Gallery, RunFileError
 from pfml.storage.files import write_atomically
+from pfml.storage.lock import locked_folder
 from pfml.typos import did_you_mean
 
 __all__ = ["AuditQueue", "Copies", "Copy", "Decision", "QueuedSuspect", "SimilarClasses", "key_of"]
 
 #: Between the two classes or images of a cell of classes.csv.
 SEPARATOR = "; "
+#: Seconds that a decision waits for another process of the server, which takes milliseconds.
+LOCK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -233,7 +237,7 @@ class AuditQueue:
         return copies[key].path, copies[key].label, copies[key].label
 
     def _write(self, path: str, decision: Decision | None) -> None:
-        with self._lock:
+        with self._lock, self._locked_file():
             decided = self._read_decisions()
             decided.pop(path, None)  # so that the newest is the last row
             if decision is not None:
@@ -242,11 +246,19 @@ class AuditQueue:
             table = csv.writer(text, lineterminator="\n")
             table.writerow(DECISION_COLUMNS)
             table.writerows((name, one.decision, one.label) for name, one in decided.items())
-            try:
-                self.decisions_file.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(self.decisions_file, text.getvalue().encode(errors="surrogateescape"))
-            except OSError as error:
-                raise RunFileError(self.decisions_file, "write", error) from error
+            write_atomically(self.decisions_file, text.getvalue().encode(errors="surrogateescape"))
+
+    @contextmanager
+    def _locked_file(self) -> Iterator[None]:
+        """Write the decisions within the block, one process of the server at a time."""
+        try:
+            self.decisions_file.parent.mkdir(parents=True, exist_ok=True)
+            with locked_folder(self.decisions_file.parent, wait=LOCK_SECONDS):
+                yield
+        except RunFileError:
+            raise
+        except OSError as error:
+            raise RunFileError(self.decisions_file, "write", error) from error
 
 
 def key_of(path: str) -> str:

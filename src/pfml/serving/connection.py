@@ -23,12 +23,16 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pfml.version import __version__
+
 __all__ = ["Connections", "Timeouts", "accept_pending"]
 
 #: Bytes that extend the timeout of a request by a second: an upload of 10 MiB may take twenty minutes.
 BYTES_PER_SECOND = 2**13
-TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-SHUTTING_DOWN = json.dumps({"error": "the server shut down before it could answer: try again when it is back"}).encode()
+VERSION = (b"x-pfml-version", __version__.encode())
+TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n%s: %s\r\n\r\n" % VERSION
+SHUTTING_DOWN = "the server shut down before it could answer: try again when it is back"
+CROWDED = "the server has as many connections as it takes: try again in a moment"
 CLOSE = (b"connection", b"close")
 
 log = logging.getLogger(__name__)
@@ -57,21 +61,26 @@ class Connections:
     Args:
         timeouts: Of clients.
         clock: Seconds that never go back.
+        most: Connections at a time; requests on further ones get 503. None for any number.
     """
 
     #: Factory of uvicorn's own connections.
     protocol: Callable[..., asyncio.Protocol]
 
-    def __init__(self, timeouts: Timeouts | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        timeouts: Timeouts | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        most: int | None = None,
+    ) -> None:
         self.timeouts = timeouts or Timeouts()
         self.clock = clock
+        self.most = most
         self.is_shutting_down = False
         self.by_client: dict[tuple[str, int], TimedConnection] = {}
-        self._options: dict[str, Any] | None = None
 
     def __call__(self, **options: Any) -> TimedConnection:
         """A new connection, with the options that uvicorn passes to its own."""
-        self._options = options
         return TimedConnection(self.protocol(**options), self)
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
@@ -81,19 +90,18 @@ class Connections:
             connection = self.by_client.get(tuple(scope.get("client") or ()))  # type: ignore[arg-type]
             if scope["type"] != "http" or connection is None:
                 await app(scope, receive, send)
+            elif self.most is not None and len(self.by_client) > self.most:
+                await connection.respond(_crowded, scope, receive, send)
             else:
                 await connection.respond(app, scope, receive, send)
 
         return wrapped
 
-    async def adopt(self, sockets: list[socket.socket]) -> None:
-        """Serve connections that were accepted by `accept_pending`."""
-        loop, options = asyncio.get_running_loop(), self._options
+    async def adopt(self, sockets: list[socket.socket], **options: Any) -> None:
+        """Serve connections that were accepted by `accept_pending`, with the options that uvicorn passes to its own."""
+        loop = asyncio.get_running_loop()
         for accepted in sockets:
-            if options is None:  # uvicorn has made no connection yet: the first ones arrive at shutdown
-                accepted.close()
-            else:
-                await loop.connect_accepted_socket(lambda: self(**options), accepted)
+            await loop.connect_accepted_socket(lambda: self(**options), accepted)
 
     def is_quiet(self) -> bool:
         """Whether no request seems to be in flight."""
@@ -210,9 +218,7 @@ class TimedConnection(asyncio.Protocol):
         except asyncio.CancelledError:
             if not self.connections.is_shutting_down or self._has_begun_response:
                 raise
-            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(SHUTTING_DOWN)).encode())]
-            await sending({"type": "http.response.start", "status": 503, "headers": [*headers, (b"retry-after", b"5")]})
-            await sending({"type": "http.response.body", "body": SHUTTING_DOWN})
+            await _unavailable(sending, SHUTTING_DOWN, 5)
         finally:
             if not is_complete:
                 self._is_responding = False
@@ -253,6 +259,24 @@ def accept_pending(listening: socket.socket) -> list[socket.socket]:
         while True:
             accepted.append(listening.accept()[0])
     return accepted
+
+
+async def _crowded(_: Scope, __: Receive, send: Send) -> None:
+    """The application of connections beyond the limit."""
+    await _unavailable(send, CROWDED, 1)
+
+
+async def _unavailable(send: Send, error: str, retry_after: int) -> None:
+    """Answer 503."""
+    body = json.dumps({"error": error}).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"retry-after", str(retry_after).encode()),
+        VERSION,
+    ]
+    await send({"type": "http.response.start", "status": 503, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _has_body(scope: Scope) -> bool:

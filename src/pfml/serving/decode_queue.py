@@ -81,16 +81,24 @@ class DecodeQueue:
         budget: Shared by all threads that decode.
         threads: How many work at a time.
         most: Tasks that may run or wait.
+        prepare: Called in each thread before its first task.
     """
 
-    def __init__(self, budget: PixelBudget, *, threads: int, most: int) -> None:
+    def __init__(
+        self, budget: PixelBudget, *, threads: int, most: int, prepare: Callable[[], object] | None = None
+    ) -> None:
         self.budget = budget
+        self._prepare = prepare
         self._admission = Admission(most)
         self._numbers = itertools.count()
         self._tasks: list[tuple[float, int, int, Callable[[], Any], Future[Any]]] = []
         self._is_closed = False
         for number in range(threads):
             threading.Thread(target=self._work, name=f"pfml decoding_{number}", daemon=True).start()
+
+    def __len__(self) -> int:
+        """Tasks that run or wait."""
+        return self._admission.amount
 
     async def run(
         self, pixels: int, function: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
@@ -120,6 +128,8 @@ class DecodeQueue:
             future.cancel()
 
     def _work(self) -> None:
+        if self._prepare is not None:
+            self._prepare()
         while (task := self._next()) is not None:
             pixels, call, future = task
             try:

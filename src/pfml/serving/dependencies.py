@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, HTTPException, Request
 from pydantic import BaseModel, Field
@@ -14,6 +15,7 @@ from pfml.serving.service import Service, UnknownNameError
 from pfml.terminal import readable
 
 __all__ = [
+    "UPLOAD_ERRORS",
     "ErrorResponse",
     "ImageResponse",
     "SharedService",
@@ -42,6 +44,12 @@ class ErrorResponse(BaseModel):
     error: str = Field(description="One sentence: what must hold, what was got.")
 
 
+#: Of routes that take uploads.
+UPLOAD_ERRORS: dict[int | str, dict[str, Any]] = {
+    code: {"model": ErrorResponse} for code in (400, 404, 413, 415, 422, 503)
+}
+
+
 class ImageResponse(BaseModel):
     """An image of the index."""
 
@@ -67,8 +75,11 @@ def display_name(entry: Entry | Hit) -> str:
 
 
 def entry_of(service: Service, image: int) -> Entry:
-    """The entry of an image of the index; UnknownNameError (404) if there is none."""
+    """The entry of an image of the index; UnknownNameError (404) if there is none, also in the newest state."""
     try:
+        with suppress(KeyError):
+            return service.gallery.index.entry(image)
+        service.gallery.refresh()
         return service.gallery.index.entry(image)
     except (KeyError, RuntimeError, OverflowError):  # numbers beyond 64 bits are not ids either
         raise UnknownNameError(f"the index has no image {image}") from None

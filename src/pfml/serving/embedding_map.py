@@ -16,6 +16,7 @@ from pfml.plots.maps import Method, project
 from pfml.serving.contributions import pair_potentials
 from pfml.serving.gallery import Contents, Gallery
 from pfml.storage.files import DamagedFileError
+from pfml.storage.lock import locked_file
 from pfml.storage.manifest import Format
 from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
 
@@ -136,11 +137,14 @@ class MapMaker:
     def _make(self, contents: Contents) -> None:
         try:
             key = self._key(contents)
-            made = self._cached(key)
-            if made is None:
-                made = compute_map(contents, self.method, most=self.most)
-                tensors = {"ids": made.ids, "points": made.points, "proxy_points": made.proxy_points}
-                write_sealed_tensors(self.folder, "map", tensors, {"key": key, "method": made.method}, MAP)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            # of several processes of a server one computes it, and the others read it then
+            with open(self.folder / "map.lock", "ab") as file, locked_file(self.folder / "map.lock", file.fileno()):
+                made = self._cached(key)
+                if made is None:
+                    made = compute_map(contents, self.method, most=self.most)
+                    tensors = {"ids": made.ids, "points": made.points, "proxy_points": made.proxy_points}
+                    write_sealed_tensors(self.folder, "map", tensors, {"key": key, "method": made.method}, MAP)
         except Exception as error:  # in a thread: the next request for the map gets it
             log.exception("the map could not be computed")
             self.error = f"{type(error).__name__}: {error}"

@@ -8,7 +8,8 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,7 +32,9 @@ log = logging.getLogger(__name__)
 class RunFileError(OSError):
     """A file of the run cannot be read or written; `is_full` if the disk is full."""
 
-    def __init__(self, path: Path, verb: Literal["read", "write"], error: OSError) -> None:
+    def __init__(
+        self, path: Path, verb: Literal["read", "write"], error: OSError, where: str = "the folder of the run"
+    ) -> None:
         self.is_full = error.errno in FULL
         name = f"{path.parent.name}/{path.name}"
         reason = os.strerror(error.errno) if error.errno else type(error).__name__
@@ -39,8 +42,7 @@ class RunFileError(OSError):
         outcome = "nothing was saved" if verb == "write" else "the queue cannot be shown"
         may = "may not" if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else "cannot"
         super().__init__(
-            f"{outcome}: pfml serve {may} {verb} {name} in the folder of the run, got {reason!r}; {advice}, "
-            f"then try again"
+            f"{outcome}: pfml serve {may} {verb} {name} in {where}, got {reason!r}; {advice}, then try again"
         )
 
 
@@ -91,9 +93,15 @@ class ThresholdFile:
 
 #: Seconds between two checks of the files.
 REFRESH_INTERVAL = 1.0
+#: Seconds that a request waits for files to be loaded; then it is answered by the state before.
+REFRESH_PATIENCE = 1.0
 #: Size of an index up to which its vectors are held in memory, 130,000 images of 512 dimensions: the server then
 #: survives damage of the files. A larger index is read in every search, and a changed file is refused.
 HOLD_BYTES = 2**28
+#: Seconds that a change waits for another writer, and between two attempts.
+WRITE_PATIENCE = 10.0
+WRITE_POLL = 0.02
+WRITING = "another process is writing the index: try again when it has ended"
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +144,11 @@ class Gallery:
         self.index = opened.gallery
         self.field = opened.field()
         self._threshold_file = ThresholdFile(self.run, self.model)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._refresher = ThreadPoolExecutor(1, thread_name_prefix="pfml refresh")
+        self._starting = threading.Lock()
+        self._refreshing: Future[None] | None = None
+        self._seen = self._manifest_state()
         self._refreshed_at = time.monotonic()
         self._contents: Contents | None = None
         self._is_stale = True  # whether the index has changed since they were read
@@ -146,15 +158,26 @@ class Gallery:
         self._is_searchable = True
 
     @classmethod
-    def open(cls, run: str | Path, *, index: str | Path | None = None, device: str = "auto") -> Gallery:
+    def open(
+        cls,
+        run: str | Path,
+        *,
+        index: str | Path | None = None,
+        device: str = "auto",
+        backend: str = "exact",
+        hold_bytes: int | None = None,
+    ) -> Gallery:
         """Open the gallery of a run.
 
         Args:
             run: Folder of a run, or of a saved embedder.
             index: Folder of the index; by default `index` in the run.
             device: Device of the model.
+            backend: How to search, see `ImageIndex.create`.
+            hold_bytes: Size of an index up to which its vectors are held in memory; by default `HOLD_BYTES`.
         """
-        return cls(open_run(run, index=index, hold_bytes=HOLD_BYTES, device=device))
+        held = HOLD_BYTES if hold_bytes is None else hold_bytes
+        return cls(open_run(run, index=index, backend=backend, hold_bytes=held, device=device))
 
     @property
     def threshold(self) -> Threshold | None:
@@ -206,22 +229,50 @@ class Gallery:
         trained_on = self.embedder.trained_on
         return () if trained_on is None else trained_on.class_names
 
+    @property
+    def num_proxies(self) -> int:
+        """Proxies of classes that were not deleted."""
+        if self.field is None or not self.field.proxies.numel():
+            return 0
+        now = self.index.edits.names(self.trained_as)
+        is_there = torch.tensor([now[name] is not None for name in self.trained_as])
+        return int(is_there[self.field.proxy_labels].sum())
+
     def given_class(self, name: str) -> str:
         """What the run and its sources call a class that the index calls `name`."""
         given = {**self.index.edits.names(self.trained_as), **self.index.given_classes}
         return name if given.get(name) == name else next((one for one, now in given.items() if now == name), name)
 
     def refresh(self) -> None:
-        """Load what `pfml index` and `pfml calibrate` have written since; checks once a second at most.
+        """Load what `pfml index`, `pfml calibrate` and other processes of the server have written since.
 
+        Files are checked once a second, and at once if the manifest of the index is new. They are loaded in a thread,
+        for which the first caller waits `REFRESH_PATIENCE` at most: a large index is loaded while searches run.
         Files that cannot be read change nothing: the previous state is served, and `problem` and the log say so.
         """
-        if time.monotonic() - self._refreshed_at < REFRESH_INTERVAL:
+        if time.monotonic() - self._refreshed_at < REFRESH_INTERVAL and self._manifest_state() == self._seen:
             return
+        with self._starting:
+            if self._refreshing is not None and not self._refreshing.done():
+                return
+            refreshing = self._refreshing = self._refresher.submit(self._refresh)
+        with suppress(TimeoutError):
+            refreshing.result(REFRESH_PATIENCE)
+
+    def _refresh(self) -> None:
         with self._lock:
+            self._seen = self._manifest_state()
             self._refresh_index()
             self._threshold_file.refresh()
             self._refreshed_at = time.monotonic()
+
+    def _manifest_state(self) -> tuple[int, int, int] | None:
+        """By what one tells that the manifest of the index was replaced."""
+        try:
+            found = os.stat(self.index.path / "index.json")
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
 
     def _refresh_index(self) -> None:
         refused: Exception | None = None
@@ -280,11 +331,35 @@ class Gallery:
             try:
                 yield
             except LockedError:
-                raise BusyError("another process is writing the index: try again when it has ended") from None
+                raise BusyError(WRITING) from None
+            except RunFileError:
+                raise
             except OSError as error:
                 raise RunFileError(self.index.path / "index.json", "write", error) from error
             finally:
                 self._is_stale = True
+
+    @contextmanager
+    def writing(self, wait: float = WRITE_PATIENCE) -> Iterator[None]:
+        """Several changes of the index in a row within the block, while other writers wait, those of this server too.
+
+        Raises:
+            BusyError: If another process or thread writes for longer than `wait` seconds.
+        """
+        until = time.monotonic() + wait
+        with ExitStack() as held:
+            while True:  # without our own lock, so that searches run meanwhile
+                try:
+                    held.enter_context(self.index.writing())
+                    break
+                except LockedError:
+                    if time.monotonic() >= until:
+                        raise BusyError(WRITING) from None
+                    time.sleep(WRITE_POLL)
+                except OSError as error:
+                    raise RunFileError(self.index.path / "index.json", "write", error) from error
+            held.enter_context(self._changing())
+            yield
 
     def search(self, vector: Tensor, k: int, class_names: list[str], *, without: int | None = None) -> list[Hit]:
         """The k images nearest to a vector (D,), in `class_names` or in all classes, except `without`."""

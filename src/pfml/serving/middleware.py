@@ -4,6 +4,7 @@
   list of names; a server on a network must also accept any numeric address, which cannot be rebound. So this is ours.
 - A request that changes something must come from the server's own page, or from no page (CSRF).
 - With a token, every request has it as a bearer token, or has the session cookie of the login.
+- A client that sends more requests than its rate limit gets 429.
 - The bytes of a body are counted while they arrive.
 """
 
@@ -13,10 +14,12 @@ import hashlib
 import hmac
 import ipaddress
 import json
+import math
 import secrets
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -24,11 +27,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pfml.serving.client_address import TrustedProxies
+from pfml.serving.rate_limit import RateLimit, RateLimiter
+from pfml.serving.service import Limits
+
 __all__ = ["Access", "SecurityMiddleware", "is_loopback"]
 
 COOKIE = "pfml_session"
 #: Paths that need no token.
-OPEN_PATHS = ("/login", "/ready", "/page/style.css", "/page/icon.svg")
+OPEN_PATHS = ("/login", "/health", "/ready", "/page/style.css", "/page/icon.svg")
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 #: Bytes of a body without an upload, and of the form around an upload.
 FORM_BYTES = 2**16
@@ -61,14 +68,19 @@ class Access:
         host: The address that the server is bound to.
         token: What a request must carry; None for anyone who reaches the address, which then must be loopback.
         names: Further names of the server, for the Host header.
+        rate_limit: Requests of a client to the API and the login; None for any number.
+        trusted_proxies: Addresses or networks of proxies in front of the server, whose X-Forwarded-For is believed.
     """
 
     host: str = "127.0.0.1"
     token: str | None = field(default=None, repr=False)
     names: tuple[str, ...] = ()
+    rate_limit: RateLimit | None = None
+    trusted_proxies: tuple[str, ...] = ()
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     def __post_init__(self) -> None:
+        TrustedProxies(self.trusted_proxies)
         if self.token is not None and len(self.token) < 16:
             raise ValueError(
                 f"a token must have at least 16 characters, got {len(self.token)}: "
@@ -93,8 +105,13 @@ class Access:
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
 
     def session(self) -> str:
-        """The value of the session cookie: derived from the token, and valid for this process only."""
+        """The value of the session cookie: derived from the token, and void when the server ends."""
         return hmac.new(self._secret, (self.token or "").encode(), hashlib.sha256).hexdigest()
+
+    def rate_limiter(self, path: Path | None = None) -> RateLimiter | None:
+        """The buckets of clients, in a file that all processes of the server share; None without a rate limit."""
+        key = hmac.digest(self._secret, b"rate limit", "sha256")
+        return None if self.rate_limit is None else RateLimiter(self.rate_limit, path, key)
 
     def admits(self, headers: Headers) -> bool:
         """Whether a request has the token or the session cookie, or needs none."""
@@ -113,13 +130,19 @@ class SecurityMiddleware:
     Args:
         app: The application behind it.
         access: Who may send requests.
-        upload_bytes: Largest upload.
+        limits: Of uploads.
+        limiter: Counts the requests of clients; None for no limit.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, upload_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, access: Access, limits: Limits, limiter: RateLimiter | None = None) -> None:
         self.app = app
         self.access = access
-        self.upload_bytes = upload_bytes
+        self.limiter = limiter
+        self._upload_bytes = {
+            "/api/search": limits.upload_bytes,
+            "/api/embed": limits.request_bytes,
+            "/api/images": limits.request_bytes,
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -136,13 +159,18 @@ class SecurityMiddleware:
 
     def _most_bytes(self, scope: Scope) -> int:
         """Largest body of a request."""
-        return self.upload_bytes + FORM_BYTES if scope["path"] == "/api/search" else FORM_BYTES
+        return self._upload_bytes.get(scope["path"], 0) + FORM_BYTES
 
     def _refusal(self, scope: Scope, headers: Headers) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
         """Status, message and headers of a refusal; None if the request may pass."""
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self.access.allows_host(hosts[0]):
             return 421, "the Host header must name this server: start pfml serve with --name for further names", []
+        if self.limiter is not None and _is_limited(scope["path"]):
+            wait = self.limiter.wait(str((scope.get("client") or ("",))[0]))
+            if wait > 0:
+                retry = [(b"retry-after", str(math.ceil(wait)).encode())]
+                return 429, f"a client may send {self.limiter.limit} requests: try again in {wait:.1f} s", retry
         if scope["method"] not in SAFE_METHODS and not _is_same_origin(headers, hosts[0]):
             return 403, "changes must come from the page of this server, got another origin", []
         if scope["path"] not in OPEN_PATHS and not self.access.admits(headers):
@@ -157,6 +185,11 @@ class SecurityMiddleware:
         if not length.isdecimal() or int(length) > most:
             return 413, f"a body must have at most {most:,} bytes, got {length}", [(b"connection", b"close")]
         return None
+
+
+def _is_limited(path: str) -> bool:
+    """Whether a request counts for the rate limit: not the page with its thumbnails, nor probes and metrics."""
+    return path == "/login" or (path.startswith("/api/") and not path.endswith("/jpeg"))
 
 
 def _is_same_origin(headers: Headers, host: str) -> bool:

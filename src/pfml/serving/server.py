@@ -14,12 +14,22 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from pfml.serving.access_log import AccessLog
 from pfml.serving.app import create_app
 from pfml.serving.connection import Connections, Timeouts, accept_pending
 from pfml.serving.middleware import Access
 from pfml.serving.service import Service
 
-__all__ = ["LOGGING", "OneLine", "address_of", "serve"]
+__all__ = [
+    "LOGGING",
+    "GracefulServer",
+    "OneLine",
+    "address_of",
+    "announce",
+    "create_server",
+    "listening_socket",
+    "serve",
+]
 
 #: Characters that move the cursor, set colors, clear a terminal, or begin a line.
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -104,6 +114,8 @@ class GracefulServer(uvicorn.Server):
         app: The ASGI application.
         timeouts: Of clients.
         clock: Seconds that never go back.
+        most: Connections at a time; None for any number.
+        on_start: Called when requests are answered.
         options: Of `uvicorn.Config`.
     """
 
@@ -112,9 +124,12 @@ class GracefulServer(uvicorn.Server):
         app: ASGIApp,
         timeouts: Timeouts | None = None,
         clock: Callable[[], float] = time.monotonic,
+        most: int | None = None,
+        on_start: Callable[[], None] | None = None,
         **options: Any,
     ) -> None:
-        self.connections = Connections(timeouts, clock)
+        self.connections = Connections(timeouts, clock, most)
+        self.on_start = on_start
         config = uvicorn.Config(
             self.connections.wrap(app),
             interface="asgi3",
@@ -128,15 +143,25 @@ class GracefulServer(uvicorn.Server):
         config.http_protocol_class = self.connections  # type: ignore[assignment]
         super().__init__(config)
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the application and answer requests."""
+        await super().startup(sockets)
+        if self.started and self.on_start is not None:
+            self.on_start()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no new connections, answer the open ones, and stop."""
         self.connections.is_shutting_down = True
-        for _ in range(3):  # the event loop accepts some pending connections itself
+        for listening in sockets or []:
+            asyncio.get_running_loop().remove_reader(listening)
+        for _ in range(3):  # the event loop has accepted some connections that it has not begun to serve
             await asyncio.sleep(0)
         pending = [accepted for listening in sockets or [] for accepted in accept_pending(listening)]
         for server in self.servers:  # at once: later connections are refused, and not reset
             server.close()
-        await self.connections.adopt(pending)
+        await self.connections.adopt(
+            pending, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
         now = self.connections.clock
         quiet_from, until = now() + self.connections.timeouts.drain, now() + DRAIN_SECONDS
         while not self.force_exit and now() < until:
@@ -146,18 +171,29 @@ class GracefulServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(service: Service, access: Access, port: int) -> None:
+def create_server(app: ASGIApp, **options: Any) -> GracefulServer:
+    """A server of the application with the limits of `pfml serve`; `options` are those of `GracefulServer`."""
+    return GracefulServer(
+        app,
+        most=CONNECTIONS,
+        log_config=LOGGING,
+        access_log=False,  # uvicorn's own, which has query strings
+        server_header=False,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        **options,
+    )
+
+
+def announce(host: str, listening: socket.socket) -> None:
+    """Print the address; scripts read it from the first line."""
+    print(f"pfml serve: {address_of(host, listening.getsockname()[1])}  (Ctrl-C to stop)", flush=True)
+
+
+def serve(service: Service, access: Access, port: int, *, log: AccessLog | None = None) -> None:
     """Serve until SIGINT or SIGTERM; then answer the requests that were sent, accept no new ones, and return."""
     with listening_socket(access.host, port) as listening:
-        print(f"pfml serve: {address_of(access.host, listening.getsockname()[1])}  (Ctrl-C to stop)", flush=True)
-        server = GracefulServer(
-            create_app(service, access),
-            log_config=LOGGING,
-            access_log=False,
-            server_header=False,
-            limit_concurrency=CONNECTIONS,
-            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-        )
+        announce(access.host, listening)
+        server = create_server(create_app(service, access, log=log))
         # uvicorn raises the signal again after its shutdown; for a server that is the usual end
         with contextlib.suppress(KeyboardInterrupt):
             server.run(sockets=[listening])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import secrets
 import threading
 from collections import OrderedDict
@@ -13,11 +15,13 @@ from torch import Tensor
 
 from pfml.data.resampling import resample
 from pfml.plots.maps import Method
+from pfml.serving.added_images import AddedImages
 from pfml.serving.audit_queue import AuditQueue
 from pfml.serving.decode_queue import DecodeQueue, PixelBudget
 from pfml.serving.embedding_map import MapMaker
 from pfml.serving.gallery import Gallery
 from pfml.serving.images import Thumbnails, Upload, opened_upload
+from pfml.serving.metrics import Metrics
 from pfml.serving.workers import Admission, DynamicBatcher, Workers
 from pfml.terminal import readable
 
@@ -25,6 +29,9 @@ __all__ = ["Limits", "Service", "UnknownNameError", "Uploads"]
 
 #: Images per batch of the model.
 BATCH = 16
+#: The key of an upload.
+UPLOAD_KEY = re.compile(r"[\w-]{16}", re.ASCII)
+FORGOTTEN = "this upload is no longer kept: send the image again"
 
 
 class UnknownNameError(KeyError):
@@ -47,6 +54,7 @@ class Limits:
             bytes of memory.
         waiting: Searches by upload that may run or wait; more get 503.
         waiting_bytes: Bytes that their uploads may hold in memory together; more get 503.
+        images: Images of one request, where it may have several.
     """
 
     upload_bytes: int = 10 * 2**20
@@ -55,24 +63,39 @@ class Limits:
     pixels_at_a_time: int = 24_000_000
     waiting: int = 128
     waiting_bytes: int = 128 * 2**20
+    images: int = 16
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
 
+    @property
+    def request_bytes(self) -> int:
+        """Bytes of all images of one request."""
+        return 4 * self.upload_bytes
+
 
 class Uploads:
-    """The embeddings of the latest uploads, by random keys."""
+    """The embeddings of the latest uploads, by random keys.
 
-    def __init__(self, most: int = 256) -> None:
+    Args:
+        most: How many are kept.
+        folder: Where all processes of a server keep them; None for the memory of this one.
+    """
+
+    def __init__(self, most: int = 256, folder: Path | None = None) -> None:
         self.most = most
+        self.folder = folder
         self._lock = threading.Lock()
         self._vectors: OrderedDict[str, Tensor] = OrderedDict()
 
     def add(self, vector: Tensor) -> str:
         """Keep an embedding; returns its key."""
         name = secrets.token_urlsafe(12)
+        if self.folder is not None:
+            self._write(self.folder, name, vector)
+            return name
         with self._lock:
             self._vectors[name] = vector
             if len(self._vectors) > self.most:
@@ -81,11 +104,34 @@ class Uploads:
 
     def get(self, name: str) -> Tensor:
         """The embedding of a key; UnknownNameError (404) if it is no longer kept."""
+        if self.folder is not None:
+            if (found := self._read(self.folder, name)) is None:
+                raise UnknownNameError(FORGOTTEN)
+            return found
         with self._lock:
             if name not in self._vectors:
-                raise UnknownNameError("this upload is no longer kept: send the image again")
+                raise UnknownNameError(FORGOTTEN)
             self._vectors.move_to_end(name)
             return self._vectors[name]
+
+    def _write(self, folder: Path, name: str, vector: Tensor) -> None:
+        partial = folder / f".{name}"
+        partial.write_bytes(vector.contiguous().numpy().tobytes())
+        partial.rename(folder / name)
+        kept = [(found.stat().st_mtime_ns, found.path) for found in os.scandir(folder) if found.name[0] != "."]
+        for _, path in sorted(kept)[: max(len(kept) - self.most, 0)]:
+            Path(path).unlink(missing_ok=True)
+
+    @staticmethod
+    def _read(folder: Path, name: str) -> Tensor | None:
+        if not UPLOAD_KEY.fullmatch(name):
+            return None
+        try:
+            content = bytearray((folder / name).read_bytes())
+            os.utime(folder / name)
+        except OSError:
+            return None
+        return torch.frombuffer(content, dtype=torch.float32)
 
 
 class Service:
@@ -96,24 +142,42 @@ class Service:
         limits: Of requests.
         map_method: The projection of the map.
         map_points: Images on the map; of a larger index, a subsample.
+        add_to: The folder of images that are added by requests; None if none may be.
+        uploads: Where all processes of a server keep the embeddings of uploads; None for memory.
     """
 
     def __init__(
-        self, gallery: Gallery, *, limits: Limits | None = None, map_method: Method = "tsne", map_points: int = 5000
+        self,
+        gallery: Gallery,
+        *,
+        limits: Limits | None = None,
+        map_method: Method = "tsne",
+        map_points: int = 5000,
+        add_to: Path | None = None,
+        uploads: Path | None = None,
     ) -> None:
         self.gallery = gallery
+        self.metrics = Metrics()
+        self.additions = None if add_to is None else AddedImages(add_to, gallery)
         self.limits = limits or Limits()
         self.maps = MapMaker(gallery, gallery.run / "serve", map_method, map_points)
         self.audit = AuditQueue(gallery)
         budget = PixelBudget(self.limits.pixels_at_a_time)
         self.thumbnails = Thumbnails(budget=budget)
-        self.uploads = Uploads()
+        self.uploads = Uploads(folder=uploads)
         self.searches_by_upload = Admission(self.limits.waiting)
         self.upload_bytes = Admission(self.limits.waiting_bytes, "bytes of uploads")
-        self.decoding = DecodeQueue(budget, threads=2, most=self.limits.waiting)
-        #: one model, one thread: torch itself uses all cores
-        self.embedding: DynamicBatcher[Tensor, Tensor] = DynamicBatcher("embedding", self._embedded, BATCH)
+        self._cores = torch.get_num_threads()
+        self.decoding = DecodeQueue(budget, threads=2, most=self.limits.waiting, prepare=_use_one_core)
+        #: Under load a core for each batch: the cores of one batch would wait for one another in every layer, and for
+        #: whoever decodes meanwhile.
+        batches = self._cores if next(gallery.embedder.parameters()).device.type == "cpu" else 1
+        self.embedding: DynamicBatcher[Tensor, Tensor] = DynamicBatcher(
+            "embedding", self._embedded, BATCH, threads=batches
+        )
         self.searching = Workers("search", threads=2, most=2 * self.limits.waiting)
+        #: one at a time: the index has one writer
+        self.writing = Workers("writing", threads=1, most=self.limits.waiting)
         #: of thumbnails
         self.scaling = Workers("thumbnails", threads=2, most=512)
 
@@ -122,6 +186,7 @@ class Service:
         self.embedding.close()
         self.decoding.close()
         self.searching.close()
+        self.writing.close()
         self.scaling.close()
 
     async def embedded(self, content: bytes) -> Tensor:
@@ -148,9 +213,22 @@ class Service:
 
     def _embedded(self, crops: list[Tensor]) -> list[Tensor]:
         embedder = self.gallery.embedder
+        self.metrics.batches.observe(len(crops))
+        torch.set_num_threads(self._cores if self.embedding.is_idle else 1)  # of this thread alone
         with torch.no_grad():
             points: Tensor = embedder(torch.stack(crops).to(next(embedder.parameters()).device))
         return list(points.cpu())
+
+    def read_metrics(self) -> None:
+        """Set the gauges of the metrics."""
+        queues = {
+            "decoding": len(self.decoding),
+            "embedding": len(self.embedding),
+            "search": len(self.searching),
+            "writing": len(self.writing),
+            "thumbnails": len(self.scaling),
+        }
+        self.metrics.read(queues, self.gallery.index.generation, len(self.gallery.index))
 
     def vector_of(self, image: int) -> Tensor:
         """The embedding (D,) of an indexed image."""
@@ -170,3 +248,8 @@ class Service:
         """The id of an image in the index, by its path; None if it is not indexed."""
         entry = self.gallery.index.find(str(Path(path).absolute()))
         return None if entry is None else entry.id
+
+
+def _use_one_core() -> None:
+    """Let torch use one core in this thread."""
+    torch.set_num_threads(1)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Generic, ParamSpec, TypeVar
 
 __all__ = ["Admission", "BusyError", "DynamicBatcher", "Workers"]
@@ -42,6 +43,11 @@ class Admission:
         self._lock = threading.Lock()
         self._held = 0
 
+    @property
+    def amount(self) -> int:
+        """What is held now."""
+        return self._held
+
     @contextmanager
     def held(self, amount: int = 1) -> Iterator[None]:
         """Hold `amount` within the block."""
@@ -71,11 +77,16 @@ class Workers:
         name: Of the threads.
         threads: How many work at a time.
         most: Calls that may run or wait.
+        prepare: Called in each thread before its first call.
     """
 
-    def __init__(self, name: str, *, threads: int, most: int) -> None:
+    def __init__(self, name: str, *, threads: int, most: int, prepare: Callable[[], object] | None = None) -> None:
         self._admission = Admission(most)
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"pfml {name}")
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"pfml {name}", initializer=prepare)
+
+    def __len__(self) -> int:
+        """Calls that run or wait."""
+        return self._admission.amount
 
     async def run(
         self, function: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
@@ -93,20 +104,35 @@ class Workers:
 
 
 class DynamicBatcher(Generic[Item, Result]):
-    """One thread that processes all waiting items in one batch, up to a size.
+    """Threads of which each processes what waits in one batch, up to a size.
 
     Args:
-        name: Of the thread.
+        name: Of the threads.
         function: Results of a batch, in its order.
         most: Size of a batch.
+        threads: How many batches are processed at a time.
     """
 
-    def __init__(self, name: str, function: Callable[[list[Item]], Sequence[Result]], most: int) -> None:
+    def __init__(
+        self, name: str, function: Callable[[list[Item]], Sequence[Result]], most: int, threads: int = 1
+    ) -> None:
         self.function = function
         self.most = most
         self._waiting: queue.SimpleQueue[tuple[Item, Future[Result]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=f"pfml {name}", daemon=True)
-        self._thread.start()
+        self._busy = Admission(threads)
+        names = (f"pfml {name}_{number}" for number in range(threads))
+        self._threads = [threading.Thread(target=self._work, name=one, daemon=True) for one in names]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether one batch is processed at most, and nothing waits."""
+        return self._busy.amount <= 1 and self._waiting.empty()
+
+    def __len__(self) -> int:
+        """Items that wait."""
+        return self._waiting.qsize()
 
     async def run(self, item: Item) -> Result:
         """The result of an item."""
@@ -115,23 +141,28 @@ class DynamicBatcher(Generic[Item, Result]):
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """End the thread after the items that wait, and wait for it.
+        """End the threads after the items that wait, and wait for them.
 
         A thread that is still within torch when Python exits would abort the process.
         """
-        self._waiting.put(None)
-        self._thread.join(CLOSE_SECONDS)
+        for _ in self._threads:
+            self._waiting.put(None)
+        until = time.monotonic() + CLOSE_SECONDS
+        for thread in self._threads:
+            thread.join(max(until - time.monotonic(), 0.0))
 
     def _work(self) -> None:
         while (first := self._waiting.get()) is not None:
             batch, is_last = [first], False
-            while len(batch) < self.most and not self._waiting.empty():
-                following = self._waiting.get()
-                if following is None:
-                    is_last = True
-                    break
-                batch.append(following)
-            self._process([(item, future) for item, future in batch if future.set_running_or_notify_cancel()])
+            with self._busy.held():
+                with suppress(queue.Empty):
+                    while len(batch) < self.most and not is_last:
+                        following = self._waiting.get_nowait()
+                        if following is None:
+                            is_last = True
+                        else:
+                            batch.append(following)
+                self._process([(item, future) for item, future in batch if future.set_running_or_notify_cancel()])
             if is_last:
                 return
 

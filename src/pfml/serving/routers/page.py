@@ -1,4 +1,4 @@
-"""Routes of the page itself: the page, the documentation of the API, the login, and the readiness probe."""
+"""Routes of the page itself: the page, the documentation of the API, and the login."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Form, Request
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
-from pydantic import BaseModel, Field
 
-from pfml.serving.dependencies import SharedService
 from pfml.serving.middleware import COOKIE, Access
 
 __all__ = ["PAGE", "router"]
@@ -19,22 +17,6 @@ PAGE = Path(__file__).parents[1] / "page"
 WRONG_TOKEN = '<p class="wrong" role="alert">This is not the token of the server.</p>'
 
 router = APIRouter()
-
-
-class ReadyResponse(BaseModel):
-    """The readiness of the server."""
-
-    ready: bool = Field(description="Whether searches are answered.")
-    problem: str | None = Field(description="What is wrong with the files of the index; null if nothing is.")
-
-
-@router.get("/ready", tags=["server"], responses={503: {"model": ReadyResponse}})
-async def ready(service: SharedService, response: Response) -> ReadyResponse:
-    """The readiness probe; needs no token."""
-    await service.searching.run(service.gallery.refresh)
-    if not service.gallery.is_searchable:
-        response.status_code = 503
-    return ReadyResponse(ready=service.gallery.is_searchable, problem=service.gallery.problem)
 
 
 @router.get("/", include_in_schema=False)

@@ -14,6 +14,7 @@ from torch import Tensor
 from pfml.search import Hit, Threshold, Verdict, verdict_of
 from pfml.search.neighborhood import NEIGHBORS
 from pfml.serving.dependencies import (
+    UPLOAD_ERRORS,
     ErrorResponse,
     ImageResponse,
     SharedService,
@@ -33,9 +34,6 @@ Classes = Annotated[list[str], Query(max_length=1000, description="Search these 
 
 router = APIRouter(prefix="/api", tags=["images"])
 ERRORS: dict[int | str, dict[str, type[ErrorResponse]]] = {404: {"model": ErrorResponse}, 422: {"model": ErrorResponse}}
-UPLOAD_ERRORS: dict[int | str, dict[str, type[ErrorResponse]]] = {
-    code: {"model": ErrorResponse} for code in (400, 404, 413, 415, 422, 503)
-}
 
 
 class RateResponse(BaseModel):
@@ -132,14 +130,14 @@ class SearchResponse(BaseModel):
 async def status(service: SharedService) -> StatusResponse:
     """The run, its index and the limits of uploads."""
     gallery = service.gallery
-    contents = await service.searching.run(gallery.contents)
+    await service.searching.run(gallery.refresh)
     threshold, field = gallery.threshold, gallery.field
     return StatusResponse(
         run=readable(gallery.run.resolve().name),
         model=str(gallery.model),
-        images=len(contents.ids),
+        images=len(gallery.index),
         classes=sum(1 for name in gallery.index.class_counts() if name),
-        proxies=int((contents.proxy_labels >= 0).sum()),
+        proxies=gallery.num_proxies,
         law=str(gallery.law),
         law_is_of_run=field is not None and field.has_own_law and field.law == gallery.law,
         threshold=_threshold_response(threshold, gallery.is_measured),
@@ -208,7 +206,7 @@ async def images(
 @router.get("/images/{image}", responses=ERRORS)
 async def image(service: SharedService, image: int) -> ImageResponse:
     """An image of the index."""
-    return image_response(entry_of(service, image))
+    return image_response(await service.searching.run(entry_of, service, image))
 
 
 @router.get(
@@ -220,7 +218,7 @@ async def jpeg(
     service: SharedService, image: int, size: Literal["thumbnail", "large", "full"] = "thumbnail"
 ) -> Response:
     """An image of the index as a JPEG file: scaled down, or in its full size up to 8,192 pixels."""
-    entry = entry_of(service, image)
+    entry = await service.searching.run(entry_of, service, image)
     try:
         content = await service.scaling.run(service.thumbnails.get, image, entry.path, size)
     except (OSError, ValueError):
