@@ -6,12 +6,14 @@ from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pfml.search.backends import BACKENDS, Searcher, backend_for, distances_between
+from pfml.search.backends import BACKENDS, Searcher, distances_between, vectors_at
 from pfml.search.index_folder import Snapshot
+from pfml.search.ivf import IvfSearcher, choose_backend
 from pfml.search.neighborhood import mean_nearest_distance
 from pfml.storage.file_state import FileState
 from pfml.storage.files import DamagedFileError
@@ -70,7 +72,7 @@ class IndexState:
     sources gave; `names` has what these are called now.
     """
 
-    def __init__(self, snapshot: Snapshot, backend: str, before: IndexState | None = None) -> None:
+    def __init__(self, folder: Path, snapshot: Snapshot, backend: str, before: IndexState | None = None) -> None:
         self.snapshot = snapshot
         self.stored = snapshot.stored()
         self.ids = torch.cat([torch.empty(0, dtype=torch.int64), *(shard.ids for shard in snapshot.shards)])
@@ -88,7 +90,9 @@ class IndexState:
         self.live = self._live()
         self.counts = self._counts()
         self.num_entries = int(self.live.sum())
-        self.backend = backend_for(backend, self.num_entries, 4 * len(self.ids) * snapshot.dimension)
+        self.choice = choose_backend(
+            backend, folder, snapshot.files, self.num_entries, None if before is None else before.choice
+        )
 
     def _resume_from(self, before: IndexState) -> None:
         """Take over what was looked up before, so that many small additions to a large index stay cheap."""
@@ -141,7 +145,9 @@ class IndexState:
     def searcher(self) -> Searcher:
         """What finds the nearest rows, made at the first search."""
         if self._searcher is None:
-            self._searcher = BACKENDS[self.backend]([shard.vectors for shard in self.snapshot.shards])
+            vectors = [shard.vectors for shard in self.snapshot.shards]
+            file = self.choice.file
+            self._searcher = BACKENDS[self.choice.backend](vectors) if file is None else IvfSearcher(file, vectors)
         return self._searcher
 
     def rows_of_classes(self, class_names: Sequence[str]) -> Tensor:
@@ -171,12 +177,9 @@ class IndexState:
 
     def vectors(self, rows: Tensor) -> Tensor:
         """(len(rows), D)."""
-        found = torch.empty(len(rows), self.snapshot.dimension)
-        for first, shard in zip(self.first, self.snapshot.shards, strict=False):
-            here = (rows >= first) & (rows < first + len(shard))
-            if here.any():
-                found[here] = shard.vectors[rows[here] - first]
-        return found
+        if not len(rows):
+            return torch.empty(0, self.snapshot.dimension)
+        return vectors_at([shard.vectors for shard in self.snapshot.shards], rows)
 
     def shard(self, rows: Tensor) -> VectorShard:
         """These rows, ascending, as one shard."""

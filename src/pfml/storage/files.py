@@ -11,7 +11,7 @@ import stat
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import BufferedReader
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
@@ -32,6 +32,7 @@ __all__ = [
     "refuse_non_finite",
     "refuse_zip_bomb",
     "remove_partials",
+    "replacing",
     "save_tensors",
     "sha256_of",
     "write_atomically",
@@ -100,6 +101,25 @@ def write_atomically(path: Path, content: bytes) -> None:
     temporary = _temporary(path)
     try:
         _write_to_disk(temporary, content)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BufferedWriter]:
+    """A file to write within the block; at its end it is forced to disk and becomes `path`, as `write_atomically` does.
+
+    For what is too large for memory. A process that is killed meanwhile leaves what `remove_partials` removes.
+    """
+    temporary = _temporary(path)
+    try:
+        with writing(path), open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
