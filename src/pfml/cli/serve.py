@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pfml.cli.console import create_console, preferred_run, print_model
-from pfml.cli.parser import add_device_option
+from pfml.cli.parser import add_backend_option, add_device_option
 from pfml.packages import require_packages
+from pfml.terminal import print_line
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -22,6 +23,7 @@ TOKEN = "PFML_TOKEN"
 def serve(
     run: Path,
     index: Path | None = None,
+    backend: str = "auto",
     host: str = "127.0.0.1",
     port: int = 8000,
     token: str | None = None,
@@ -52,8 +54,10 @@ def serve(
     )
     console = create_console(stderr=True)  # scripts read the address from the first line that is printed
     run = preferred_run(console, run)
-    gallery = Gallery.open(run, index=index, device=device)
+    gallery = Gallery.open(run, index=index, backend=backend, device=device)
     print_model(console, run)
+    if gallery.index.backend_remark:
+        print_line(console, gallery.index.backend_remark)
     answer_requests(Service(gallery, limits=limits, map_method=map_, map_points=map_points), access, port)
 
 
@@ -81,6 +85,7 @@ def add_serve_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("run", type=Path, help="Folder of a run, or of a saved embedder, with an index in it.")
     add("--index", type=Path, help="Folder of the index; by default `index` in the run.")
+    add_backend_option(parser)
     add_device_option(parser)
     add("--host", default="127.0.0.1", help="Address to bind to; any but this machine's own needs a token.")
     add("--port", type=int, default=8000, help="0 for any free one.")

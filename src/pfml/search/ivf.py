@@ -16,6 +16,7 @@ overwritten all the same, `IvfFile.is_unchanged` tells, and the search is exact.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import os
 from collections.abc import Sequence
@@ -50,6 +51,8 @@ __all__ = [
     "read_ivf_settings",
 ]
 
+log = logging.getLogger(__name__)
+
 IVF = Format("approximate search file", 1, "build it again with pfml index --approximate")
 #: How the vectors of the file may be stored.
 PRECISIONS = ("float32", "float16", "int8")
@@ -70,6 +73,10 @@ CANDIDATES = 4
 MEASURED_K = 10
 #: Fraction of allowed rows below which every list is probed: the nearest allowed rows may lie anywhere.
 SPARSE = 0.25
+#: Fraction of allowed rows below which more lists are probed, WIDER times as many, until that finds nothing new. Above
+#: it a few entries were removed.
+SCATTERED = 0.9
+WIDER = 4
 #: Vectors that are added at once.
 ROWS_AT_ONCE = 16_384
 #: Bytes that are written at once.
@@ -168,7 +175,10 @@ class IvfSearcher:
     def nearest(self, queries: Tensor, k: int, allowed: Tensor) -> tuple[Tensor, Tensor]:
         """See `Searcher.nearest`."""
         rows = self.file.settings.rows
-        if self.exact.is_few(int(allowed.count_nonzero()), len(allowed)) or not self.file.is_unchanged():
+        if self.exact.is_few(int(allowed.count_nonzero()), len(allowed)):
+            return self.exact.nearest(queries, k, allowed)
+        if not self.file.is_unchanged():
+            log.warning("%s was changed while it was in use: the index is searched exactly", self.file.settings.file)
             return self.exact.nearest(queries, k, allowed)
         open_rows = allowed[:rows]
         count = int(open_rows.count_nonzero())
@@ -182,15 +192,31 @@ class IvfSearcher:
         """The best of the rows of the file."""
         if k == 0:
             return queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
-        settings = self.file.settings
-        probes = _probes(settings, k, count / len(allowed))
-        wanted = min(CANDIDATES * k, count)
+        settings, fraction = self.file.settings, count / len(allowed)
+        probes = _probes(settings, k, fraction)
         mask = None if count == len(allowed) else allowed
-        rows = self.file.candidates(queries, wanted, probes=probes, allowed=mask)
-        # where the probed lists have too few, all lists have enough
-        if probes < settings.lists and len(short := (rows[:, k - 1] < 0).nonzero()[:, 0]):
-            rows[short] = self.file.candidates(queries[short], wanted, probes=settings.lists, allowed=mask)
+        found = self._probed(queries, k, count, probes, mask)
+        # what is allowed may lie far from the query, where more lists are as near as the first ones
+        unsettled = torch.arange(len(queries)) if fraction < SCATTERED else _short(found)
+        while probes < settings.lists and len(unsettled):
+            probes = min(WIDER * probes, settings.lists)
+            wider = self._probed(queries[unsettled], k, count, probes, mask)
+            is_new = (wider[1].sort().values != found[1][unsettled].sort().values).any(dim=1)
+            for old, new in zip(found, wider, strict=True):
+                old[unsettled] = new
+            unsettled = unsettled[is_new] if fraction < SCATTERED else _short(found)
+        return found
+
+    def _probed(
+        self, queries: Tensor, k: int, count: int, probes: int, allowed: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        rows = self.file.candidates(queries, min(CANDIDATES * k, count), probes=probes, allowed=allowed)
         return rescored(self.shards, queries, rows, k)
+
+
+def _short(found: tuple[Tensor, Tensor]) -> Tensor:
+    """The queries for which less than k rows were found."""
+    return (found[1][:, -1] < 0).nonzero()[:, 0]
 
 
 def rescored(shards: Sequence[Vectors], queries: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:

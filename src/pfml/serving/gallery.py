@@ -146,15 +146,18 @@ class Gallery:
         self._is_searchable = True
 
     @classmethod
-    def open(cls, run: str | Path, *, index: str | Path | None = None, device: str = "auto") -> Gallery:
+    def open(
+        cls, run: str | Path, *, index: str | Path | None = None, backend: str = "auto", device: str = "auto"
+    ) -> Gallery:
         """Open the gallery of a run.
 
         Args:
             run: Folder of a run, or of a saved embedder.
             index: Folder of the index; by default `index` in the run.
+            backend: How to search; see `ImageIndex.create`.
             device: Device of the model.
         """
-        return cls(open_run(run, index=index, hold_bytes=HOLD_BYTES, device=device))
+        return cls(open_run(run, index=index, backend=backend, hold_bytes=HOLD_BYTES, device=device))
 
     @property
     def threshold(self) -> Threshold | None:
