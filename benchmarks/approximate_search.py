@@ -13,6 +13,7 @@ memory); the speedup compares medians of these turns. CPU seconds tell the cost 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import statistics
@@ -103,8 +104,7 @@ class PeakMemory:
 
 def build_ivf(path: Path, entries: int, precision: str) -> tuple[Search, Path]:
     """faiss: inverted lists around the centers of k-means, mapped from its file."""
-    import faiss
-
+    faiss: Any = importlib.import_module("faiss")
     faiss.omp_set_num_threads(THREADS)
     lists = num_lists(entries)
     quantizer = faiss.IndexFlatIP(DIMENSION)
@@ -134,8 +134,7 @@ def build_ivf(path: Path, entries: int, precision: str) -> tuple[Search, Path]:
 
 def build_hnsw(path: Path, entries: int, precision: str) -> tuple[Search, Path]:
     """faiss: HNSW, mapped from its file."""
-    import faiss
-
+    faiss: Any = importlib.import_module("faiss")
     faiss.omp_set_num_threads(THREADS)
     types = {"float16": faiss.ScalarQuantizer.QT_fp16, "int8": faiss.ScalarQuantizer.QT_8bit}
     if precision == "float32":
@@ -159,10 +158,9 @@ def build_hnsw(path: Path, entries: int, precision: str) -> tuple[Search, Path]:
 
 def build_usearch(path: Path, entries: int, precision: str) -> tuple[Search, Path]:
     """usearch: HNSW, mapped from its file."""
-    from usearch.index import Index
-
+    index_class: Any = importlib.import_module("usearch.index").Index
     dtype = {"float32": "f32", "float16": "f16", "int8": "i8"}[precision]
-    index = Index(
+    index = index_class(
         ndim=DIMENSION, metric="cos" if precision == "int8" else "ip", dtype=dtype, connectivity=16, expansion_add=128
     )
     first = 0
@@ -172,7 +170,7 @@ def build_usearch(path: Path, entries: int, precision: str) -> tuple[Search, Pat
     file = path.with_suffix(f".usearch-{precision}")
     index.save(str(file))
     del index
-    mapped = Index.restore(str(file), view=True)
+    mapped = index_class.restore(str(file), view=True)
 
     def search(queries: numpy.ndarray, effort: int) -> numpy.ndarray:
         mapped.expansion_search = effort
@@ -199,7 +197,7 @@ def recall(found: Tensor, expected: Tensor) -> float:
 
 def expected_rows(path: Path, queries: Tensor) -> Tensor:
     """The true k of each query, by comparing all."""
-    vectors = torch.from_numpy(numpy.memmap(path, numpy.float32, "r").reshape(-1, DIMENSION))
+    vectors = torch.from_numpy(numpy.memmap(path, numpy.float32, "c").reshape(-1, DIMENSION))
     first, values, rows = 0, torch.empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
     for tile in vectors.split(CHUNK):
         best = (queries @ tile.T).topk(min(K, len(tile)), dim=1)
@@ -219,7 +217,7 @@ def measure(method: str, entries: int, work: Path, turns: int) -> list[dict[str,
     peak, start, cpu = PeakMemory(), time.perf_counter(), sum(os.times()[:2])
     search, file = BUILD[kind](path, entries, precision)
     seconds, cpu = time.perf_counter() - start, sum(os.times()[:2]) - cpu
-    line = {
+    line: dict[str, Any] = {
         "method": method,
         "entries": entries,
         "build_s": round(seconds, 1),
@@ -231,7 +229,7 @@ def measure(method: str, entries: int, work: Path, turns: int) -> list[dict[str,
     lines = []
     for effort in EFFORTS[kind]:
         candidates = search(queries.numpy(), effort)
-        found = {
+        found: dict[str, Any] = {
             "recall": recall(rescored(vectors, queries, candidates), expected),
             "recall_unscored": recall(torch.from_numpy(candidates[:, :K].copy()), expected),
         }
@@ -261,10 +259,10 @@ def table(path: Path) -> str:
             mine = [line for line in lines if (line["method"], line["entries"]) == (method, entries)]
             if mine:
                 one = next((line for line in mine if line["recall"] >= 0.98), mine[-1])
-                rows.append(
-                    f"| {method} | {entries:,} | {one['build_cpu_s']:,.0f} | {one['build_MiB']:,} | {one['file_MiB']:,} "
-                    f"| {one['effort']} | {one['recall']:.4f} | {one['recall_unscored']:.4f} | {one['speedup']:.0f} |"
-                )
+                sizes = f"{one['build_cpu_s']:,.0f} | {one['build_MiB']:,} | {one['file_MiB']:,}"
+                recalls = f"{one['recall']:.4f} | {one['recall_unscored']:.4f}"
+                speed = f"{one['effort']} | {recalls} | {one['speedup']:.0f}"
+                rows.append(f"| {method} | {entries:,} | {sizes} | {speed} |")
     return "\n".join(rows)
 
 

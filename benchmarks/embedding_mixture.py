@@ -25,9 +25,9 @@ __all__ = ["CLASSES", "Mixture"]
 
 CLASSES = 10_000
 #: Variance of the direction of rank i: i ** -EXPONENT.
-EXPONENT = 1.0
+EXPONENT = 1.1
 #: Standard deviation within a class over that of the centers.
-WITHIN = 1.0
+WITHIN = 1.2
 #: Neighbors by which the intrinsic dimension is estimated.
 NEIGHBORS = 20
 ROWS_AT_ONCE = 16_384
@@ -88,15 +88,18 @@ def describe(name: str, points: Tensor, count: int = 2000) -> None:
     mean = float(torch.cdist(points[chosen], points[chosen]).mean())
     first, tenth = float(near[:, 0].median()) / mean, float(near[:, 9].median()) / mean
     dimension = 1 / float(inverse.mean())
-    print(f"{name:<12} intrinsic dimension {dimension:5.1f}, median distance to neighbor 1 / mean {first:.3f}, 10 {tenth:.3f}")
+    print(
+        f"{name:<12} intrinsic dimension {dimension:.1f}, distance to neighbor 1: {first:.3f}, 10: {tenth:.3f} of mean"
+    )
 
 
-def real_points(images: Path, dimension: int) -> tuple[Tensor, int]:
+def real_points(images: Path, dimension: int, per_class: int) -> tuple[Tensor, int]:
     """Principal components of the features of efficientnet_lite0, of unit length, and the number of classes."""
-    files = sorted(path for path in images.glob("*/*") if path.is_file())
+    folders = sorted(path for path in images.iterdir() if path.is_dir())
+    files = [str(file) for folder in folders for file in sorted(folder.iterdir())[:per_class]]
     embedder = create_embedder("efficientnet_lite0", embedding_dim=None).eval()
     features = embed_files(embedder, files, batch_size=32, workers=2).vectors
-    return principal(features, dimension), len({file.parent for file in files})
+    return principal(features, dimension), len(folders)
 
 
 def principal(features: Tensor, dimension: int) -> Tensor:
@@ -110,7 +113,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=Path, required=True, help="A folder of images for each class.")
     parser.add_argument("--dimension", type=int, default=512)
+    parser.add_argument("--per-class", type=int, default=15, help="Images of each class.")
     options = parser.parse_args()
-    photos, classes = real_points(options.images, options.dimension)
+    photos, classes = real_points(options.images, options.dimension, options.per_class)
     describe("photographs", photos)
     describe("mixture", Mixture(options.dimension, classes).points(len(photos), seed=1))

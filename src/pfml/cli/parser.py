@@ -120,8 +120,8 @@ def add_backend_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend",
         default="auto",
-        help="exact, faiss (exact too), ivf (approximate), or auto: ivf from 100,000 images on, if pfml index has built "
-        "its file, else exact.",
+        help="exact, faiss (exact too), ivf (approximate), or auto: ivf from 100,000 images on, if pfml index has "
+        "built its file, else exact.",
     )
 
 

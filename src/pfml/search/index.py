@@ -53,8 +53,8 @@ class Points:
 class ImageIndex:
     """Vectors of images, with paths and classes, in a folder that is whole at every moment (`pfml.search.storage`).
 
-    Make one by `ImageIndex.create` or `ImageIndex.open`. Searching is exact unless `backend` says otherwise, and may happen in several threads while
-    another process writes; `refresh` takes up what was written since.
+    Make one by `ImageIndex.create` or `ImageIndex.open`. Searching is exact unless `backend` says otherwise, and may
+    happen in several threads while another process writes; `refresh` takes up what was written since.
     """
 
     def __init__(self, folder: IndexFolder, snapshot: Snapshot, backend: str) -> None:

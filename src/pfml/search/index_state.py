@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pfml.search.backends import BACKENDS, Searcher, distances_between, vectors_at
 from pfml.search.index_folder import Snapshot
-from pfml.search.ivf import IvfSearcher, choose_backend
+from pfml.search.ivf import Choice, IvfSearcher, choose_backend
 from pfml.search.neighborhood import mean_nearest_distance
 from pfml.storage.file_state import FileState
 from pfml.storage.files import DamagedFileError
@@ -90,7 +90,7 @@ class IndexState:
         self.live = self._live()
         self.counts = self._counts()
         self.num_entries = int(self.live.sum())
-        self.choice = choose_backend(
+        self.choice: Choice = choose_backend(
             backend, folder, snapshot.files, self.num_entries, None if before is None else before.choice
         )
 
