@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, compress
 from pathlib import Path
 
 import torch
@@ -85,6 +86,8 @@ class IndexState:
         else:
             self.row_of_path: dict[str, int] = {}
             self.given_counts: dict[str, int] = {}
+            self._numbers: dict[str, int] = {}
+            self._given = torch.empty(0, dtype=torch.int32)  # (rows,), the number of the class that a source gave
             self._count(0)
         self.names = snapshot.edits.names(self.given_counts)
         self.live = self._live()
@@ -98,6 +101,7 @@ class IndexState:
         """Take over what was looked up before, so that many small additions to a large index stay cheap."""
         # Of two states of one index only the newer one is written to, and only writing looks up paths.
         self.row_of_path, self.given_counts = before.row_of_path, dict(before.given_counts)
+        self._numbers, self._given = dict(before._numbers), before._given
         seen = len(before.stored)
         for row in (before.stored & ~self.stored[:seen]).nonzero()[:, 0].tolist():
             shard, k = self._place(row)
@@ -109,14 +113,16 @@ class IndexState:
 
     def _count(self, first_shard: int) -> None:
         """Look at the shards from `first_shard` on."""
-        row = self.first[first_shard]
-        for shard in self.snapshot.shards[first_shard:]:
+        given = [self._given]
+        for row, shard in zip(self.first[first_shard:], self.snapshot.shards[first_shard:], strict=False):
             stored = self.stored[row : row + len(shard)].tolist()
-            for path, name, counts in zip(shard.paths, shard.class_names, stored, strict=True):
-                if counts:
-                    self.row_of_path[path] = row
-                    self.given_counts[name] = self.given_counts.get(name, 0) + 1
-                row += 1
+            self.row_of_path.update(compress(zip(shard.paths, range(row, row + len(shard)), strict=True), stored))
+            for name, count in Counter(compress(shard.class_names, stored)).items():
+                self.given_counts[name] = self.given_counts.get(name, 0) + count
+            for name in dict.fromkeys(shard.class_names):
+                self._numbers.setdefault(name, len(self._numbers))
+            given.append(torch.tensor([self._numbers[name] for name in shard.class_names], dtype=torch.int32))
+        self._given = torch.cat(given)
 
     def _left_out(self) -> list[int]:
         """The rows of the images that were left out one by one."""
@@ -157,9 +163,10 @@ class IndexState:
 
     def _rows_given(self, class_names: Collection[str]) -> Tensor:
         """(rows,) bool: entries to which a source gave one of these classes."""
-        wanted = set(class_names)
-        names = (name in wanted for shard in self.snapshot.shards for name in shard.class_names)
-        return torch.tensor(list(names), dtype=torch.bool)
+        numbers = [self._numbers[name] for name in class_names]
+        if len(numbers) == 1:
+            return self._given == numbers[0]
+        return torch.isin(self._given, torch.tensor(numbers, dtype=torch.int32))
 
     def class_spread(self, class_name: str) -> float:
         """See `ImageIndex.class_spread`."""
