@@ -5,9 +5,10 @@ python benchmarks/approximate_search.py --table results/approximate.jsonl
 
 Vectors are those of `embedding_mixture.py`; queries are further draws of the same classes. Every method is built in a
 process of its own, with two threads, from a file that is read in chunks. Memory is the peak of anonymous memory, which
-has the index and its training sample, but not the vectors. The candidates of a method (4 k) are scored again with the
-float32 vectors, as `pfml.search` does. One query is asked at a time, in turns with exact search (torch, vectors in
-memory); the speedup compares medians of these turns. CPU seconds tell the cost of building also on a shared machine.
+has the index and its training sample, but not the vectors. The candidates of a method (4 k, of pq4 10 k) are scored
+again with the float32 vectors, as `pfml.search` does. One query is asked at a time, in turns with exact search (torch,
+vectors in memory); the speedup compares medians of these turns. CPU seconds tell the cost of building also on a shared
+machine.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from embedding_mixture import Mixture
 DIMENSION = 512
 K = 10
 #: Candidates that are scored again, in multiples of k.
-CANDIDATES = 4
+CANDIDATES = {"pq4": 10, "int8": 4, "float16": 4, "float32": 4}
 QUERIES = 500
 THREADS = 2
 CHUNK = 16_384
@@ -42,9 +43,9 @@ CHUNK = 16_384
 PER_LIST = 40
 
 #: Settings of a search (probed lists, or the size of HNSW's candidate list) that are measured.
-EFFORTS = {"ivf": (8, 16, 32, 64, 128), "hnsw": (32, 64, 128, 256), "usearch": (32, 64, 128, 256)}
+EFFORTS = {"ivf": (32, 64, 128, 256, 512, 1024), "hnsw": (32, 64, 128, 256), "usearch": (32, 64, 128, 256)}
 METHODS = (
-    "ivf-float32", "ivf-float16", "ivf-int8",
+    "ivf-pq4", "ivf-float32", "ivf-float16", "ivf-int8",
     "usearch-float32", "usearch-float16", "usearch-int8",
     "hnsw-float32", "hnsw-float16", "hnsw-int8",
 )  # fmt: skip
@@ -111,6 +112,8 @@ def build_ivf(path: Path, entries: int, precision: str) -> tuple[Search, Path]:
     types = {"float16": faiss.ScalarQuantizer.QT_fp16, "int8": faiss.ScalarQuantizer.QT_8bit}
     if precision == "float32":
         index = faiss.IndexIVFFlat(quantizer, DIMENSION, lists, faiss.METRIC_INNER_PRODUCT)
+    elif precision == "pq4":
+        index = faiss.IndexIVFPQFastScan(quantizer, DIMENSION, lists, DIMENSION // 2, 4, faiss.METRIC_INNER_PRODUCT)
     else:
         index = faiss.IndexIVFScalarQuantizer(
             quantizer, DIMENSION, lists, types[precision], faiss.METRIC_INNER_PRODUCT, False
@@ -127,7 +130,7 @@ def build_ivf(path: Path, entries: int, precision: str) -> tuple[Search, Path]:
     mapped = faiss.read_index(str(file), faiss.IO_FLAG_MMAP)
 
     def search(queries: numpy.ndarray, effort: int) -> numpy.ndarray:
-        return mapped.search(queries, CANDIDATES * K, params=faiss.SearchParametersIVF(nprobe=effort))[1]
+        return mapped.search(queries, CANDIDATES[precision] * K, params=faiss.SearchParametersIVF(nprobe=effort))[1]
 
     return search, file
 
@@ -151,7 +154,7 @@ def build_hnsw(path: Path, entries: int, precision: str) -> tuple[Search, Path]:
     mapped = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
 
     def search(queries: numpy.ndarray, effort: int) -> numpy.ndarray:
-        return mapped.search(queries, CANDIDATES * K, params=faiss.SearchParametersHNSW(efSearch=effort))[1]
+        return mapped.search(queries, CANDIDATES[precision] * K, params=faiss.SearchParametersHNSW(efSearch=effort))[1]
 
     return search, file
 
@@ -174,7 +177,7 @@ def build_usearch(path: Path, entries: int, precision: str) -> tuple[Search, Pat
 
     def search(queries: numpy.ndarray, effort: int) -> numpy.ndarray:
         mapped.expansion_search = effort
-        keys = mapped.search(queries, CANDIDATES * K, threads=THREADS).keys
+        keys = mapped.search(queries, CANDIDATES[precision] * K, threads=THREADS).keys
         return keys.reshape(len(queries), -1).astype(numpy.int64)
 
     return search, file
@@ -183,11 +186,13 @@ def build_usearch(path: Path, entries: int, precision: str) -> tuple[Search, Pat
 BUILD = {"ivf": build_ivf, "hnsw": build_hnsw, "usearch": build_usearch}
 
 
-def rescored(vectors: Tensor, queries: Tensor, candidates: numpy.ndarray) -> Tensor:
+def rescored(vectors: numpy.ndarray, queries: numpy.ndarray, candidates: numpy.ndarray) -> Tensor:
     """The best k of the candidates by the float32 vectors."""
-    rows = torch.from_numpy(candidates)
-    scores = torch.stack([vectors[some] @ query for some, query in zip(rows.clamp_min(0), queries, strict=True)])
-    return rows.gather(1, scores.masked_fill(rows < 0, -torch.inf).topk(K, dim=1).indices)
+    best = []
+    for query, rows in zip(queries, candidates, strict=True):
+        rows = rows[rows >= 0]
+        best.append(rows[numpy.argsort(-(vectors[rows] @ query))[:K]])
+    return torch.from_numpy(numpy.stack(best))
 
 
 def recall(found: Tensor, expected: Tensor) -> float:
@@ -225,12 +230,15 @@ def measure(method: str, entries: int, work: Path, turns: int) -> list[dict[str,
         "build_MiB": round(peak.stop() / 2**20),
         "file_MiB": round(file.stat().st_size / 2**20),
     }
-    vectors = torch.from_numpy(numpy.fromfile(path, numpy.float32).reshape(-1, DIMENSION))
+    rows = numpy.fromfile(path, numpy.float32).reshape(-1, DIMENSION)
+    vectors = torch.from_numpy(rows)
     lines = []
     for effort in EFFORTS[kind]:
+        if kind == "ivf" and effort > num_lists(entries):
+            break
         candidates = search(queries.numpy(), effort)
         found: dict[str, Any] = {
-            "recall": recall(rescored(vectors, queries, candidates), expected),
+            "recall": recall(rescored(rows, queries.numpy(), candidates), expected),
             "recall_unscored": recall(torch.from_numpy(candidates[:, :K].copy()), expected),
         }
         exact, approximate = [], []
@@ -239,7 +247,7 @@ def measure(method: str, entries: int, work: Path, turns: int) -> list[dict[str,
             start = time.perf_counter()
             (query @ vectors.T).topk(K)
             between = time.perf_counter()
-            rescored(vectors, query, search(query.numpy(), effort))
+            rescored(rows, query.numpy(), search(query.numpy(), effort))
             approximate.append(time.perf_counter() - between)
             exact.append(between - start)
         ratio = statistics.median(exact) / statistics.median(approximate)

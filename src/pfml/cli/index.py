@@ -134,10 +134,10 @@ def add_index_arguments(parser: ArgumentParser) -> None:
     add("--compact", action="store_true", help="Rewrite the index without what was removed, in few files.")
     add(
         "--approximate",
-        choices=("auto", "no", "int8", "float16", "float32"),
+        choices=("auto", "no", "pq4", "int8", "float16", "float32"),
         default="auto",
-        help="The file of approximate search, built with vectors of this precision. auto: int8 from 100,000 images on, "
-        "if faiss is installed, and again when many images are new; no: leave it as it is.",
+        help="The file of approximate search, built with vectors of this precision. auto: pq4 (two bits for a number) "
+        "from 100,000 images on, if faiss is installed, and again when many images are new; no: leave it as it is.",
     )
     add("--shard-images", type=int, default=4096, help="Images that are written together.")
     add("--batch-size", type=int, default=64, help="Images per forward pass.")

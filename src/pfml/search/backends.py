@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Protocol, TypeAlias
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ __all__ = [
     "Vectors",
     "best_of_both",
     "distances_between",
+    "num_allowed",
     "require_backend",
     "vectors_at",
 ]
@@ -68,8 +70,8 @@ class ExactSearcher:
 
     def nearest(self, queries: Tensor, k: int, allowed: Tensor) -> tuple[Tensor, Tensor]:
         """See `Searcher.nearest`."""
-        if self.is_few(int(allowed.count_nonzero()), len(allowed)):
-            return self._nearest_of_few(queries, k, allowed.nonzero()[:, 0])
+        if self.is_few(num_allowed(allowed), len(allowed)):
+            return self._nearest_of_few(queries, k, torch.from_numpy(allowed.numpy().nonzero()[0]))
         found = [self._nearest(some, k, allowed) for some in queries.split(QUERIES_AT_ONCE)]
         return torch.cat([values for values, _ in found]), torch.cat([rows for _, rows in found])
 
@@ -104,8 +106,6 @@ class FaissSearcher:
 
     def nearest(self, queries: Tensor, k: int, allowed: Tensor) -> tuple[Tensor, Tensor]:
         """See `Searcher.nearest`."""
-        import numpy
-
         options = None
         if not bool(allowed.all()):
             bits = numpy.packbits(allowed.numpy(), bitorder="little")
@@ -132,6 +132,11 @@ def require_backend(name: str) -> None:
         raise ValueError(f"backend must be one of {', '.join((*BACKENDS, 'ivf', 'auto'))}, got {name!r}")
     if name in ("faiss", "ivf"):
         _faiss(name)
+
+
+def num_allowed(allowed: Tensor) -> int:
+    """How many rows are allowed. By NumPy: torch would wake threads for what takes one of them microseconds."""
+    return int(numpy.count_nonzero(allowed.numpy()))
 
 
 def vectors_at(shards: Sequence[Vectors], rows: Tensor) -> Tensor:

@@ -14,12 +14,13 @@ from torch import Tensor
 from pfml.data.decoding import Track
 from pfml.evaluation.nearest_neighbors import directions
 from pfml.memory import return_freed_memory
-from pfml.search.backends import require_backend
+from pfml.search.backends import num_allowed, require_backend
 from pfml.search.edits import Edit, Edits
 from pfml.search.identity import ModelIdentity
 from pfml.search.index_folder import GRACE_SECONDS, IndexFolder, Snapshot
 from pfml.search.index_state import Entry, Hit, IndexState
-from pfml.search.ivf import IvfSettings, build_ivf, is_due
+from pfml.search.ivf import IvfSettings, is_due
+from pfml.search.ivf_build import build_ivf
 from pfml.storage.file_state import UNKNOWN_FILE, FileState, packed
 from pfml.storage.shard import StoredVectors, VectorShard
 from pfml.typos import did_you_mean
@@ -370,7 +371,8 @@ class ImageIndex:
         """Build the file of approximate search, in place of the one before; what it is. Writers need not wait.
 
         Args:
-            precision: "float32", "float16" or "int8"; None for that of the file before, "int8" if there is none.
+            precision: "float32", "float16", "int8" or "pq4" (product quantization, two bits for a number); None for
+                that of the file before, "pq4" if there is none.
             if_due: Build nothing, and return None, unless the file is missing from an index of `IVF_FROM` images,
                 is damaged, belongs to other shards, or lacks more than `NEWER_FRACTION` of the rows.
             track: Shows the progress, as track(iterable, description, total).
@@ -407,8 +409,8 @@ class ImageIndex:
         allowed = state.live
         if class_names is not None:
             self._require_classes(class_names)
-            allowed = allowed & state.rows_of_classes(class_names)
-        k = min(k, int(allowed.sum()))
+            allowed = state.rows_of_classes(class_names)
+        k = min(k, num_allowed(allowed))
         if k == 0 or not len(queries):
             return [[] for _ in queries]
         _, rows = state.searcher().nearest(queries, k, allowed)

@@ -159,13 +159,14 @@ class IndexState:
     def rows_of_classes(self, class_names: Sequence[str]) -> Tensor:
         """(rows,) bool: entries of these classes that count."""
         wanted = set(class_names)
-        return self._rows_given([name for name, now in self.names.items() if now in wanted]) & self.live
+        given = self._rows_given([name for name, now in self.names.items() if now in wanted])
+        return torch.from_numpy(given.numpy() & self.live.numpy())
 
     def _rows_given(self, class_names: Collection[str]) -> Tensor:
         """(rows,) bool: entries to which a source gave one of these classes."""
         numbers = [self._numbers[name] for name in class_names]
         if len(numbers) == 1:
-            return self._given == numbers[0]
+            return torch.from_numpy(self._given.numpy() == numbers[0])
         return torch.isin(self._given, torch.tensor(numbers, dtype=torch.int32))
 
     def class_spread(self, class_name: str) -> float:

@@ -15,60 +15,51 @@ overwritten all the same, `IvfFile.is_unchanged` tells, and the search is exact.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from torch import Tensor
 
-from pfml.data.decoding import Track
 from pfml.packages import require_packages
-from pfml.search.backends import BACKENDS, ExactSearcher, Vectors, best_of_both, vectors_at
-from pfml.storage.files import DamagedFileError, read_while_replaced, remove_partials, replacing, sha256_of
-from pfml.storage.lock import LockedError, claim
-from pfml.storage.manifest import Format, read_manifest, write_manifest
+from pfml.search.backends import BACKENDS, ExactSearcher, Vectors, best_of_both, num_allowed, vectors_at
+from pfml.storage.files import DamagedFileError, read_while_replaced, sha256_of
+from pfml.storage.manifest import Format, read_manifest
 from pfml.storage.shard import ShardEntry
 
 __all__ = [
+    "IVF",
     "IVF_FROM",
+    "MEASURED_K",
     "PRECISIONS",
     "Choice",
     "IvfFile",
     "IvfSearcher",
     "IvfSettings",
-    "build_ivf",
+    "candidates_of",
     "choose_backend",
     "is_due",
+    "load_faiss",
     "open_ivf",
     "read_ivf_settings",
+    "rescored",
 ]
 
 log = logging.getLogger(__name__)
 
 IVF = Format("approximate search file", 1, "build it again with pfml index --approximate")
-#: How the vectors of the file may be stored.
-PRECISIONS = ("float32", "float16", "int8")
+#: How the vectors of the file may be stored; "pq4" is product quantization, four bits for two dimensions.
+PRECISIONS = ("float32", "float16", "int8", "pq4")
 #: Images from which on "auto" is approximate, and `pfml index` builds the file.
 IVF_FROM = 100_000
 #: Fraction of newer rows from which on the file is due to be built again.
 NEWER_FRACTION = 0.05
-#: Recall@10 that the number of probed lists is chosen for.
-RECALL = 0.99
-#: Rows of the index that measure it.
-MEASURED_ROWS = 512
-#: Training vectors of k-means per list, and its iterations.
-TRAINED_PER_LIST = 40
-ITERATIONS = 10
-#: Candidates that are scored again, in multiples of k.
-CANDIDATES = 4
 #: The k that recall is measured at.
 MEASURED_K = 10
 #: Fraction of allowed rows below which every list is probed: the nearest allowed rows may lie anywhere.
@@ -77,10 +68,8 @@ SPARSE = 0.25
 #: it a few entries were removed.
 SCATTERED = 0.9
 WIDER = 4
-#: Vectors that are added at once.
-ROWS_AT_ONCE = 16_384
-#: Bytes that are written at once.
-WRITTEN_AT_ONCE = 2**20
+#: How many times as many candidates a filtered search scores again.
+FILTERED = 4
 
 
 @dataclass(frozen=True)
@@ -92,6 +81,7 @@ class IvfSettings:
         precision: One of `PRECISIONS`.
         lists: How many there are.
         probes: How many of them a search compares.
+        candidates: How many rows it then scores again, in multiples of k.
         recall: Recall@10 with so many, of rows of the index among all others.
         file: Name of the file.
         sha256: Of the file.
@@ -102,6 +92,7 @@ class IvfSettings:
     precision: str
     lists: int
     probes: int
+    candidates: int
     recall: float
     file: str
     sha256: str
@@ -147,15 +138,21 @@ class IvfFile:
             probes: Lists to compare.
             allowed: (rows,) bool; None for all.
         """
-        import numpy
+        return candidates_of(self._lists, queries, count, probes, allowed)
 
-        faiss, selected = _faiss(), None
-        if allowed is not None:
-            selected = faiss.IDSelectorBitmap(numpy.packbits(allowed.numpy(), bitorder="little"))
-        options = faiss.SearchParametersIVF(nprobe=probes, **({} if selected is None else {"sel": selected}))
-        # faiss.contrib.torch_utils, which others may import, puts its own `search` in place of this one
-        search = getattr(self._lists, "search_numpy", self._lists.search)
-        return torch.from_numpy(search(queries.contiguous().numpy(), count, params=options)[1])
+
+def candidates_of(lists: Any, queries: Tensor, count: int, probes: int, allowed: Tensor | None = None) -> Tensor:
+    """`IvfFile.candidates` of faiss's index."""
+    import numpy
+
+    faiss = load_faiss()
+    options = {"nprobe": probes}
+    if allowed is not None:
+        options["sel"] = faiss.IDSelectorBitmap(numpy.packbits(allowed.numpy(), bitorder="little"))
+    # faiss.contrib.torch_utils, which others may import, puts its own `search` in place of this one
+    search = getattr(lists, "search_numpy", lists.search)
+    asked = queries.contiguous().numpy()
+    return torch.from_numpy(search(asked, count, params=faiss.SearchParametersIVF(**options))[1])
 
 
 class IvfSearcher:
@@ -175,13 +172,13 @@ class IvfSearcher:
     def nearest(self, queries: Tensor, k: int, allowed: Tensor) -> tuple[Tensor, Tensor]:
         """See `Searcher.nearest`."""
         rows = self.file.settings.rows
-        if self.exact.is_few(int(allowed.count_nonzero()), len(allowed)):
+        if self.exact.is_few(num_allowed(allowed), len(allowed)):
             return self.exact.nearest(queries, k, allowed)
         if not self.file.is_unchanged():
             log.warning("%s was changed while it was in use: the index is searched exactly", self.file.settings.file)
             return self.exact.nearest(queries, k, allowed)
         open_rows = allowed[:rows]
-        count = int(open_rows.count_nonzero())
+        count = num_allowed(open_rows)
         found = self._approximate(queries, min(k, count), open_rows, count)
         if rows < len(allowed):
             values, newer = self.newer.nearest(queries, k, allowed[rows:])
@@ -210,7 +207,8 @@ class IvfSearcher:
     def _probed(
         self, queries: Tensor, k: int, count: int, probes: int, allowed: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        rows = self.file.candidates(queries, min(CANDIDATES * k, count), probes=probes, allowed=allowed)
+        wanted = self.file.settings.candidates * max(k, MEASURED_K) * (1 if allowed is None else FILTERED)
+        rows = self.file.candidates(queries, min(wanted, count), probes=probes, allowed=allowed)
         return rescored(self.shards, queries, rows, k)
 
 
@@ -250,7 +248,8 @@ def read_ivf_settings(folder: Path) -> IvfSettings | None:
     try:
         shards = tuple(ShardEntry(**one) for one in content.pop("shards"))
         settings = IvfSettings(shards=shards, **content)
-        if settings.precision not in PRECISIONS or not 0 < settings.probes <= settings.lists:
+        is_sane = 0 < settings.probes <= settings.lists and settings.candidates > 0
+        if settings.precision not in PRECISIONS or not is_sane:
             raise ValueError(f"{settings.precision}, {settings.probes} of {settings.lists} lists")
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedFileError(f"{path} must describe an approximate search file, got {error!r}") from None
@@ -285,7 +284,7 @@ def _open(folder: Path, shards: Sequence[ShardEntry], known: IvfFile | None) -> 
         return known
     if not path.is_file() or path.stat().st_size != settings.bytes or sha256_of(path) != settings.sha256:
         raise DamagedFileError(f"{path} is not what was written: it was damaged or removed; build it with pfml index")
-    faiss = _faiss()
+    faiss = load_faiss()
     # Windows cannot map it
     flags = faiss.IO_FLAG_MMAP if os.name != "nt" else faiss.IO_FLAG_READ_ONLY
     return IvfFile(settings, faiss.read_index(str(path), flags), path)
@@ -335,7 +334,7 @@ def choose_backend(
     except DamagedFileError as error:
         return Choice("exact", f"{meanwhile}, since {error}", None, manifest)
     if file is None:
-        advice = "pfml index --approximate int8 builds what approximate search needs"
+        advice = "pfml index --approximate pq4 builds what approximate search needs"
         return Choice("exact", f"{meanwhile}: {advice}", None, manifest)
     settings, newer = file.settings, sum(shard.entries for shard in shards[len(file.settings.shards) :])
     beside = f"; {newer:,} newer images are searched exactly" if newer else ""
@@ -355,127 +354,6 @@ def is_due(folder: Path, shards: Sequence[ShardEntry], entries: int) -> bool:
     return rows - file.settings.rows > NEWER_FRACTION * rows
 
 
-def build_ivf(
-    folder: Path,
-    files: Sequence[ShardEntry],
-    shards: Sequence[Vectors],
-    *,
-    precision: str | None = None,
-    track: Track | None = None,
-) -> IvfFile:
-    """Build the inverted file of an index, in place of the one before; nobody waits for it.
-
-    Args:
-        folder: Of the index.
-        files: Its shards' files.
-        shards: Their vectors.
-        precision: One of `PRECISIONS`; None for that of the file before, int8 if there is none.
-        track: Shows the progress, as track(iterable, description, total).
-
-    Raises:
-        LockedError: If another process is building it.
-    """
-    precision = _precision_before(folder) if precision is None else precision
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
-    rows = sum(len(shard) for shard in shards)
-    if not rows:
-        raise ValueError(f"{folder} must have images to build an approximate search file of, and has none")
-    follow: Track = (lambda items, _label, _total: items) if track is None else track
-    with claim(folder / "ivf.lock") as ours:
-        if not ours:
-            raise LockedError(f"{folder} has its approximate search file built by another process: wait for it")
-        remove_partials(folder, "ivf-*")
-        lists = _built(shards, rows, precision, follow)
-        probes, recall = _measured(lists, files, shards, precision, follow)
-        _publish(folder, lists, IvfSettings(tuple(files), precision, lists.nlist, probes, recall, "", "", 0))
-        found = _open(folder, files, None)
-    assert found is not None
-    return found
-
-
-def _precision_before(folder: Path) -> str:
-    try:
-        before = read_ivf_settings(folder)
-    except DamagedFileError:
-        before = None
-    return "int8" if before is None else before.precision
-
-
-def _num_lists(rows: int) -> int:
-    """4 sqrt(n) as a power of two, with enough training vectors for each."""
-    return max(min(2 ** round(math.log2(4 * math.sqrt(rows))), rows // TRAINED_PER_LIST), 1)
-
-
-def _built(shards: Sequence[Vectors], rows: int, precision: str, track: Track) -> Any:
-    """faiss's index of all rows."""
-    faiss = _faiss()
-    dimension, lists = shards[0].shape[1], _num_lists(rows)
-    step = max(rows // (TRAINED_PER_LIST * lists), 1)
-    tiles = (tile[::step].clone() for shard in shards for tile in shard.split(ROWS_AT_ONCE))
-    sample = torch.cat(list(tiles)).numpy()
-    centers = faiss.IndexFlatIP(dimension)
-    clustering = faiss.Clustering(dimension, lists)
-    clustering.spherical, clustering.niter, clustering.seed = True, 1, 0
-    clustering.max_points_per_centroid = len(sample)
-    for _ in track(range(ITERATIONS), "k-means", ITERATIONS):
-        centers.reset()
-        clustering.train(sample, centers)  # from the centers of the iteration before
-    kinds = {"float16": faiss.ScalarQuantizer.QT_fp16, "int8": faiss.ScalarQuantizer.QT_8bit}
-    product = faiss.METRIC_INNER_PRODUCT
-    if precision == "float32":
-        index = faiss.IndexIVFFlat(centers, dimension, lists, product)
-    else:
-        index = faiss.IndexIVFScalarQuantizer(centers, dimension, lists, kinds[precision], product, False)
-    index.train(sample)
-    for shard in track(shards, "adding vectors", len(shards)):
-        for tile in shard.split(ROWS_AT_ONCE):
-            index.add(tile.numpy())
-    return index
-
-
-def _measured(
-    lists: Any, files: Sequence[ShardEntry], shards: Sequence[Vectors], precision: str, track: Track
-) -> tuple[int, float]:
-    """The least power of two of probed lists that reaches RECALL, or all, and the recall: rows among all others."""
-    rows = sum(len(shard) for shard in shards)
-    generator = torch.Generator().manual_seed(0)
-    chosen = torch.randperm(rows, generator=generator)[:MEASURED_ROWS].sort().values
-    queries = vectors_at(shards, chosen)
-    k = min(MEASURED_K + 1, rows)  # a row finds itself
-    expected = ExactSearcher(shards).nearest(queries, k, torch.ones(rows, dtype=torch.bool))[1]
-    steps = [2**power for power in range(math.ceil(math.log2(lists.nlist)))] + [lists.nlist]
-    recall = 0.0
-    for probes in track(steps, "measuring recall", len(steps)):
-        settings = IvfSettings(tuple(files), precision, lists.nlist, probes, recall, "", "", 0)
-        candidates = IvfFile(settings, lists).candidates(queries, min(CANDIDATES * k, rows), probes=probes)
-        found = rescored(shards, queries, candidates, k)[1]
-        is_other = expected != chosen[:, None]
-        is_found = (found[:, :, None] == expected[:, None, :]).any(dim=1)
-        recall = float((is_found & is_other).sum() / is_other.sum().clamp_min(1)) if is_other.any() else 1.0
-        if recall >= RECALL:
-            break
-    return probes, recall
-
-
-def _publish(folder: Path, lists: Any, settings: IvfSettings) -> None:
-    """Write the inverted file and then its manifest; the files before are removed."""
-    path, digest = folder / f"ivf-{uuid4().hex[:12]}.faiss", hashlib.sha256()
-    with replacing(path) as file:
-
-        def write(data: bytes) -> int:
-            digest.update(data)
-            return file.write(data)
-
-        faiss = _faiss()
-        faiss.write_index(lists, faiss.PyCallbackIOWriter(write, WRITTEN_AT_ONCE))
-    written = replace(settings, file=path.name, sha256=digest.hexdigest(), bytes=path.stat().st_size)
-    write_manifest(folder / "ivf.json", asdict(written), IVF)
-    for stale in folder.glob("ivf-*.faiss"):
-        if stale != path:
-            stale.unlink(missing_ok=True)
-
-
 def _text(path: Path) -> bytes | None:
     return path.read_bytes() if path.exists() else None
 
@@ -485,7 +363,8 @@ def _state(path: Path) -> tuple[int, ...]:
     return (found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev)
 
 
-def _faiss() -> Any:
+def load_faiss() -> Any:
+    """The package; an error that says what to install if it is missing."""
     require_packages("faiss", purpose="approximate search", install="pfml[faiss]")
     import faiss
 
