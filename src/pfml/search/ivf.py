@@ -64,8 +64,9 @@ NEWER_FRACTION = 0.05
 MEASURED_K = 10
 #: Fraction of allowed rows below which every list is probed: the nearest allowed rows may lie anywhere.
 SPARSE = 0.25
-#: Fraction of allowed rows below which more lists are probed, WIDER times as many, until that finds nothing new. Above
-#: it a few entries were removed.
+#: Fraction of allowed rows below which more lists are probed, WIDER times as many, until that finds nothing new: what is
+#: allowed may lie far from the query, where many lists are equally near. From it on, only for queries around which
+#: most rows are not allowed.
 SCATTERED = 0.9
 WIDER = 4
 #: How many times as many candidates a filtered search scores again.
@@ -190,31 +191,31 @@ class IvfSearcher:
         if k == 0:
             return queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
         settings, fraction = self.file.settings, count / len(allowed)
-        probes = _probes(settings, k, fraction)
-        mask = None if count == len(allowed) else allowed
-        found = self._probed(queries, k, count, probes, mask)
-        # what is allowed may lie far from the query, where more lists are as near as the first ones
-        unsettled = torch.arange(len(queries)) if fraction < SCATTERED else _short(found)
+        probes, wanted = _probes(settings, k, fraction), min(settings.candidates * max(k, MEASURED_K), count)
+        if fraction < SCATTERED:
+            found = self._filtered(queries, k, count, probes, allowed)
+            unsettled = torch.arange(len(queries))
+        else:
+            rows = self.file.candidates(queries, wanted, probes=probes)
+            if count < len(allowed):
+                rows[~allowed[rows.clamp_min(0)]] = -1
+            found = rescored(self.shards, queries, rows, k)
+            # a few entries were removed; are those the ones around the query?
+            unsettled = ((rows >= 0).sum(dim=1) < max(k, wanted // 2)).nonzero()[:, 0]
         while probes < settings.lists and len(unsettled):
             probes = min(WIDER * probes, settings.lists)
-            wider = self._probed(queries[unsettled], k, count, probes, mask)
+            wider = self._filtered(queries[unsettled], k, count, probes, allowed)
             is_new = (wider[1].sort().values != found[1][unsettled].sort().values).any(dim=1)
             for old, new in zip(found, wider, strict=True):
                 old[unsettled] = new
-            unsettled = unsettled[is_new] if fraction < SCATTERED else _short(found)
+            unsettled = unsettled[is_new | (wider[1] < 0).any(dim=1)]
         return found
 
-    def _probed(
-        self, queries: Tensor, k: int, count: int, probes: int, allowed: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        wanted = self.file.settings.candidates * max(k, MEASURED_K) * (1 if allowed is None else FILTERED)
-        rows = self.file.candidates(queries, min(wanted, count), probes=probes, allowed=allowed)
+    def _filtered(self, queries: Tensor, k: int, count: int, probes: int, allowed: Tensor) -> tuple[Tensor, Tensor]:
+        """The best allowed rows of the probed lists, -1 where there are fewer."""
+        wanted = min(FILTERED * self.file.settings.candidates * max(k, MEASURED_K), count)
+        rows = self.file.candidates(queries, wanted, probes=probes, allowed=allowed)
         return rescored(self.shards, queries, rows, k)
-
-
-def _short(found: tuple[Tensor, Tensor]) -> Tensor:
-    """The queries for which less than k rows were found."""
-    return (found[1][:, -1] < 0).nonzero()[:, 0]
 
 
 def rescored(shards: Sequence[Vectors], queries: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
