@@ -64,9 +64,9 @@ NEWER_FRACTION = 0.05
 MEASURED_K = 10
 #: Fraction of allowed rows below which every list is probed: the nearest allowed rows may lie anywhere.
 SPARSE = 0.25
-#: Fraction of allowed rows below which more lists are probed, WIDER times as many, until that finds nothing new: what is
-#: allowed may lie far from the query, where many lists are equally near. From it on, only for queries around which
-#: most rows are not allowed.
+#: Fraction of allowed rows below which more lists are probed, WIDER times as many, until that finds nothing new: the
+#: allowed rows may lie far from the query, where many lists are equally near. From it on, only for queries around
+#: which most rows are not allowed.
 SCATTERED = 0.9
 WIDER = 4
 #: How many times as many candidates a filtered search scores again.
