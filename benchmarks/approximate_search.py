@@ -121,7 +121,7 @@ def build_ivf(path: Path, entries: int, precision: str) -> tuple[Search, Path]:
     index.cp.niter = 10
     index.cp.max_points_per_centroid = PER_LIST
     step = max(entries // (PER_LIST * lists), 1)
-    index.train(numpy.concatenate([some[::step] for some in chunks(path)]))
+    index.train(numpy.concatenate([some[::step].copy() for some in chunks(path)]))
     for some in chunks(path):
         index.add(some)
     file = path.with_suffix(f".ivf-{precision}")
@@ -269,7 +269,8 @@ def table(path: Path) -> str:
                 one = next((line for line in mine if line["recall"] >= 0.98), mine[-1])
                 sizes = f"{one['build_cpu_s']:,.0f} | {one['build_MiB']:,} | {one['file_MiB']:,}"
                 recalls = f"{one['recall']:.4f} | {one['recall_unscored']:.4f}"
-                speed = f"{one['effort']} | {recalls} | {one['speedup']:.0f}"
+                speedup = f"{one['speedup']:.0f}" if "speedup" in one else ""
+                speed = f"{one['effort']} | {recalls} | {speedup}"
                 rows.append(f"| {method} | {entries:,} | {sizes} | {speed} |")
     return "\n".join(rows)
 
