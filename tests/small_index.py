@@ -28,6 +28,33 @@ def small_index(folder, entries=ENTRIES, classes=4, **options):
     return index
 
 
+def clustered_vectors(count, classes, dimension=32, seed=0):
+    """Points of classes of low dimension: number n is of class n % classes, whatever the seed."""
+    generator = torch.Generator().manual_seed(123)
+    centers = torch.randn(classes, dimension, generator=generator)
+    spread = torch.arange(1, dimension + 1) ** -0.5
+    drawn = torch.randn(count, dimension, generator=torch.Generator().manual_seed(seed))
+    return torch.nn.functional.normalize(centers[torch.arange(count) % classes] + 1.5 * spread * drawn)
+
+
+def clustered_index(folder, entries, classes, shards=4, seed=0):
+    index = ImageIndex.create(folder, MODEL, 32)
+    vectors = clustered_vectors(entries, classes, seed=seed)
+    for rows in torch.arange(entries).chunk(shards):
+        names = [f"class {row % classes}" for row in rows.tolist()]
+        index.add(vectors[rows], [f"{row}.jpg" for row in rows.tolist()], names, model=MODEL)
+    return index
+
+
+def build_for_ever(folder, started):
+    """Build the file of approximate search again and again."""
+    torch.set_num_threads(1)
+    index = ImageIndex.open(folder)
+    started.set()
+    while True:
+        index.build_ivf()
+
+
 def write_images(folder, names=("a/1.png", "a/2.png", "b/3.png", "b/4.png", "b/deep/5.png"), size=32):
     """Images of noise, each its own."""
     for name in names:

@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from pfml.search import ImageIndex, OtherModelError
-from pfml.search.backends import BACKENDS, ExactSearcher, backend_for
+from pfml.search.backends import BACKENDS, ExactSearcher
 from small_index import MODEL, OTHER, small_index, unit_vectors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -244,34 +244,8 @@ def test_faiss_asked_for_but_missing_is_an_error_that_names_the_package(tmp_path
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(ImportError, match=r"needs the package faiss: pip install 'pfml\[faiss\]'"):
         small_index(tmp_path / "index", backend="faiss")
-    with pytest.raises(ValueError, match="exact, faiss, auto, got 'annoy'"):
+    with pytest.raises(ValueError, match="exact, faiss, ivf, auto, got 'annoy'"):
         small_index(tmp_path / "index", backend="annoy")
-
-
-def test_auto_takes_faiss_from_a_size_on_if_it_is_installed(tmp_path, monkeypatch):
-    monkeypatch.setattr("pfml.search.backends.FAISS_FROM", 20)
-    monkeypatch.setattr("pfml.search.backends.find_spec", lambda _: object())
-    monkeypatch.setattr("pfml.search.backends.available_memory", lambda: 2**40)
-    assert backend_for("auto", 19) == "exact"
-    assert backend_for("auto", 20) == "faiss"
-    monkeypatch.setattr("pfml.search.backends.find_spec", lambda _: None)
-    assert small_index(tmp_path / "index", backend="auto").backend == "exact"
-
-
-@pytest.mark.parametrize(
-    ("available", "expected"), [(4 * 4 * 8 * 30, "faiss"), (4 * 4 * 8 * 30 - 1, "exact"), (None, "exact")]
-)
-def test_auto_leaves_vectors_in_their_files_unless_a_copy_fits_comfortably(tmp_path, monkeypatch, available, expected):
-    pytest.importorskip("faiss")
-    monkeypatch.setattr("pfml.search.backends.FAISS_FROM", 20)
-    monkeypatch.setattr("pfml.search.backends.available_memory", lambda: available)
-    index = small_index(tmp_path / "index", entries=30)
-    index.remove(paths=["3.jpg"])  # what was removed would be copied too
-    opened = ImageIndex.open(tmp_path / "index", backend="auto")
-    assert opened.backend == expected
-    queries = unit_vectors(3, seed=1)
-    assert opened.search(queries, 5, model=MODEL) == index.search(queries, 5, model=MODEL)
-    assert ImageIndex.open(tmp_path / "index", backend="faiss").backend == "faiss"  # asked for by name
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

@@ -1,6 +1,7 @@
 """`pfml index`, `pfml search` and `pfml calibrate`."""
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -379,3 +380,28 @@ def test_calibration_takes_the_corrected_labels_of_the_run(workspace, capsys, mo
     assert {name: given.count(name) for name in "pqrs"} == {"p": 6, "q": 6, "r": 6, "s": 6}
     assert {name: corrected.count(name) for name in "pqrs"} == {"p": 5, "q": 7, "r": 5, "s": 6}
     assert Threshold.load("run").measured_on == (23, 4)
+
+
+def test_approximate_search_is_built_by_index_used_by_search_and_both_say_so(workspace, capsys, monkeypatch):
+    pytest.importorskip("faiss")
+    monkeypatch.setattr("pfml.search.ivf.IVF_FROM", 5)
+    assert "approximate search: 1 of 1 lists in int8, recall@10 1.000" in said(
+        capsys, "index", "run", "images", "--approximate=int8"
+    )
+    assert "approximate search" not in said(capsys, "index", "run", "images")  # it is up to date
+    printed = said(capsys, "search", "run", "images/b/3.png", "--k=1")
+    assert "approximate search of 5 images: 1 of 1 lists in int8" in printed
+    assert "3.png" in printed
+    said(capsys, "index", "run", "--compact", "--approximate=no")
+    assert "exact search of 5 images, since " in said(capsys, "search", "run", "images/b/3.png")
+    assert "was made of another index" in failure("search", "run", "images/b/3.png", "--backend=ivf")
+    assert "1 of 1 lists in float16" in said(capsys, "index", "run", "--approximate=float16")
+    assert "approximate search of 5" not in said(capsys, "search", "run", "images/b/3.png", "--backend=exact")
+
+
+def test_index_says_what_approximate_search_needs(workspace, capsys, monkeypatch):
+    monkeypatch.setattr("pfml.search.ivf.IVF_FROM", 5)
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    assert "needs faiss: pip install 'pfml[faiss]'" in said(capsys, "index", "run", "images")
+    assert "pip install 'pfml[faiss]'" in said(capsys, "search", "run", "images/b/3.png")
+    assert "needs the package faiss" in failure("index", "run", "--approximate=pq4")

@@ -31,6 +31,7 @@ def index(
     merge_class: list[list[str]] | None = None,
     undo: bool = False,
     compact: bool = False,
+    approximate: str = "auto",
     shard_images: int = 4096,
     batch_size: int = 64,
     workers: int = 2,
@@ -41,6 +42,7 @@ def index(
     """Embed the images of a folder or CSV into an index that pfml search searches; again to bring it up to date."""
     from pfml.models import load_embedder
     from pfml.search import ImageIndex, ModelIdentity, list_images, update_index
+    from pfml.search.backends import require_backend
     from pfml.search.update import Update
     from pfml.storage.embeddings import open_embeddings
     from pfml.training.environment import resolve_device
@@ -53,11 +55,14 @@ def index(
     folder = out or run / "index"
     update = Update()
     edits = _edits(rename_class or [], merge_class or [], remove_class or [])
-    if images is None and not (edits or remove or undo or compact):
+    is_asked = approximate not in ("auto", "no")
+    if images is None and not (edits or remove or undo or compact or is_asked):
         raise ValueError(
-            "pfml index needs images to add, or --remove, --remove-class, --rename-class, --merge-class, --undo or "
-            "--compact"
+            "pfml index needs images to add, or --remove, --remove-class, --rename-class, --merge-class, --undo, "
+            "--compact or --approximate"
         )
+    if is_asked:
+        require_backend("ivf")  # before images are embedded
     if undo and (edits or remove):
         raise ValueError("--undo takes back the last change: make no other one with it")
     if images is None and embeddings is not None:
@@ -95,6 +100,8 @@ def index(
     if compact:
         found.compact()
     _print_index(console, found)
+    if approximate != "no":
+        _approximate(console, found, approximate)
     if as_json:
         done = {name: getattr(update, name) for name in ("added", "replaced", "relabeled", "unchanged", "kept_out")}
         counts = {"images": len(found), "classes": _named_classes(found), "removed": update.removed + removed}
@@ -125,6 +132,13 @@ def add_index_arguments(parser: ArgumentParser) -> None:
     add("--merge-class", nargs=2, action="append", metavar=("CLASS", "INTO"), help="Make a class part of another one.")
     add("--undo", action="store_true", help="Take back the last change of these four, or of the page of pfml serve.")
     add("--compact", action="store_true", help="Rewrite the index without what was removed, in few files.")
+    add(
+        "--approximate",
+        choices=("auto", "no", "pq4", "int8", "float16", "float32"),
+        default="auto",
+        help="The file of approximate search, built with vectors of this precision. auto: pq4 (two bits for a number) "
+        "from 100,000 images on, if faiss is installed, and again when many images are new; no: leave it as it is.",
+    )
     add("--shard-images", type=int, default=4096, help="Images that are written together.")
     add("--batch-size", type=int, default=64, help="Images per forward pass.")
     add("--workers", type=int, default=2, help="Threads that read files.")
@@ -176,3 +190,24 @@ def _print_index(console: Console, index: ImageIndex) -> None:
     waste = f", {index.num_removed:,} removed that --compact would clear away" if index.num_removed else ""
     size = f"{len(index):,} images of {_named_classes(index):,} classes in {index.num_shards:,} shards{waste}"
     print_line(console, f"{index.path}: {size}")
+
+
+def _approximate(console: Console, index: ImageIndex, asked: str) -> None:
+    """Build the file of approximate search if it is asked for, or due."""
+    from importlib.util import find_spec
+
+    from pfml.search.ivf import IVF_FROM
+    from pfml.training.progress import ProgressMonitor
+
+    track = ProgressMonitor(console).track
+    if asked != "auto":
+        built = index.build_ivf(precision=asked, track=track)
+    elif find_spec("faiss") is not None:
+        built = index.build_ivf(if_due=True, track=track)
+    else:
+        built = None
+        if len(index) >= IVF_FROM:
+            print_line(console, "approximate search of so many images needs faiss: pip install 'pfml[faiss]'")
+    if built is not None:
+        how = f"{built.probes:,} of {built.lists:,} lists in {built.precision}, recall@10 {built.recall:.3f}"
+        print_line(console, f"approximate search: {how}, {built.bytes / 2**20:,.0f} MiB")

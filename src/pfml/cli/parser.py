@@ -16,6 +16,7 @@ from pfml.typos import did_you_mean
 __all__ = [
     "Command",
     "Parser",
+    "add_backend_option",
     "add_device_option",
     "add_expand_option",
     "add_json_option",
@@ -112,6 +113,16 @@ def create_parser(name: str, command: Command, **options: Any) -> Parser:
 def add_device_option(parser: argparse.ArgumentParser) -> None:
     """Add --device."""
     parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda or cuda:N.")
+
+
+def add_backend_option(parser: argparse.ArgumentParser) -> None:
+    """Add --backend: how an index is searched."""
+    parser.add_argument(
+        "--backend",
+        default="auto",
+        help="exact, faiss (exact too), ivf (approximate), or auto: ivf from 100,000 images on, if pfml index has "
+        "built its file, else exact.",
+    )
 
 
 def add_expand_option(parser: argparse.ArgumentParser, verb: str) -> None:

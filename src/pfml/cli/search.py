@@ -14,7 +14,7 @@ from pfml.cli.input_images import (
     refuse_images_first,
     unreadable_content,
 )
-from pfml.cli.parser import add_device_option, add_expand_option, add_json_option, add_quiet_option
+from pfml.cli.parser import add_backend_option, add_device_option, add_expand_option, add_json_option, add_quiet_option
 from pfml.terminal import print_line, readable, shell_words
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def search(
     k: int = 10,
     class_name: list[str] | None = None,
     index: Path | None = None,
-    backend: str = "exact",
+    backend: str = "auto",
     expand: int | None = None,
     rerank: bool = False,
     device: str = "auto",
@@ -65,6 +65,8 @@ def search(
     files = list(image_paths(images))
     opened = open_run(preferred_run(console, run), index=index, backend=backend, device=device)
     found, threshold = opened.gallery, opened.threshold
+    if found.backend_remark:
+        print_line(console, found.backend_remark)
     queries = embed_files(opened.embedder, files, batch_size=BATCH, workers=2)
     failures = queries.failures
     refuse_all_unreadable(failures, len(files))
@@ -106,11 +108,7 @@ def add_search_arguments(parser: ArgumentParser) -> None:
     add("--k", type=int, default=10, help="How many images to find.")
     add("--class", dest="class_name", metavar="CLASS", nargs="+", action="extend", help="Search these classes only.")
     add("--index", type=Path, help="Folder of the index; by default `index` in the run.")
-    add(
-        "--backend",
-        default="exact",
-        help="exact, faiss, or auto: faiss from a million images on, if it is installed and memory has ample room.",
-    )
+    add_backend_option(parser)
     add_expand_option(parser, "search")
     add("--rerank", action="store_true", help="Rank the first 100 by k-reciprocal neighbors (Zhong et al., 2017).")
     add_device_option(parser)

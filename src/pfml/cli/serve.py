@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pfml.cli.console import create_console, preferred_run, print_model
-from pfml.cli.parser import add_device_option
+from pfml.cli.parser import add_backend_option, add_device_option
 from pfml.packages import require_packages
+from pfml.terminal import print_line
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -22,6 +23,7 @@ TOKEN = "PFML_TOKEN"
 def serve(
     run: Path,
     index: Path | None = None,
+    backend: str = "auto",
     host: str = "127.0.0.1",
     port: int = 8000,
     token: str | None = None,
@@ -33,7 +35,6 @@ def serve(
     upload_megapixels: float = 40.0,
     decoded_megapixels: float = 16.0,
     processes: int = 1,
-    backend: str = "auto",
     add_to: Path | None = None,
     access_log: str | None = None,
     rate_limit: str | None = None,
@@ -87,6 +88,8 @@ def serve(
         return
     service = settings.service()
     print_model(console, run)
+    if service.gallery.index.backend_remark:
+        print_line(console, service.gallery.index.backend_remark)
     answer_requests(service, access, port, log=settings.log())
 
 
@@ -114,8 +117,8 @@ def add_serve_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("run", type=Path, help="Folder of a run, or of a saved embedder, with an index in it.")
     add("--index", type=Path, help="Folder of the index; by default `index` in the run.")
+    add_backend_option(parser)
     add_device_option(parser)
-    add("--backend", default="auto", help="How to search: exact, faiss, or auto, which chooses.")
     add("--processes", type=int, default=1, help="Processes that answer requests, each with its own model.")
     add(
         "--add-to",

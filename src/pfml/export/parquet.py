@@ -10,7 +10,7 @@ from typing import Any
 from pfml.export.point_table import point_schema, point_table, require_schema
 from pfml.export.vector_databases import other_model_error
 from pfml.search import ModelIdentity, Points
-from pfml.storage.files import named_errors, replacing
+from pfml.storage.files import named_errors, remove_partials, replacing
 
 __all__ = ["open_collection"]
 
@@ -31,7 +31,8 @@ def open_collection(
     file.parent.mkdir(parents=True, exist_ok=True)
     before = _stored_ids(file, model, dimension) if file.exists() else []
     try:
-        with replacing(file) as temporary, ParquetWriter(temporary, point_schema(dimension)) as writer:
+        remove_partials(file.parent, f"{file.name}.*")  # of an export that was killed
+        with replacing(file) as opened, ParquetWriter(opened, point_schema(dimension)) as writer:
             yield ParquetFile(writer, before)
     except ArrowException as error:
         raise OSError(f"{file} could not be written: {error}") from None

@@ -1,28 +1,33 @@
-"""The nearest vectors, exactly, by torch or by faiss: one visible dict, one signature, the same results."""
+"""The nearest vectors, exactly, by torch or by faiss: one visible dict, one signature, the same results.
+
+`pfml.search.ivf` has the third backend, "ivf", which is approximate and has a file of its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
+from itertools import accumulate
 from typing import Any, Protocol, TypeAlias
 
+import numpy
 import torch
 from torch import Tensor
 
-from pfml.memory import available_memory
 from pfml.packages import require_packages
 from pfml.precision import full_precision
 from pfml.storage.shard import StoredVectors
 
 __all__ = [
     "BACKENDS",
-    "COMFORTABLE_FRACTION",
-    "FAISS_FROM",
     "ExactSearcher",
     "FaissSearcher",
     "Searcher",
-    "backend_for",
+    "Vectors",
+    "best_of_both",
     "distances_between",
+    "num_allowed",
+    "require_backend",
+    "vectors_at",
 ]
 
 #: Bytes of similarities that are held at once.
@@ -31,10 +36,9 @@ MEMORY = 2**26
 QUERIES_AT_ONCE = 1024
 #: Vectors that are copied at once.
 ROWS_AT_ONCE = 8192
-#: Entries from which "auto" takes faiss, if it is installed and its copy of the vectors fits comfortably.
-FAISS_FROM = 1_000_000
-#: Fraction of the available memory that counts as comfortable: the copy grows by being copied itself.
-COMFORTABLE_FRACTION = 0.25
+#: Allowed rows up to which these alone are read, if they are a small fraction of all.
+FEW_ROWS = 8192
+FEW_FRACTION = 1 / 8
 
 #: Of a shard: in memory, or read from its file tile by tile.
 Vectors: TypeAlias = Tensor | StoredVectors
@@ -59,10 +63,23 @@ class ExactSearcher:
     def __init__(self, shards: Sequence[Vectors]) -> None:
         self.shards = shards
 
+    @staticmethod
+    def is_few(allowed: int, rows: int) -> bool:
+        """Whether so many allowed rows of all are read one by one."""
+        return allowed <= min(FEW_ROWS, FEW_FRACTION * rows)
+
     def nearest(self, queries: Tensor, k: int, allowed: Tensor) -> tuple[Tensor, Tensor]:
         """See `Searcher.nearest`."""
+        if self.is_few(num_allowed(allowed), len(allowed)):
+            return self._nearest_of_few(queries, k, torch.from_numpy(allowed.numpy().nonzero()[0]))
         found = [self._nearest(some, k, allowed) for some in queries.split(QUERIES_AT_ONCE)]
         return torch.cat([values for values, _ in found]), torch.cat([rows for _, rows in found])
+
+    def _nearest_of_few(self, queries: Tensor, k: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        vectors = vectors_at(self.shards, rows)
+        with full_precision(queries.device):
+            found = [(some @ vectors.T).topk(min(k, len(rows)), dim=1) for some in queries.split(QUERIES_AT_ONCE)]
+        return torch.cat([one.values for one in found]), rows[torch.cat([one.indices for one in found])]
 
     def _nearest(self, queries: Tensor, k: int, allowed: Tensor) -> tuple[Tensor, Tensor]:
         best = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
@@ -72,7 +89,7 @@ class ExactSearcher:
             for shard in self.shards:
                 for vectors in shard.split(height):
                     open_rows = allowed[first : first + len(vectors)]
-                    best = _merged(best, _best_of_tile(queries, vectors, open_rows, k, first), k)
+                    best = best_of_both(best, _best_of_tile(queries, vectors, open_rows, k, first), k)
                     first += len(vectors)
         return best
 
@@ -89,8 +106,6 @@ class FaissSearcher:
 
     def nearest(self, queries: Tensor, k: int, allowed: Tensor) -> tuple[Tensor, Tensor]:
         """See `Searcher.nearest`."""
-        import numpy
-
         options = None
         if not bool(allowed.all()):
             bits = numpy.packbits(allowed.numpy(), bitorder="little")
@@ -111,31 +126,32 @@ def distances_between(one: Tensor, other: Tensor) -> Tensor:
     return torch.cat([torch.empty(0).double(), *((a.double() - b.double()).norm(dim=1) for a, b in pairs)])
 
 
-def backend_for(name: str, entries: int, copied_bytes: int = 0) -> str:
-    """The key of `BACKENDS` that `name` means for an index.
-
-    Args:
-        name: A key, or "auto".
-        entries: Of the index.
-        copied_bytes: What a copy of its vectors takes. They lie in files: only "exact" leaves them there.
-    """
-    if name == "auto":
-        is_wanted = entries >= FAISS_FROM and find_spec("faiss") is not None
-        return "faiss" if is_wanted and _fits(copied_bytes) else "exact"
-    if name not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join((*BACKENDS, 'auto'))}, got {name!r}")
-    if name == "faiss":
-        _faiss()
-    return name
+def require_backend(name: str) -> None:
+    """Raise ValueError unless `name` is a backend, and ImportError if its package is not installed."""
+    if name not in (*BACKENDS, "ivf", "auto"):
+        raise ValueError(f"backend must be one of {', '.join((*BACKENDS, 'ivf', 'auto'))}, got {name!r}")
+    if name in ("faiss", "ivf"):
+        _faiss(name)
 
 
-def _fits(copied_bytes: int) -> bool:
-    available = available_memory()
-    return available is not None and copied_bytes <= COMFORTABLE_FRACTION * available
+def num_allowed(allowed: Tensor) -> int:
+    """How many rows are allowed. By NumPy: torch would wake threads for what takes one of them microseconds."""
+    return int(numpy.count_nonzero(allowed.numpy()))
 
 
-def _faiss() -> Any:
-    require_packages("faiss", purpose="backend='faiss'", install="pfml[faiss]")
+def vectors_at(shards: Sequence[Vectors], rows: Tensor) -> Tensor:
+    """(len(rows), D): the vectors at `rows`, counted over all shards in their order."""
+    firsts = torch.tensor([0, *accumulate(len(shard) for shard in shards)])
+    numbers = torch.searchsorted(firsts, rows, right=True) - 1
+    found = torch.empty(len(rows), shards[0].shape[1])
+    for number in numbers.unique().tolist():
+        here = (numbers == number).nonzero()[:, 0]
+        found[here] = shards[number][rows[here] - firsts[number]]
+    return found
+
+
+def _faiss(backend: str = "faiss") -> Any:
+    require_packages("faiss", purpose=f"backend={backend!r}", install="pfml[faiss]")
     import faiss
 
     return faiss
@@ -155,7 +171,7 @@ def _best_of_tile(queries: Tensor, vectors: Tensor, allowed: Tensor, k: int, fir
     return values, columns + first
 
 
-def _merged(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], k: int) -> tuple[Tensor, Tensor]:
+def best_of_both(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], k: int) -> tuple[Tensor, Tensor]:
     """The best k of both."""
     values, rows = torch.cat([one[0], other[0]], dim=1), torch.cat([one[1], other[1]], dim=1)
     values, columns = values.topk(min(k, values.shape[1]), dim=1)

@@ -11,13 +11,16 @@ from uuid import UUID, uuid5
 import torch
 from torch import Tensor
 
+from pfml.data.decoding import Track
 from pfml.evaluation.nearest_neighbors import directions
 from pfml.memory import return_freed_memory
-from pfml.search.backends import backend_for
+from pfml.search.backends import num_allowed, require_backend
 from pfml.search.edits import Edit, Edits
 from pfml.search.identity import ModelIdentity
 from pfml.search.index_folder import GRACE_SECONDS, IndexFolder, Snapshot
 from pfml.search.index_state import Entry, Hit, IndexState
+from pfml.search.ivf import IvfSettings, is_due
+from pfml.search.ivf_build import build_ivf
 from pfml.storage.file_state import UNKNOWN_FILE, FileState, packed
 from pfml.storage.shard import StoredVectors, VectorShard
 from pfml.typos import did_you_mean
@@ -51,14 +54,14 @@ class Points:
 class ImageIndex:
     """Vectors of images, with paths and classes, in a folder that is whole at every moment (`pfml.search.storage`).
 
-    Make one by `ImageIndex.create` or `ImageIndex.open`. Searching is exact and may happen in several threads while
-    another process writes; `refresh` takes up what was written since.
+    Make one by `ImageIndex.create` or `ImageIndex.open`. Searching is exact unless `backend` says otherwise, and may
+    happen in several threads while another process writes; `refresh` takes up what was written since.
     """
 
     def __init__(self, folder: IndexFolder, snapshot: Snapshot, backend: str) -> None:
         self._folder = folder
         self._asked_backend = backend
-        self._state = IndexState(snapshot, backend)
+        self._state = IndexState(folder.path, snapshot, backend)
 
     @classmethod
     def create(cls, folder: str | Path, model: ModelIdentity, dimension: int, *, backend: str = "exact") -> ImageIndex:
@@ -68,11 +71,11 @@ class ImageIndex:
             folder: Made if it does not exist.
             model: What will make the vectors; those of another model are refused.
             dimension: D.
-            backend: How to search: "exact" (torch), "faiss" (its flat index, exact too, a copy in memory), or "auto":
-                faiss if it is installed, the index has at least a million entries, and a copy of their vectors takes
-                a quarter of the available memory at most; else, and where the system does not say, exact.
+            backend: How to search: "exact" (torch), "faiss" (its flat index, exact too, a copy in memory), "ivf"
+                (approximate, by the file that `build_ivf` makes; exact until then), or "auto": "ivf" for an index of
+                at least `IVF_FROM` images that has such a file, else exact.
         """
-        backend_for(backend, 0)
+        require_backend(backend)
         on_disk = IndexFolder(Path(folder))
         return cls(on_disk, on_disk.create(model, dimension), backend)
 
@@ -82,13 +85,16 @@ class ImageIndex:
 
         Args:
             folder: Of the index.
-            backend: As in `create`.
+            backend: As in `create`, but that "ivf" without a file for it is an error.
             hold_bytes: Size of all shards up to which their vectors are held in memory, whatever becomes of the
                 files. Those of a larger index are read in every search, and refused if the file has changed.
         """
-        backend_for(backend, 0)
+        require_backend(backend)
         on_disk = IndexFolder(Path(folder), hold_bytes)
-        return cls(on_disk, on_disk.read(), backend)
+        index = cls(on_disk, on_disk.read(), backend)
+        if backend == "ivf" and index.backend != "ivf":
+            raise ValueError(f"backend 'ivf' cannot be used: {index.backend_remark}")
+        return index
 
     @property
     def path(self) -> Path:
@@ -108,7 +114,12 @@ class ImageIndex:
     @property
     def backend(self) -> str:
         """How the index is searched: "auto" after its choice."""
-        return self._state.backend
+        return self._state.choice.backend
+
+    @property
+    def backend_remark(self) -> str:
+        """What a user should know of how the index is searched, in a sentence; "" for nothing."""
+        return self._state.choice.remark
 
     @property
     def num_shards(self) -> int:
@@ -216,7 +227,8 @@ class ImageIndex:
         if model is not None:
             newest.model.require(model, f"the index {self.path}")
         # an index that was removed and made again may have as many changes behind it
-        if (newest.generation, newest.files) == (state.snapshot.generation, state.snapshot.files):
+        is_same = (newest.generation, newest.files) == (state.snapshot.generation, state.snapshot.files)
+        if is_same and not state.choice.is_outdated(self.path):
             return False
         self._take(newest)
         return True
@@ -353,6 +365,27 @@ class ImageIndex:
             shards = (state.shard(rows) for rows in chunks if len(rows))
             self._take(self._folder.rewrite(state.snapshot, shards, grace_seconds))
 
+    def build_ivf(
+        self, *, precision: str | None = None, if_due: bool = False, track: Track | None = None
+    ) -> IvfSettings | None:
+        """Build the file of approximate search, in place of the one before; what it is. Writers need not wait.
+
+        Args:
+            precision: "float32", "float16", "int8" or "pq4" (product quantization, two bits for a number); None for
+                that of the file before, "pq4" if there is none.
+            if_due: Build nothing, and return None, unless the file is missing from an index of `IVF_FROM` images,
+                is damaged, belongs to other shards, or lacks more than `NEWER_FRACTION` of the rows.
+            track: Shows the progress, as track(iterable, description, total).
+        """
+        self.refresh()
+        snapshot = self._state.snapshot
+        if if_due and not is_due(self.path, snapshot.files, len(self)):
+            return None
+        vectors = [shard.vectors for shard in snapshot.shards]
+        built = build_ivf(self.path, snapshot.files, vectors, precision=precision, track=track)
+        self._take(snapshot)
+        return built.settings
+
     def search(
         self, vectors: Tensor, k: int = 10, *, model: ModelIdentity, class_names: Sequence[str] | None = None
     ) -> list[list[Hit]]:
@@ -376,8 +409,8 @@ class ImageIndex:
         allowed = state.live
         if class_names is not None:
             self._require_classes(class_names)
-            allowed = allowed & state.rows_of_classes(class_names)
-        k = min(k, int(allowed.sum()))
+            allowed = state.rows_of_classes(class_names)
+        k = min(k, num_allowed(allowed))
         if k == 0 or not len(queries):
             return [[] for _ in queries]
         _, rows = state.searcher().nearest(queries, k, allowed)
@@ -412,7 +445,7 @@ class ImageIndex:
                 raise ValueError(f"{path} was left out of the index {self.path}, or its class was: undo that first")
 
     def _take(self, snapshot: Snapshot) -> None:
-        self._state = IndexState(snapshot, self._asked_backend, before=self._state)
+        self._state = IndexState(self.path, snapshot, self._asked_backend, before=self._state)
 
     def _commit(self, new: list[VectorShard], removed_rows: list[int], next_id: int) -> None:
         state = self._state

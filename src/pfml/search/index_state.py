@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, compress
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pfml.search.backends import BACKENDS, Searcher, backend_for, distances_between
+from pfml.search.backends import BACKENDS, Searcher, distances_between, vectors_at
 from pfml.search.index_folder import Snapshot
+from pfml.search.ivf import Choice, IvfSearcher, choose_backend
 from pfml.search.neighborhood import mean_nearest_distance
 from pfml.storage.file_state import FileState
 from pfml.storage.files import DamagedFileError
@@ -70,7 +73,7 @@ class IndexState:
     sources gave; `names` has what these are called now.
     """
 
-    def __init__(self, snapshot: Snapshot, backend: str, before: IndexState | None = None) -> None:
+    def __init__(self, folder: Path, snapshot: Snapshot, backend: str, before: IndexState | None = None) -> None:
         self.snapshot = snapshot
         self.stored = snapshot.stored()
         self.ids = torch.cat([torch.empty(0, dtype=torch.int64), *(shard.ids for shard in snapshot.shards)])
@@ -83,17 +86,22 @@ class IndexState:
         else:
             self.row_of_path: dict[str, int] = {}
             self.given_counts: dict[str, int] = {}
+            self._numbers: dict[str, int] = {}
+            self._given = torch.empty(0, dtype=torch.int32)  # (rows,), the number of the class that a source gave
             self._count(0)
         self.names = snapshot.edits.names(self.given_counts)
         self.live = self._live()
         self.counts = self._counts()
         self.num_entries = int(self.live.sum())
-        self.backend = backend_for(backend, self.num_entries, 4 * len(self.ids) * snapshot.dimension)
+        self.choice: Choice = choose_backend(
+            backend, folder, snapshot.files, self.num_entries, None if before is None else before.choice
+        )
 
     def _resume_from(self, before: IndexState) -> None:
         """Take over what was looked up before, so that many small additions to a large index stay cheap."""
         # Of two states of one index only the newer one is written to, and only writing looks up paths.
         self.row_of_path, self.given_counts = before.row_of_path, dict(before.given_counts)
+        self._numbers, self._given = dict(before._numbers), before._given
         seen = len(before.stored)
         for row in (before.stored & ~self.stored[:seen]).nonzero()[:, 0].tolist():
             shard, k = self._place(row)
@@ -105,14 +113,16 @@ class IndexState:
 
     def _count(self, first_shard: int) -> None:
         """Look at the shards from `first_shard` on."""
-        row = self.first[first_shard]
-        for shard in self.snapshot.shards[first_shard:]:
+        given = [self._given]
+        for row, shard in zip(self.first[first_shard:], self.snapshot.shards[first_shard:], strict=False):
             stored = self.stored[row : row + len(shard)].tolist()
-            for path, name, counts in zip(shard.paths, shard.class_names, stored, strict=True):
-                if counts:
-                    self.row_of_path[path] = row
-                    self.given_counts[name] = self.given_counts.get(name, 0) + 1
-                row += 1
+            self.row_of_path.update(compress(zip(shard.paths, range(row, row + len(shard)), strict=True), stored))
+            for name, count in Counter(compress(shard.class_names, stored)).items():
+                self.given_counts[name] = self.given_counts.get(name, 0) + count
+            for name in dict.fromkeys(shard.class_names):
+                self._numbers.setdefault(name, len(self._numbers))
+            given.append(torch.tensor([self._numbers[name] for name in shard.class_names], dtype=torch.int32))
+        self._given = torch.cat(given)
 
     def _left_out(self) -> list[int]:
         """The rows of the images that were left out one by one."""
@@ -141,19 +151,23 @@ class IndexState:
     def searcher(self) -> Searcher:
         """What finds the nearest rows, made at the first search."""
         if self._searcher is None:
-            self._searcher = BACKENDS[self.backend]([shard.vectors for shard in self.snapshot.shards])
+            vectors = [shard.vectors for shard in self.snapshot.shards]
+            file = self.choice.file
+            self._searcher = BACKENDS[self.choice.backend](vectors) if file is None else IvfSearcher(file, vectors)
         return self._searcher
 
     def rows_of_classes(self, class_names: Sequence[str]) -> Tensor:
         """(rows,) bool: entries of these classes that count."""
         wanted = set(class_names)
-        return self._rows_given([name for name, now in self.names.items() if now in wanted]) & self.live
+        given = self._rows_given([name for name, now in self.names.items() if now in wanted])
+        return torch.from_numpy(given.numpy() & self.live.numpy())
 
     def _rows_given(self, class_names: Collection[str]) -> Tensor:
         """(rows,) bool: entries to which a source gave one of these classes."""
-        wanted = set(class_names)
-        names = (name in wanted for shard in self.snapshot.shards for name in shard.class_names)
-        return torch.tensor(list(names), dtype=torch.bool)
+        numbers = [self._numbers[name] for name in class_names]
+        if len(numbers) == 1:
+            return torch.from_numpy(self._given.numpy() == numbers[0])
+        return torch.isin(self._given, torch.tensor(numbers, dtype=torch.int32))
 
     def class_spread(self, class_name: str) -> float:
         """See `ImageIndex.class_spread`."""
@@ -171,12 +185,9 @@ class IndexState:
 
     def vectors(self, rows: Tensor) -> Tensor:
         """(len(rows), D)."""
-        found = torch.empty(len(rows), self.snapshot.dimension)
-        for first, shard in zip(self.first, self.snapshot.shards, strict=False):
-            here = (rows >= first) & (rows < first + len(shard))
-            if here.any():
-                found[here] = shard.vectors[rows[here] - first]
-        return found
+        if not len(rows):
+            return torch.empty(0, self.snapshot.dimension)
+        return vectors_at([shard.vectors for shard in self.snapshot.shards], rows)
 
     def shard(self, rows: Tensor) -> VectorShard:
         """These rows, ascending, as one shard."""

@@ -164,7 +164,7 @@ class Gallery:
         *,
         index: str | Path | None = None,
         device: str = "auto",
-        backend: str = "exact",
+        backend: str = "auto",
         hold_bytes: int | None = None,
     ) -> Gallery:
         """Open the gallery of a run.
@@ -172,8 +172,8 @@ class Gallery:
         Args:
             run: Folder of a run, or of a saved embedder.
             index: Folder of the index; by default `index` in the run.
+            backend: How to search; see `ImageIndex.create`.
             device: Device of the model.
-            backend: How to search, see `ImageIndex.create`.
             hold_bytes: Size of an index up to which its vectors are held in memory; by default `HOLD_BYTES`.
         """
         held = HOLD_BYTES if hold_bytes is None else hold_bytes

@@ -11,7 +11,7 @@ import stat
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import BufferedReader
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
@@ -109,21 +109,21 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name to write a large file under; it takes the place of `path` if the block ends without an error.
+def replacing(path: Path) -> Iterator[BufferedWriter]:
+    """A file to write within the block; at its end it is forced to disk and becomes `path`, as `write_atomically` does.
 
-    What a killed writer has left is removed first.
+    For what is too large for memory. A process that is killed meanwhile leaves what `remove_partials` removes.
     """
-    path = Path(path)
-    remove_partials(path.parent, f"{path.name}.*")
     temporary = _temporary(path)
     try:
-        yield temporary
-        with open(temporary, "r+b") as file:
+        with writing(path), open(temporary, "xb") as file:
+            yield file
+            file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    finally:
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
     _sync_folder(path.parent)
 
 

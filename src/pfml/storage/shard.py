@@ -64,8 +64,6 @@ MOST_HEADER = 100_000_000
 TILE_BYTES = 2**22
 #: Bytes up to which the vectors of a shard are held in memory whatever was asked for.
 SMALL_BYTES = 2**18
-#: Rows that are looked through at once.
-ROWS_AT_ONCE = 8192
 #: Tiles that nobody reads into.
 _TILES: list[Tensor] = []
 
@@ -203,7 +201,7 @@ def read_shard(
     file = ShardFile(path, entry)
     file.require_unchanged()
     shard = _shard(file, dimension, dtype)
-    _refuse_non_finite(shard, path)
+    file.require_finite("vectors")
     if hold or file.size <= SMALL_BYTES:
         assert isinstance(shard.vectors, StoredVectors)
         shard = replace(shard, vectors=shard.vectors.read(0, len(shard)))
@@ -236,6 +234,7 @@ class ShardFile:
         self._reading, self._checking = threading.Lock(), threading.Lock()
         self._good = {} if good is None else good
         self._bad: tuple[int, ...] | None = None
+        self._non_finite: set[str] = set()  # tensors with NaN or Inf
         self._named: tuple[int, ...] | None = None  # state of the file of this name when it was found whole
         self.size = os.fstat(self._descriptor).st_size
         if entry is not None and self.size != entry.bytes:
@@ -288,6 +287,11 @@ class ShardFile:
                             f"it was written; restore it from a copy, or write it again"
                         )
                     self._good[name] = state
+
+    def require_finite(self, name: str) -> None:
+        """Raise DamagedFileError if a tensor that was compared with its checksum has NaN or Inf."""
+        if name in self._non_finite:
+            refuse_non_finite({name: self.tensor(name)}, self.path)
 
     def is_whole(self) -> bool:
         """Whether the file that has this name now is the one that was read, or one like it."""
@@ -351,6 +355,9 @@ class ShardFile:
                 some = tile[: min(left, len(tile))]
                 self.read_into(some, offset)
                 digest.update(some.numpy().data)
+                # Least and greatest need no memory, and are NaN if anything is.
+                if dtype.is_floating_point and not torch.stack(some.view(dtype).aminmax()).isfinite().all():
+                    self._non_finite.add(name)
                 offset, left = offset + len(some), left - len(some)
         return digest.hexdigest() == self.manifest["tensors"][name]["sha256"]
 
@@ -530,14 +537,6 @@ def _shard(file: ShardFile, dimension: int, dtype: str) -> VectorShard:
             f"{file.path} must hold vectors in {dtype} of shape {expected}, got {vectors.dtype} of {vectors.shape}"
         )
     return shard
-
-
-def _refuse_non_finite(shard: VectorShard, path: Path) -> None:
-    # Least and greatest need no memory, and are NaN if anything is. Masks as large as the vectors, made for shard after
-    # shard between the paths that stay, would leave the heap as full of holes as the index is large.
-    for some in shard.vectors.split(ROWS_AT_ONCE) if len(shard) else ():
-        if not torch.isfinite(torch.stack(some.aminmax())).all():
-            refuse_non_finite({"vectors": some}, path)
 
 
 def _described(tensor: Tensor) -> dict[str, Any]:
