@@ -145,7 +145,7 @@ def _edits(rename: list[list[str]], merge: list[list[str]], remove: list[str]) -
 def _edit(console: Console, index: ImageIndex, paths: list[Path], edits: list[Edit]) -> int:
     """Leave out images and folders of images, and edit classes; how many images were left out."""
     from pfml.search import Edit
-    from pfml.search.update import plain_path
+    from pfml.search.listing import plain_path
 
     known = [entry.path for entry in index.entries()] if paths else []
     chosen: dict[str, None] = {}

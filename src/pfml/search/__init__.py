@@ -21,9 +21,10 @@ from pfml.search.collection import CollectionUpdate, ImageShard, embed_collectio
 from pfml.search.edits import Edit, Edits
 from pfml.search.identity import ModelIdentity, OtherModelError
 from pfml.search.index import Entry, Hit, ImageIndex, Points
+from pfml.search.listing import Listing, list_images
 from pfml.search.opened import OpenedRun, open_run
 from pfml.search.threshold import Rate, Threshold
-from pfml.search.update import Listing, Update, list_images, update_index
+from pfml.search.update import Update, update_index
 from pfml.search.verdict import Verdict, verdict_of
 from pfml.storage.lock import LockedError
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -12,10 +13,13 @@ from torch import Tensor
 
 from pfml.search.backends import BACKENDS, Searcher, backend_for, distances_between
 from pfml.search.index_folder import Snapshot
+from pfml.search.metadata import EntryColumns, EntryMetadata
 from pfml.search.neighborhood import mean_nearest_distance
+from pfml.search.where import parse_where
 from pfml.storage.file_state import FileState
 from pfml.storage.files import DamagedFileError
 from pfml.storage.shard import VectorShard
+from pfml.storage.values import Value
 
 __all__ = ["SPREAD_IMAGES", "Entry", "Hit", "IndexState"]
 
@@ -34,6 +38,7 @@ class Entry:
         source: The folder or list that it was found by, "" for none.
         file: The state of the file when it was embedded.
         given_class: Its class by that source: `class_name` before it was renamed or merged.
+        metadata: Column -> value, without those that are missing.
     """
 
     id: int
@@ -42,6 +47,7 @@ class Entry:
     source: str
     file: FileState
     given_class: str
+    metadata: Mapping[str, Value] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ class Hit:
         class_name: "" if the class is unknown.
         distance: Euclidean, between points of the unit sphere: 0 to 2.
         source: See `Entry`.
+        metadata: See `Entry`.
     """
 
     id: int
@@ -61,6 +68,7 @@ class Hit:
     class_name: str
     distance: float
     source: str = ""
+    metadata: Mapping[str, Value] = field(default_factory=dict, hash=False)
 
 
 class IndexState:
@@ -138,6 +146,20 @@ class IndexState:
                 counts[now] = counts.get(now, 0) + count
         return counts
 
+    @cached_property
+    def metadata(self) -> EntryMetadata:
+        """What is known of the rows."""
+        return EntryMetadata(self.ids, self.snapshot.metadata)
+
+    @cached_property
+    def columns(self) -> EntryColumns:
+        """What a filter can name."""
+        return EntryColumns(self.metadata, self.live, self.names, self.snapshot.shards)
+
+    def matching(self, where: str) -> Tensor:
+        """(rows,) bool: those that pass a filter, whether they count or not; see `pfml.search.where`."""
+        return parse_where(where, self.columns.kinds).mask(self.columns)
+
     def searcher(self) -> Searcher:
         """What finds the nearest rows, made at the first search."""
         if self._searcher is None:
@@ -167,7 +189,8 @@ class IndexState:
         shard, k = self._place(row)
         given = shard.class_names[k]
         name = self.names[given] or ""
-        return Entry(int(shard.ids[k]), shard.paths[k], name, shard.sources[k], shard.file(k), given)
+        known = self.metadata.row(row)
+        return Entry(int(shard.ids[k]), shard.paths[k], name, shard.sources[k], shard.file(k), given, known)
 
     def vectors(self, rows: Tensor) -> Tensor:
         """(len(rows), D)."""
@@ -198,7 +221,7 @@ class IndexState:
             )
         found = [self.entry(row) for row in rows[order].tolist()]
         return [
-            Hit(entry.id, entry.path, entry.class_name, distance, entry.source)
+            Hit(entry.id, entry.path, entry.class_name, distance, entry.source, dict(entry.metadata))
             for entry, distance in zip(found, distances.tolist(), strict=True)
         ]
 
