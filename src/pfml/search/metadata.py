@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -12,7 +13,7 @@ from pfml.storage.metadata_shard import MetadataShard
 from pfml.storage.shard import VectorShard
 from pfml.storage.values import Kind, Value, json_value
 
-__all__ = ["OWN_COLUMNS", "EntryColumns", "EntryMetadata", "json_metadata", "require_kinds", "valid_text"]
+__all__ = ["OWN_COLUMNS", "EntryColumns", "EntryMetadata", "json_metadata", "require_kinds", "short_path", "valid_text"]
 
 #: Columns that every index has, so that no other may have these names.
 OWN_COLUMNS: dict[str, Kind] = {"class": "text", "path": "text"}
@@ -90,6 +91,21 @@ def require_kinds(table: Table, kinds: Mapping[str, Kind], where: str) -> None:
             )
 
 
+def short_path(path: str, source: str) -> str:
+    """The path of an image relative to the folder, or to the folder of the table, that it was found by.
+
+    It names no folder above that one; elsewhere it is the name of the file with its folder.
+
+    Example:
+        >>> short_path("/photos/2019/a.jpg", "/photos"), short_path("/photos/2019/a.jpg", "/lists/table.csv")
+        ('2019/a.jpg', '2019/a.jpg')
+    """
+    folder = os.path.dirname(source) if source.endswith(".csv") else source
+    if folder and path.startswith(folder.rstrip(os.sep) + os.sep):
+        return path[len(folder.rstrip(os.sep)) + 1 :]
+    return os.sep.join(path.rsplit(os.sep, 2)[-2:]).removeprefix(os.sep)
+
+
 def json_metadata(metadata: Mapping[str, Value]) -> dict[str, str | float | list[str]]:
     """Metadata as JSON has them, in valid Unicode; dates are ISO texts."""
     found = {}
@@ -144,5 +160,8 @@ class EntryColumns:
         return TextColumn(torch.tensor(codes, dtype=torch.int32), texts)
 
     def _paths(self) -> TextColumn:
-        paths = tuple(path for shard in self._shards for path in shard.paths)
+        rows = (
+            (path, source) for shard in self._shards for path, source in zip(shard.paths, shard.sources, strict=True)
+        )
+        paths = tuple(short_path(path, source) for path, source in rows)
         return TextColumn(torch.arange(len(paths), dtype=torch.int32), paths)

@@ -155,20 +155,21 @@ class Not:
 
 
 @dataclass(frozen=True)
-class Both:
-    """Two terms that must both hold, or one of which must."""
+class Terms:
+    """Terms that must all hold ("and"), or one of which must ("or")."""
 
-    one: Term
-    other: Term
+    terms: tuple[Term, ...]
     word: str
 
     def mask(self, columns: Columns) -> Tensor:
         """(rows,) bool."""
-        one, other = self.one.mask(columns), self.other.mask(columns)
-        return one & other if self.word == "and" else one | other
+        found = self.terms[0].mask(columns)
+        for term in self.terms[1:]:
+            found = found & term.mask(columns) if self.word == "and" else found | term.mask(columns)
+        return found
 
 
-Term: TypeAlias = Comparison | Not | Both
+Term: TypeAlias = Comparison | Not | Terms
 
 
 @dataclass(frozen=True)
@@ -259,18 +260,18 @@ class _Parser:
         raise WhereError(reason, self.text, token.position)
 
     def _either(self, depth: int) -> Term:
-        found = self._all(depth)
+        found = [self._all(depth)]
         while self._is("or"):
             self.next += 1
-            found = Both(found, self._all(depth), "or")
-        return found
+            found.append(self._all(depth))
+        return found[0] if len(found) == 1 else Terms(tuple(found), "or")
 
     def _all(self, depth: int) -> Term:
-        found = self._term(depth)
+        found = [self._term(depth)]
         while self._is("and"):
             self.next += 1
-            found = Both(found, self._term(depth), "and")
-        return found
+            found.append(self._term(depth))
+        return found[0] if len(found) == 1 else Terms(tuple(found), "and")
 
     def _term(self, depth: int) -> Term:
         token = self._take("a filter must go on with a column")
