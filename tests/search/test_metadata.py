@@ -5,12 +5,12 @@ from datetime import datetime
 
 import pytest
 import torch
-from small_index import MODEL, small_index, unit_vectors, write_images
 
 from pfml.data.readers.metadata import parse_columns, read_metadata
 from pfml.models import create_embedder
 from pfml.search import Edit, ImageIndex, ModelIdentity, WhereError, list_images, update_index
 from pfml.search.metadata import short_path
+from small_index import MODEL, small_index, unit_vectors, write_images
 
 PRICES = [{"price": float(k), "tags": ["even"] if k % 2 == 0 else ["odd", "rare"]} for k in range(10)]
 
@@ -157,7 +157,10 @@ def test_types_are_inferred_and_overridden(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kinds": {"size": "number"}}, r"t.csv, line 3, column size must be a number, got 'big': .*--columns size:text"),
+        (
+            {"kinds": {"size": "number"}},
+            r"t.csv, line 3, column size must be a number, got 'big': .*--columns size:text",
+        ),
         ({"known": {"size": "number"}}, "line 3, column size must be a number as in the index, got 'big'"),
         ({"kinds": {"sise": "number"}}, "got sise, and .*t.csv has size; did you mean 'size'"),
     ],

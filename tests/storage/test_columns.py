@@ -76,7 +76,9 @@ def test_values_of_no_type_are_refused_by_name(rows, error, message):
 def test_dates_are_iso_texts_and_zones_become_utc():
     assert parse_date("2024-05-01") == datetime(2024, 5, 1)
     assert parse_date("2024-05-01T02:30+02:00") == datetime(2024, 5, 1, 0, 30)
-    assert [parse_date(text) for text in ("2024", "20240501", "2024-02-30", "1.5.2024", "2024-05-01 25:00")] == [None] * 5
+    assert [parse_date(text) for text in ("2024", "20240501", "2024-02-30", "1.5.2024", "2024-05-01 25:00")] == [
+        None
+    ] * 5
     assert json_value(datetime(2024, 5, 1)) == "2024-05-01"
     assert json_value(datetime(2024, 5, 1, 12, 30)) == "2024-05-01T12:30:00"
     assert Table.of([{"d": date(2024, 5, 1)}]).row(0)["d"] == datetime(2024, 5, 1)

@@ -73,6 +73,7 @@ export function start({ status, classes, edits, showFacts, openClass }) {
     byId("drop-hint").hidden = item !== null;
     shown.hidden = item === null;
     for (const name of ["query-crop", "query-why", "query-name"]) byId(name).hidden = item === null;
+    if (item?.image && item.crop) byId("query-why").hidden = true; // the field is that of the whole image
     byId("query-delete").hidden = !item?.image;
     showPicked();
     describe(byId("query-metadata"), Object.entries(item?.image?.metadata ?? {}));
@@ -95,7 +96,6 @@ export function start({ status, classes, edits, showFacts, openClass }) {
     const several = query !== null && query.like.length + query.unlike.length > 1;
     byId("query-set").hidden = query === null;
     byId("combine-field").hidden = !(query?.like.length > 1);
-    byId("query-set-clear").hidden = !several;
     for (const list of ["like", "unlike"]) {
       const items = several ? query[list] : [];
       const picked = items.map((item) =>
@@ -308,7 +308,6 @@ export function start({ status, classes, edits, showFacts, openClass }) {
   byId("where").addEventListener("change", search);
   byId("combine").addEventListener("change", search);
   byId("query-crop").addEventListener("click", cropQuery);
-  byId("query-set-clear").addEventListener("click", clear);
   byId("add-file").addEventListener("change", (event) => event.target.files[0] && byFile(event.target.files[0], true));
   byId("class-filter").addEventListener("input", (event) => {
     const found = classes.find((one) => one.name === event.target.value && one.images);
