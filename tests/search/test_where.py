@@ -167,7 +167,7 @@ def test_a_date_without_a_time_is_the_whole_day():
         ("price < 3)", 9, "followed by and, or, or the end"),
         ("price <", 7, "the column price must be compared with a value, but the filter ends"),
         ("price", 5, "the column price must be compared, such as price < 20"),
-        ("price < 3 and", 13, "must go on with a column"),
+        ("price < 3 and", 13, "a column must follow here"),
         ("= 3", 0, "must begin with a column"),
         ("brand = 'open", 8, "an open quote"),
         ("brand ! a", 6, "got '!'"),

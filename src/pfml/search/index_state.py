@@ -25,6 +25,8 @@ __all__ = ["SPREAD_IMAGES", "Entry", "Hit", "IndexState"]
 
 #: Images of a class that `IndexState.class_spread` measures.
 SPREAD_IMAGES = 256
+#: Filters whose result is kept until the index changes: a page asks again with each query.
+KEPT_FILTERS = 8
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class IndexState:
         self.first = [0, *accumulate(len(shard) for shard in snapshot.shards)]
         self._searcher: Searcher | None = None
         self._spreads: dict[str, float] = {}
+        self._filtered: dict[str, Tensor] = {}
         files = () if before is None else before.snapshot.files
         if before is not None and snapshot.files[: len(files)] == files:
             self._resume_from(before)
@@ -158,7 +161,13 @@ class IndexState:
 
     def matching(self, where: str) -> Tensor:
         """(rows,) bool: those that pass a filter, whether they count or not; see `pfml.search.where`."""
-        return parse_where(where, self.columns.kinds).mask(self.columns)
+        found = self._filtered.get(where)
+        if found is None:
+            found = parse_where(where, self.columns.kinds).mask(self.columns)
+            if len(self._filtered) >= KEPT_FILTERS:
+                self._filtered.clear()
+            self._filtered[where] = found
+        return found
 
     def searcher(self) -> Searcher:
         """What finds the nearest rows, made at the first search."""

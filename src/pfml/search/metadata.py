@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -74,9 +75,25 @@ class EntryMetadata:
         for number, shard in enumerate(self.shards):
             column = shard.table.columns.get(name)
             if column is not None and column.kind == kind:  # of another kind it has no value that counts
-                here = self._owner == number
-                found[here] = test(column)[self._place[here]]
+                rows, places = self._spans[number]
+                found[rows] = test(column)[places]
         return found
+
+    @cached_property
+    def _spans(self) -> list[tuple[Tensor | slice, Tensor | slice]]:
+        """For each shard the rows that it speaks of, and where: slices where they follow one another, as mostly."""
+        found: list[tuple[Tensor | slice, Tensor | slice]] = []
+        for number in range(len(self.shards)):
+            rows = (self._owner == number).nonzero()[:, 0]
+            found.append((_slice(rows), _slice(self._place[rows])))
+        return found
+
+
+def _slice(rows: Tensor) -> Tensor | slice:
+    """Rows that follow one another as a slice, which needs no copy; else these rows."""
+    if len(rows) and bool((rows.diff() == 1).all()):
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
 
 
 def require_kinds(table: Table, kinds: Mapping[str, Kind], where: str) -> None:

@@ -274,7 +274,7 @@ class _Parser:
         return found[0] if len(found) == 1 else Terms(tuple(found), "and")
 
     def _term(self, depth: int) -> Term:
-        token = self._take("a filter must go on with a column")
+        token = self._take("a column must follow here")
         if depth > DEEPEST:
             self._fail(f"a filter must have at most {DEEPEST} terms within each other, got more", token)
         if token.word == "not":

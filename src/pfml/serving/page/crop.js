@@ -66,7 +66,7 @@ export function chooseCrop(address, name, before) {
   });
 }
 
-// The address of a picture of a part; the caller revokes it.
+// The address of an image of a part; the caller revokes it.
 export async function cropPreview(address, [x, y, width, height]) {
   const image = new Image();
   image.src = address;
