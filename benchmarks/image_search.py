@@ -6,7 +6,8 @@ Random unit vectors, in a folder of their own. The time of a search is the media
 turns, so that what else the machine does falls on all of them; a ratio compares the two times of one turn. It covers
 the whole of `ImageIndex.search`: products, selection, distances in float64, paths, classes. Opening is timed once: it
 reads every byte and compares its checksum. Results are required to be equal. "held" is the exact search with vectors in
-memory, as `pfml serve` has them; "exact" reads them from their file in every search.
+memory, as `pfml serve` has them; "exact" reads them from their file in every search. "half" is the exact search with a
+filter on two columns that half of the entries pass.
 """
 
 from __future__ import annotations
@@ -33,25 +34,31 @@ def measure(entries: int, dimension: int, queries: int, k: int, turns: int, fold
     gallery = torch.randn(entries, dimension, generator=generator)
     asked = torch.randn(queries, dimension, generator=generator)
     index = ImageIndex.create(folder / "index", MODEL, dimension)
-    seconds, _ = timed(lambda: index.add(gallery, [f"{k}.jpg" for k in range(entries)], model=MODEL))
+    known = [{"price": float(k % 100), "brand": f"brand {k % 7}"} for k in range(entries)]
+    paths = [f"{k}.jpg" for k in range(entries)]
+    seconds, _ = timed(lambda: index.add(gallery, paths, model=MODEL, metadata=known))
     print(f"{entries:,} vectors x {dimension}, {queries} queries, k = {k}, {torch.get_num_threads()} threads")
     print(f"add     {seconds:8.3f} s")
     print(f"open    {timed(lambda: ImageIndex.open(folder / 'index'))[0]:8.3f} s")
     opened = {name: ImageIndex.open(folder / "index", backend=name) for name in ("exact", "faiss")}
     opened["held"] = ImageIndex.open(folder / "index", hold_bytes=2**62)
-    times: dict[str, list[float]] = {name: [] for name in opened}
+    times: dict[str, list[float]] = {name: [] for name in (*opened, "half")}
+    half = "price < 50 and brand != 'brand 9'"
     for turn in range(turns + 1):
         found: dict[str, list[list[Hit]]] = {}
         for name, one in opened.items():
             seconds, found[name] = timed(lambda one=one: one.search(asked, k, model=MODEL))  # type: ignore[misc]
             if turn:  # the first warms up, and copies the vectors for faiss
                 times[name].append(seconds)
+        seconds, _ = timed(lambda: opened["exact"].search(asked, k, model=MODEL, where=half))
+        if turn:
+            times["half"].append(seconds)
         ids = {name: [[hit.id for hit in hits] for hits in results] for name, results in found.items()}
         if not ids["exact"] == ids["faiss"] == ids["held"]:
             raise AssertionError("the backends must find the same images, and do not")
     for name, each in times.items():
         print(f"{name:<8}{statistics.median(each):8.3f} s")
-    for name in ("faiss", "held"):
+    for name in ("faiss", "held", "half"):
         ratios = [other / exact for exact, other in zip(times["exact"], times[name], strict=True)]
         print(f"{name} / exact: median {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
 

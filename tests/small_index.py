@@ -73,7 +73,8 @@ def add_for_ever(folder, started):
     change = sum(1 for name in index.class_counts() if name.startswith("change"))
     while True:
         paths = [f"{change}/{k}.jpg" for k in range(10)]
-        index.add(unit_vectors(10, seed=change), paths, [f"change {change}"] * 10, model=MODEL)
+        known = [{"change": change, "tags": [str(k)]} for k in range(10)]
+        index.add(unit_vectors(10, seed=change), paths, [f"change {change}"] * 10, model=MODEL, metadata=known)
         if change % 3 == 0:
             index.compact(grace_seconds=0.05)
         change += 1

@@ -143,6 +143,7 @@ def make_config(folder: Path) -> Path:
 def make_index(folder: Path) -> Path:
     index = small_index(folder / "index")
     index.remove(paths=["3.jpg"])
+    index.set_metadata(["1.jpg", "2.jpg"], [{"price": 3.5, "tags": ["a"]}, {"brand": "Acme"}])
     index.edit(Edit("rename", "class 1", "renamed"))
     return folder / "index" / "index.json"
 
@@ -410,6 +411,7 @@ FILE_KINDS = [
     FileKind("loss tensors", beside(make_loss, "*.safetensors"), of_field, sealed=True),
     FileKind("index manifest", make_index, of_parent(index_content), sealed=True),
     FileKind("removed entries", beside(make_index, "index-*.safetensors"), of_parent(index_content), sealed=True),
+    FileKind("metadata shard", beside(make_index, "metadata-*.safetensors"), of_parent(index_content), sealed=True),
     FileKind("index shard", beside(make_index, "shard-*.safetensors"), of_parent(index_content), sealed=True),
     FileKind("threshold", make_threshold, of_parent(threshold_content), sealed=True),
     FileKind("threshold distances", beside(make_threshold, "*.safetensors"), of_parent(threshold_content), sealed=True),

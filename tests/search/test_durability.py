@@ -49,8 +49,10 @@ def test_a_kill_at_any_moment_leaves_a_whole_index_that_can_be_written_again(fol
     assert sizes[-1] > 0
     index.compact(grace_seconds=0)
     index.add(unit_vectors(1), ["last"], model=MODEL)
-    named = {described["file"] for described in json.loads((folder / "index.json").read_text())["shards"]}
-    assert {path.name for path in folder.glob("shard-*")} == named
+    manifest = json.loads((folder / "index.json").read_text())
+    for kind, key in (("shard-*", "shards"), ("metadata-*", "metadata")):
+        named = {described["file"] for described in manifest[key]}
+        assert {path.name for path in folder.glob(kind)} == named
     assert not list(folder.glob(".*.partial"))
 
 

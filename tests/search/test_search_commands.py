@@ -53,6 +53,62 @@ def test_index_says_what_it_did_each_time(workspace, capsys):
     assert "4 images of 2 classes in 1 shards\n" in said(capsys, "index", "run", "--compact")
 
 
+@pytest.fixture
+def priced(workspace, capsys):
+    rows = ["path,price,tags", "a/1.png,3,old", "a/2.png,12,new;old", "b/3.png,,new", "b/4.png,25,"]
+    (workspace / "meta.csv").write_text("\n".join(rows))
+    printed = said(capsys, "index", "run", "images", "--metadata=meta.csv")
+    assert "metadata: price (number), tags (list)" in printed
+    assert "1 of 5 images in" in printed
+    return workspace
+
+
+def hits_of(answer):
+    return {hit["path"].split("/images/")[1] for result in answer["results"] for hit in result["hits"]}
+
+
+def test_metadata_are_indexed_shown_and_filtered_by(priced, capsys):
+    answer = json.loads(said(capsys, "search", "run", "images/b/3.png", "--where=price < 20", "--json"))
+    assert hits_of(answer) == {"a/1.png", "a/2.png"}
+    assert {"price": 12.0, "tags": ["new", "old"]} in [hit["metadata"] for hit in answer["results"][0]["hits"]]
+    assert "new, old" in said(capsys, "search", "run", "images/b/3.png", "--where", "tags contains new")
+    answer = json.loads(
+        said(capsys, "search", "run", "images/b/3.png", "--where=class = b", "--rerank", "--class=b", "--json")
+    )
+    assert hits_of(answer) == {"b/3.png", "b/4.png", "b/deep/5.png"}
+    error = failure("search", "run", "images/b/3.png", "--where=prise < 20")
+    assert "path (text), price (number), tags (list), got 'prise'; did you mean 'price'?" in error
+    (priced / "meta.csv").write_text("path,price\na/1.png,cheap")
+    assert "meta.csv, line 2, column price must be a number as in the index, got 'cheap'" in failure(
+        "index", "run", "images", "--metadata=meta.csv"
+    )
+    printed = said(capsys, "index", "run", "images", "--metadata=meta.csv", "--columns=price:text", "--json")
+    done = json.loads(printed[printed.index("{") :])
+    assert (done["with_new_metadata"], done["unchanged"], done["columns"]["price"]) == (4, 5, "text")
+    assert "need the images too" in failure("index", "run", "--compact", "--columns=price:text")
+    assert "TYPE one of" in failure("index", "run", "images", "--metadata=meta.csv", "--columns=price:numbers")
+
+
+def test_search_by_several_images_ids_and_negatives(priced, capsys):
+    two = ("images/a/1.png", "images/b/3.png")
+    apart = json.loads(said(capsys, "search", "run", *two, "--json", "--k=2"))["results"]
+    assert [result["hits"][0]["distance"] for result in apart] == pytest.approx([0, 0], abs=1e-3)
+    for how in ("mean", "any"):
+        [one] = json.loads(said(capsys, "search", "run", *two, f"--combine={how}", "--json"))["results"]
+        assert one["unknown"] is None
+        assert (one["hits"][0]["distance"] < 1e-3) == (how == "any")
+    [own] = json.loads(said(capsys, "search", "run", "--id=2", "--json"))["results"]
+    assert 2 not in [hit["id"] for hit in own["hits"]]
+    assert len(own["hits"]) == 4
+    answer = said(capsys, "search", "run", two[0], "--unlike", two[1], "--unlike-id=1", "--json")
+    [moved] = json.loads(answer)["results"]
+    assert moved["hits"][0]["distance"] > 0.01
+    assert 1 not in [hit["id"] for hit in moved["hits"]]
+    assert "an id must be one of the index" in failure("search", "run", "--id=99")
+    assert "needs an image to search by" in failure("search", "run")
+    assert "give it without --expand" in failure("search", "run", two[0], "--combine=any", "--rerank")
+
+
 def test_search_expands_queries_or_re_ranks(workspace, capsys):
     said(capsys, "index", "run", "images")
     for option in ("--expand=2", "--rerank"):

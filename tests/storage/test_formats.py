@@ -3,6 +3,7 @@
 import json
 import shutil
 import zipfile
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,18 @@ def test_an_index_is_searched_with_its_run():
         for near in opened.gallery.search(opened.embedder.encode(images[1:4]), 24, model=opened.model)
     ]
     assert all(verdict.is_known for verdict in verdicts), "they are in the index themselves"
+
+
+def test_an_index_has_its_metadata():
+    index = ImageIndex.open(FORMATS / "metadata-index")
+    rows = {entry.path: dict(entry.metadata) for entry in index.entries()}
+    assert rows == {
+        "a.jpg": {"price": 3.5, "brand": "Acme", "taken": datetime(2024, 5, 1), "tags": ("red", "blue")},
+        "b.jpg": {"price": 20.0, "brand": "Bolt", "taken": datetime(2024, 5, 1, 12, 30)},
+        "c.jpg": {"brand": "Cork"},
+    }
+    assert index.matching("tags contains red or price = 20").tolist() == [0, 1]
+    assert ImageIndex.open(FORMATS / "run" / "index").columns == {"class": "text", "path": "text"}, "one of before"
 
 
 def test_an_embedded_collection_has_the_vectors_of_the_run():

@@ -16,7 +16,7 @@ from pfml.audit.suspects import Audit, Suspect
 from pfml.data import RetrievalData
 from pfml.data.corrections import Corrections
 from pfml.search.index_folder import read_edits
-from pfml.search.update import plain_path
+from pfml.search.listing import plain_path
 from pfml.storage.files import named_errors, write_atomically
 from pfml.typos import did_you_mean
 

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pfml.cli.audit import add_audit_arguments, audit
+from pfml.cli.calibrate import add_calibrate_arguments, calibrate
 from pfml.cli.embed import add_embed_arguments, embed
 from pfml.cli.evaluate import add_evaluate_arguments, evaluate
 from pfml.cli.experiments import (
@@ -28,7 +29,7 @@ from pfml.cli.index import add_index_arguments, index
 from pfml.cli.methods import add_methods_arguments, methods
 from pfml.cli.parser import Command, Parser
 from pfml.cli.report import add_report_arguments, report
-from pfml.cli.search import add_calibrate_arguments, add_search_arguments, calibrate, search
+from pfml.cli.search import add_search_arguments, search
 from pfml.cli.serve import add_serve_arguments, serve
 from pfml.cli.train import add_train_arguments, add_tune_arguments, train, tune
 

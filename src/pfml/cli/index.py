@@ -24,6 +24,8 @@ def index(
     run: Path,
     images: Path | None = None,
     out: Path | None = None,
+    metadata: Path | None = None,
+    columns: list[str] | None = None,
     embeddings: Path | None = None,
     remove: list[Path] | None = None,
     remove_class: list[str] | None = None,
@@ -40,6 +42,7 @@ def index(
     quiet: bool = False,
 ) -> None:
     """Embed the images of a folder or CSV into an index that pfml search searches; again to bring it up to date."""
+    from pfml.data.readers.metadata import parse_columns
     from pfml.models import load_embedder
     from pfml.search import ImageIndex, ModelIdentity, list_images, update_index
     from pfml.search.backends import require_backend
@@ -67,18 +70,23 @@ def index(
         raise ValueError("--undo takes back the last change: make no other one with it")
     if images is None and embeddings is not None:
         raise ValueError("--embeddings needs the images too: the folder or CSV that tells their classes")
+    if images is None and (metadata is not None or columns):
+        raise ValueError("--metadata and --columns need the images too: the folder or CSV that they are about")
+    kinds = parse_columns(",".join(columns)) if columns else None
     if undo:
         print_line(console, f"undone: {readable(str(ImageIndex.open(folder).undo()))}")
     if images is not None:
-        listing = list_images(images)
+        there = ImageIndex.open(folder) if (folder / "index.json").is_file() else None
+        known = None if there is None else there.columns
+        listing = list_images(images, metadata=metadata, columns=kinds, known=known)
         for remark in listing.remarks:
             print_line(console, remark)
         stored = None if embeddings is None else open_embeddings(embeddings)
         embedder = load_embedder(run).to(resolve_device(device))
         print_model(console, run)
-        if not (folder / "index.json").is_file():
+        if there is None:
             ImageIndex.create(folder, ModelIdentity.of(embedder), embedder.embedding_dim)
-        found = ImageIndex.open(folder)
+        found = there or ImageIndex.open(folder)
         update = update_index(
             found,
             embedder,
@@ -103,9 +111,11 @@ def index(
     if approximate != "no":
         _approximate(console, found, approximate)
     if as_json:
-        done = {name: getattr(update, name) for name in ("added", "replaced", "relabeled", "unchanged", "kept_out")}
+        names = ("added", "replaced", "relabeled", "unchanged", "kept_out", "with_new_metadata")
+        done = {name: getattr(update, name) for name in names}
         counts = {"images": len(found), "classes": _named_classes(found), "removed": update.removed + removed}
-        print_json({"index": str(found.path), **counts, **done, "left_out": unreadable_content(update.failures)})
+        left_out = unreadable_content(update.failures)
+        print_json({"index": str(found.path), **counts, **done, "columns": found.columns, "left_out": left_out})
     end_with_unreadable(update.failures)
 
 
@@ -113,8 +123,26 @@ def add_index_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `index`."""
     add = parser.add_argument
     add("run", type=Path, help="Folder of a run, or of a saved embedder.")
-    add("images", type=Path, nargs="?", help="A folder, best with a folder per class in it, or a CSV: path, label.")
+    add(
+        "images",
+        type=Path,
+        nargs="?",
+        help="A folder, best with a folder per class in it, or a CSV: path, label, and other columns as metadata.",
+    )
     add("--out", type=Path, help="Folder of the index; by default `index` in the run.")
+    add(
+        "--metadata",
+        type=Path,
+        metavar="FILE.csv",
+        help="What else is known of the images of a folder: a CSV with the column path, relative to the folder or to "
+        "the CSV; its other columns can be searched with --where. A CSV of images has these columns itself.",
+    )
+    add(
+        "--columns",
+        action="append",
+        metavar="NAME:TYPE,...",
+        help="Types of columns, in place of what their cells look like: text, number, date, list, or ignore.",
+    )
     add(
         "--embeddings",
         type=Path,
@@ -159,7 +187,7 @@ def _edits(rename: list[list[str]], merge: list[list[str]], remove: list[str]) -
 def _edit(console: Console, index: ImageIndex, paths: list[Path], edits: list[Edit]) -> int:
     """Leave out images and folders of images, and edit classes; how many images were left out."""
     from pfml.search import Edit
-    from pfml.search.update import plain_path
+    from pfml.search.listing import plain_path
 
     known = [entry.path for entry in index.entries()] if paths else []
     chosen: dict[str, None] = {}
@@ -187,9 +215,15 @@ def _named_classes(index: ImageIndex) -> int:
 
 
 def _print_index(console: Console, index: ImageIndex) -> None:
+    from pfml.search.metadata import OWN_COLUMNS
+    from pfml.search.where import about_columns
+
     waste = f", {index.num_removed:,} removed that --compact would clear away" if index.num_removed else ""
     size = f"{len(index):,} images of {_named_classes(index):,} classes in {index.num_shards:,} shards{waste}"
     print_line(console, f"{index.path}: {size}")
+    known = {name: kind for name, kind in index.columns.items() if name not in OWN_COLUMNS}
+    if known:
+        print_line(console, readable(f"metadata: {about_columns(known)}"))
 
 
 def _approximate(console: Console, index: ImageIndex, asked: str) -> None:

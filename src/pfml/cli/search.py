@@ -1,4 +1,4 @@
-"""`pfml search` and `pfml calibrate`: verdicts on images, and the threshold of "unknown"."""
+"""`pfml search`: the nearest images of an index, and verdicts."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from pfml.terminal import print_line, readable, shell_words
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
-    from collections.abc import Collection
 
     from rich.console import Console
 
-    from pfml.data import ImageSet, RetrievalData
-    from pfml.data.decoding import Track
-    from pfml.search import Edits, Hit, ImageIndex, Threshold, Verdict
+    from pfml.data.decoding import ImageError
+    from pfml.search import Entry, Hit, ImageIndex, OpenedRun, Query, Threshold, Verdict
+    from pfml.search.queries import Combination
 
 #: An index that is so many times larger than the gallery of the calibration has other rates.
 LARGER = 2
 #: Queries per forward pass.
 BATCH = 64
-#: The rates of a threshold that were measured.
-RATES = ("false_accepts", "false_rejects", "wrong_classes")
-#: Share of known images called unknown from which on a threshold is of little use.
-MANY_REJECTS = 0.5
 
 
 def search(
     run: Path,
-    images: list[Path],
+    images: list[Path] | None = None,
+    id: list[int] | None = None,  # noqa: A002 - what it is called everywhere
+    unlike: list[Path] | None = None,
+    unlike_id: list[int] | None = None,
+    combine: Combination | None = None,
     k: int = 10,
     class_name: list[str] | None = None,
+    where: str | None = None,
     index: Path | None = None,
     backend: str = "auto",
     expand: int | None = None,
@@ -51,52 +51,65 @@ def search(
     quiet: bool = False,
 ) -> None:
     """Find the nearest images of an index, the most likely class, and whether the image is known."""
+    import torch
+
     from pfml.data.readers.folder import image_paths
     from pfml.evaluation import Expansion, KReciprocal
-    from pfml.search import open_run, verdict_of
-    from pfml.search.embedding import embed_files
+    from pfml.search import open_run, search_queries, verdict_of
     from pfml.search.neighborhood import NEIGHBORS
     from pfml.search.reranked import search_reranked
 
     if expand is not None and rerank:
         raise ValueError("--expand and --rerank must not be given together: each ranks in its own way")
+    if combine == "any" and (expand is not None or rerank):
+        raise ValueError("--combine any orders by the nearest image: give it without --expand and --rerank")
+    if not images and not id:
+        raise ValueError("pfml search needs an image to search by: a file, a folder, or --id of the index")
     console = create_console(stderr=as_json, quiet=quiet)
-    refuse_images_first("search", run, images)
-    files = list(image_paths(images))
+    refuse_images_first("search", run, images or [])
+    files, negatives = (list(image_paths(some)) if some else [] for some in (images, unlike))
     opened = open_run(preferred_run(console, run), index=index, backend=backend, device=device)
     found, threshold = opened.gallery, opened.threshold
     if found.backend_remark:
         print_line(console, found.backend_remark)
-    queries = embed_files(opened.embedder, files, batch_size=BATCH, workers=2)
-    failures = queries.failures
-    refuse_all_unreadable(failures, len(files))
+    asked, failures = _asked(opened, files, id or [], negatives, unlike_id or [], combine)
+    names, queries = [name for name, _ in asked], [query for _, query in asked]
     # a verdict is of all classes, by the distances to the query itself
-    near = found.search(queries.vectors, max(k, NEIGHBORS), model=opened.model)
-    verdicts = [verdict_of(hits, threshold=threshold, spread_of=found.class_spread) for hits in near]
-    if expand is None and not rerank and class_name is None:
-        results = [hits[:k] for hits in near]
-    elif expand is None and not rerank:
-        results = found.search(queries.vectors, k, model=opened.model, class_names=class_name)
-    else:
+    near = search_queries(found, queries, max(k, NEIGHBORS), model=opened.model)
+    verdicts = [
+        verdict_of(hits, threshold=threshold if query.is_plain else None, spread_of=found.class_spread)
+        for hits, query in zip(near, queries, strict=True)
+    ]
+    results = [hits[:k] for hits in near]
+    if expand is not None or rerank:
         settings = KReciprocal() if expand is None else Expansion(expand)
-        results = search_reranked(
-            found, queries.vectors, k, settings=settings, model=opened.model, class_names=class_name
+        depth, points = k + max(len(query.without) for query in queries), torch.cat([one.points() for one in queries])
+        ranked = search_reranked(
+            found, points, depth, settings=settings, model=opened.model, class_names=class_name, where=where
         )
-    remark = _about(threshold, found, run, opened.is_measured)
+        results = [
+            [hit for hit in hits if hit.id not in query.without][:k]
+            for hits, query in zip(ranked, queries, strict=True)
+        ]
+    elif class_name is not None or where:
+        results = search_queries(found, queries, k, model=opened.model, class_names=class_name, where=where)
+    remark = "a query of several images is neither known nor unknown: the threshold is one of single images"
+    if any(query.is_plain for query in queries):
+        remark = _about(threshold, found, run, opened.is_measured)
     if as_json:
         print_line(console, remark)
-        answers = [_answer(*each) for each in zip(queries.paths, verdicts, results, strict=True)]
-        content = None if threshold is None else _threshold_content(threshold)
+        answers = [_answer(*each) for each in zip(names, verdicts, results, strict=True)]
+        content = None if threshold is None else threshold_content(threshold)
         left_out = unreadable_content(failures)
         print_json({"index": str(found.path), "threshold": content, "results": answers, "left_out": left_out})
         end_with_unreadable(failures)
         return
-    for query, verdict, hits in zip(queries.paths, verdicts, results, strict=True):
-        _print_hits(console, query, verdict, hits)
+    for name, verdict, hits in zip(names, verdicts, results, strict=True):
+        _print_hits(console, name, verdict, hits)
     print_line(console, remark)
     print_unreadable(console, failures)
     if failures:
-        print_line(console, f"{len(failures):,} of {len(files):,} images cannot be read")
+        print_line(console, f"{len(failures):,} of {len(files) + len(negatives):,} images cannot be read")
     end_with_unreadable(failures)
 
 
@@ -104,88 +117,25 @@ def add_search_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `search`."""
     add = parser.add_argument
     add("run", type=Path, help="Folder of a run, or of a saved embedder, with an index in it.")
-    add("images", type=Path, nargs="+", help="Image files, or folders with images in them.")
+    given = add("images", type=Path, nargs="+", help="Image files, or folders with images in them.")
+    given.required = False  # an id will do; nargs="*" would take nothing where an option comes before the images
+    add(
+        "--id", type=int, nargs="+", action="extend", help="Search by images of the index; they do not find themselves."
+    )
+    add("--unlike", type=Path, nargs="+", action="extend", metavar="IMAGE", help="Images that hits are not to be like.")
+    add("--unlike-id", type=int, nargs="+", action="extend", help="The same, of the index.")
+    add(
+        "--combine",
+        choices=("mean", "any"),
+        help="Search by all images together: by their mean, or by the distance to the nearest; else by each.",
+    )
     add("--k", type=int, default=10, help="How many images to find.")
     add("--class", dest="class_name", metavar="CLASS", nargs="+", action="extend", help="Search these classes only.")
+    add("--where", metavar="FILTER", help="Search these images only, such as 'price < 20 and brand in (a, b)'.")
     add("--index", type=Path, help="Folder of the index; by default `index` in the run.")
     add_backend_option(parser)
     add_expand_option(parser, "search")
     add("--rerank", action="store_true", help="Rank the first 100 by k-reciprocal neighbors (Zhong et al., 2017).")
-    add_device_option(parser)
-    add_json_option(parser)
-    add_quiet_option(parser)
-
-
-def calibrate(
-    run: Path,
-    false_accept_rate: float = 0.05,
-    score: str = "auto",
-    data: str | None = None,
-    root: Path | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    as_json: bool = False,
-    quiet: bool = False,
-) -> None:
-    """Choose the score and the threshold of unknown images, on unseen classes, or by leaving known ones out."""
-    from dataclasses import replace
-
-    from pfml.data import RetrievalData
-    from pfml.models import load_embedder
-    from pfml.search import Edits, calibrate_known
-    from pfml.search import calibrate as threshold_of
-    from pfml.search.index_folder import read_edits
-    from pfml.training.environment import resolve_device
-    from pfml.training.progress import ProgressMonitor
-
-    console = create_console(stderr=as_json, quiet=quiet)
-    run = preferred_run(console, run)
-    embedder = load_embedder(run).to(resolve_device(device))
-    seen = () if embedder.trained_on is None else embedder.trained_on.class_names
-    images, described = _calibration_images(console, run, data, root, seen)
-    edits = read_edits(run / "index")
-    images = _following(console, images, edits, seen)
-    track = ProgressMonitor(console).track
-    rate = false_accept_rate
-    if isinstance(images, RetrievalData):
-        threshold = calibrate_known(
-            embedder, images, false_accept_rate=rate, score=score, seed=seed, source=described, track=track
-        )
-    else:
-        threshold = threshold_of(
-            embedder, images, false_accept_rate=rate, score=score, seed=seed, data=described, track=track
-        )
-    threshold = replace(threshold, edits=Edits(tuple(edit for edit in edits.steps if edit.classes)))
-    file = threshold.save(run)
-    _print_threshold(console, threshold)
-    if threshold.protocol != "classes" and embedder.trained_on is not None:
-        print_line(console, _about_known(threshold, run))
-    print_line(console, f"{file}: pfml search {shell_words(str(run))} IMAGE calls images below this threshold unknown")
-    if as_json:
-        measured = {name: asdict(getattr(threshold, name)) for name in RATES}
-        of_what = {"data": threshold.data, "protocol": threshold.protocol, "compared": dict(threshold.compared)}
-        print_json({"threshold": str(file), **of_what, **_threshold_content(threshold), **measured})
-
-
-def add_calibrate_arguments(parser: ArgumentParser) -> None:
-    """Add the arguments of `calibrate`."""
-    add = parser.add_argument
-    add("run", type=Path, help="Folder of a run, or of a saved embedder.")
-    add(
-        "--false-accept-rate",
-        type=float,
-        default=0.05,
-        help="Of images whose class is not in the index, the share that may be accepted.",
-    )
-    add(
-        "--score",
-        default="auto",
-        help="distance, potential, margin, agreement, relative, combination, or auto: combination, unless another one "
-        "accepts clearly more.",
-    )
-    add("--data", help="A data set by name, or the path of a folder or CSV; by default that of the run.")
-    add("--root", type=Path, help="Folder of a data set given by name.")
-    add("--seed", type=int, default=0, help="Of the folds of classes.")
     add_device_option(parser)
     add_json_option(parser)
     add_quiet_option(parser)
@@ -208,7 +158,7 @@ def _about(threshold: Threshold | None, index: ImageIndex, run: Path, is_measure
     return text
 
 
-def _threshold_content(threshold: Threshold) -> dict[str, Any]:
+def threshold_content(threshold: Threshold) -> dict[str, Any]:
     """The threshold for JSON: how it scores, what it accepts, the asked and the measured rate."""
     return {
         "score": threshold.scoring.name,
@@ -219,9 +169,62 @@ def _threshold_content(threshold: Threshold) -> dict[str, Any]:
     }
 
 
+def _asked(
+    opened: OpenedRun,
+    files: list[str],
+    ids: list[int],
+    negatives: list[str],
+    negative_ids: list[int],
+    combine: Combination | None,
+) -> tuple[list[tuple[str, Query]], list[ImageError]]:
+    """The queries, and what to call them, one per image or one of all, and the files that cannot be read."""
+    import torch
+
+    from pfml.search import Query
+    from pfml.search.embedding import embed_files
+
+    index = opened.gallery
+    places = {one: str(_entry(index, one).path) for one in (*ids, *negative_ids)}
+    positive, negative = (
+        embed_files(opened.embedder, some, batch_size=BATCH, workers=2) for some in (files, negatives)
+    )
+    failures = [*positive.failures, *negative.failures]
+    refuse_all_unreadable(failures, len(files) + len(negatives) + len(places))
+    refuse_all_unreadable(positive.failures, len(files) + len(ids))
+    names = [*positive.paths, *(places[one] for one in ids)]
+    like = torch.cat([positive.vectors, index.vectors(ids)])
+    unlike = torch.cat([negative.vectors, index.vectors(negative_ids)])
+    if combine is not None:
+        name = " + ".join(names) + "".join(f" - {one}" for one in (*negative.paths, *map(places.get, negative_ids)))
+        return [(name, Query(like, unlike, combine, (*ids, *negative_ids)))], failures
+    itself = [*([()] * len(positive.paths)), *((one,) for one in ids)]
+    queries = [
+        Query(vector[None], unlike, without=(*own, *negative_ids)) for vector, own in zip(like, itself, strict=True)
+    ]
+    return list(zip(names, queries, strict=True)), failures
+
+
+def _entry(index: ImageIndex, id: int) -> Entry:  # noqa: A002
+    try:
+        return index.entry(id)
+    except (KeyError, RuntimeError, OverflowError):
+        raise ValueError(
+            f"an id must be one of the index {index.path}, as pfml search --json has them, got {id}"
+        ) from None
+
+
 def _answer(query: str, verdict: Verdict, hits: list[Hit]) -> dict[str, Any]:
+    from pfml.search.metadata import json_metadata
+
     found = [
-        {"rank": rank, "id": hit.id, "distance": hit.distance, "class_name": hit.class_name, "path": hit.path}
+        {
+            "rank": rank,
+            "id": hit.id,
+            "distance": hit.distance,
+            "class_name": hit.class_name,
+            "path": hit.path,
+            "metadata": json_metadata(hit.metadata),
+        }
         for rank, hit in enumerate(hits, 1)
     ]
     unknown = None if verdict.is_known is None else not verdict.is_known
@@ -232,14 +235,19 @@ def _print_hits(console: Console, query: str, verdict: Verdict, hits: list[Hit])
     from rich.table import Table
     from rich.text import Text
 
+    from pfml.storage.values import shown_value
+
     print_line(console, f"{query}: {_said(verdict)}")
-    table = Table("rank", "distance", "class", "path")
-    table.columns[3].overflow = "fold"
+    columns = list(dict.fromkeys(name for hit in hits for name in hit.metadata))
+    # names may hold brackets, which rich would read as markup
+    table = Table("rank", "id", "distance", "class", "path")
+    table.columns[4].overflow = "fold"
+    for name in columns:
+        table.add_column(Text(readable(name)))
     for rank, hit in enumerate(hits, 1):
-        # names may hold brackets, which rich would read as markup
-        table.add_row(
-            str(rank), f"{hit.distance:.4f}", Text(readable(hit.class_name)), Text(readable(_short(hit.path)))
-        )
+        values = [shown_value(hit.metadata[name]) if name in hit.metadata else "" for name in columns]
+        texts = [hit.class_name, _short(hit.path), *values]
+        table.add_row(str(rank), str(hit.id), f"{hit.distance:.4f}", *(Text(readable(text)) for text in texts))
     console.print(table)
 
 
@@ -258,134 +266,3 @@ def _short(path: str) -> str:
         return str(Path(path).relative_to(Path.cwd()))
     except ValueError:
         return path
-
-
-def _calibration_images(
-    console: Console, run: Path, data: str | None, root: Path | None, seen: Collection[str]
-) -> tuple[ImageSet | RetrievalData, str]:
-    """Images of all classes that the model has not seen; all data if there is no such class; and what they are."""
-    from dataclasses import replace
-    from functools import reduce
-
-    from pfml.data import ImageSet, load_data
-    from pfml.data.own_images import own_images
-    from pfml.data.readers.table import splits_of
-    from pfml.runs.data import data_of_run, names_data, prepare_data
-    from pfml.training.progress import ProgressMonitor
-
-    track = ProgressMonitor(console).track
-    if data is not None and (table := _table_of(data, root)) is not None and splits_of(table) == {"train"}:
-        return _all_classes(console, table, track)
-    config = data_of_run(run)
-    if data is not None and (config is None or not names_data(config, data, root)):
-        images = own_images(data, load_data(data, root), "auto", track)
-    else:
-        if config is None:
-            raise ValueError(f"{run} does not say its data: name it with --data, and --root if it is not a path")
-        config = replace(config, root=root or config.root)
-        if config.split != "classes":
-            known = prepare_data(config, track).data  # with the labels that the run was trained on
-            for remark in known.remarks:
-                print_line(console, remark)
-            return known, f"{'held-out' if known.protocol == 'images' else 'training'} images of {config.name}"
-        data, images = config.name, prepare_data(config, track).data
-    for remark in images.remarks:
-        print_line(console, remark)
-    parts = {name: images.parts[name] for name in ("train", "validation") if len(images.parts.get(name, ()))}
-    unseen = {name: part for name, part in parts.items() if not set(part.class_names) & set(seen)}
-    described = f"{' and '.join([', '.join(unseen), 'test'] if unseen else ['test'])} classes of {data}"
-    return reduce(ImageSet.joined, [*unseen.values(), images.test]), described
-
-
-def _following(
-    console: Console, images: ImageSet | RetrievalData, edits: Edits, seen: Collection[str]
-) -> ImageSet | RetrievalData:
-    """The images by the names of the index: merged classes are one, those of deleted ones are left out.
-
-    So are unseen classes that were merged into one that the model was trained on.
-    """
-    from pfml.data import ImageSet
-
-    parts = {"": images} if isinstance(images, ImageSet) else images.parts
-    changed = edits.changed(name for part in parts.values() for name in part.class_names)
-    if not changed:
-        return images
-    print_line(console, f"{len(changed):,} classes are renamed, merged or left out as in the index")
-    if isinstance(images, ImageSet):
-        trained = {*seen, *edits.names(seen).values()}
-        return images.renamed({name: None if now in trained else now for name, now in changed.items()})
-    return images.with_parts({role: part.renamed(changed) for role, part in parts.items()})
-
-
-def _table_of(data: str, root: Path | None) -> Path | None:
-    """The table that the data are, or None."""
-    if data == "csv" and root is not None:
-        return root
-    path = Path(data).expanduser()
-    return path if path.suffix.lower() == ".csv" and path.is_file() else None
-
-
-def _all_classes(console: Console, table: Path, track: Track) -> tuple[ImageSet, str]:
-    """All images of a table that sets none apart: of what a run is to be trained on, none of which this model knows."""
-    from pfml.data import RetrievalData, without_unreadable
-    from pfml.data.readers.table import listed_images
-
-    images, remarks = listed_images(table)
-    nothing = images.of_classes([])
-    data = without_unreadable(RetrievalData("csv", nothing, images, remarks=remarks), track=track)
-    for remark in data.remarks:
-        print_line(console, remark)
-    print_line(console, f"no row of {table} is for testing: all of its {data.test.num_classes:,} classes are taken")
-    return data.test, f"all classes of {table}"
-
-
-def _print_threshold(console: Console, threshold: Threshold) -> None:
-    images, classes = threshold.measured_on
-    if threshold.protocol != "classes":
-        about = f"no class is unseen: each is left out in turn of a gallery of {threshold.searched_in:,} images"
-        print_line(console, about)
-    for name, share in threshold.compared.items():
-        chosen = ", chosen" if name == threshold.scoring.name else ""
-        print_line(console, f"  {name + ':':<14}accepts {share:.1%} of known images{chosen}")
-    own = f", {len(threshold.class_values):,} classes have their own" if threshold.class_values else ""
-    print_line(console, f"threshold {threshold.scoring.name} {threshold.value:.4g}{own}")
-    print_line(console, f"measured on {images:,} images of {classes:,} classes, cross-fitted ({threshold.data}):")
-    rates = {
-        "false accepts, class not in the index": threshold.false_accepts,
-        "false rejects, class in the index": threshold.false_rejects,
-        "accepted with a wrong class": threshold.wrong_classes,
-    }
-    for name, rate in rates.items():
-        print_line(console, f"  {name + ':':<40}{rate}")
-    if threshold.misses_rate:
-        print_line(console, _missed(threshold))
-    if threshold.false_rejects.value > MANY_REJECTS:
-        print_line(console, _warning(threshold))
-
-
-def _missed(threshold: Threshold) -> str:
-    """What it means that the measured rate is not the asked one."""
-    rate, asked = threshold.false_accepts, threshold.false_accept_rate
-    more = "more" if rate.value > asked else "fewer"
-    return (
-        f"warning: {rate.value:.2%} of images of other classes were accepted, {more} than the asked {asked:g}: classes "
-        f"differ too much for the number that there is; calibrate on more classes with --data"
-    )
-
-
-def _about_known(threshold: Threshold, run: Path) -> str:
-    """What it means that the model was trained on the classes that were left out."""
-    own = "" if threshold.protocol == "images" else " and on these images, which makes known ones look too near"
-    return (
-        f"the model was trained on the classes left out{own}: strangers may look more alike to it than measured; "
-        f"pfml calibrate {shell_words(str(run))} --data FOLDER measures classes that it has not seen"
-    )
-
-
-def _warning(threshold: Threshold) -> str:
-    """What it means that most known images are called unknown, and what to do about it."""
-    return (
-        f"warning: {threshold.false_rejects.value:.0%} of known images would be called unknown: images of other "
-        f"classes look as much alike; give more images per class, correct their labels with pfml audit, allow a higher "
-        f"--false-accept-rate than {threshold.false_accept_rate:g}, or train a better embedder"
-    )

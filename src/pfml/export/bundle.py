@@ -198,13 +198,21 @@ class Bundle:
         k: int = 10,
         *,
         class_names: Sequence[str] | None = None,
+        where: str | None = None,
     ) -> list[list[Hit]]:
-        """The k nearest images of the index for each image, nearest first; `class_names` restricts them to classes."""
+        """The k nearest images of the index for each image, nearest first.
+
+        Args:
+            images: Files, images or pixels.
+            k: How many.
+            class_names: Search these classes only.
+            where: Search the images only that pass this filter (`pfml.search.where`).
+        """
         if self.index is None:
             raise ValueError(
                 f"{self.path} must have an index to be searched, but has none: run pfml index, then export again"
             )
-        return self.index.search(self.encode(images), k, model=self.model, class_names=class_names)
+        return self.index.search(self.encode(images), k, model=self.model, class_names=class_names, where=where)
 
     def verdicts(self, images: Iterable[str | Path | Image.Image | Tensor]) -> list[Verdict]:
         """For each image its most likely class, and whether it is known, which takes a threshold."""

@@ -21,10 +21,13 @@ from pfml.search.collection import CollectionUpdate, ImageShard, embed_collectio
 from pfml.search.edits import Edit, Edits
 from pfml.search.identity import ModelIdentity, OtherModelError
 from pfml.search.index import Entry, Hit, ImageIndex, Points
+from pfml.search.listing import Listing, list_images
 from pfml.search.opened import OpenedRun, open_run
+from pfml.search.queries import Query, search_queries
 from pfml.search.threshold import Rate, Threshold
-from pfml.search.update import Listing, Update, list_images, update_index
+from pfml.search.update import Update, update_index
 from pfml.search.verdict import Verdict, verdict_of
+from pfml.search.where import WhereError
 from pfml.storage.lock import LockedError
 
 __all__ = [
@@ -41,16 +44,19 @@ __all__ = [
     "OpenedRun",
     "OtherModelError",
     "Points",
+    "Query",
     "Rate",
     "Threshold",
     "Update",
     "Verdict",
+    "WhereError",
     "calibrate",
     "calibrate_known",
     "calibrate_points",
     "embed_collection",
     "list_images",
     "open_run",
+    "search_queries",
     "update_index",
     "verdict_of",
 ]

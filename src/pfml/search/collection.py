@@ -17,7 +17,8 @@ from pfml.distributed.torchrun import Launch
 from pfml.models.embedder import Embedder
 from pfml.search.embedding import EmbeddedFiles, Engine, LocalEngine
 from pfml.search.identity import ModelIdentity
-from pfml.search.update import Update, plain_path
+from pfml.search.listing import plain_path
+from pfml.search.update import Update
 from pfml.storage.embeddings import (
     CollectionSettings,
     add_shard,

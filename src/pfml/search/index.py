@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from uuid import UUID, uuid5
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +21,13 @@ from pfml.search.index_folder import GRACE_SECONDS, IndexFolder, Snapshot
 from pfml.search.index_state import Entry, Hit, IndexState
 from pfml.search.ivf import IvfSettings, is_due
 from pfml.search.ivf_build import build_ivf
+from pfml.search.metadata import require_kinds
+from pfml.search.points import Points, payload, point_id
+from pfml.storage.columns import Table
 from pfml.storage.file_state import UNKNOWN_FILE, FileState, packed
+from pfml.storage.metadata_shard import MetadataShard
 from pfml.storage.shard import StoredVectors, VectorShard
+from pfml.storage.values import Kind
 from pfml.typos import did_you_mean
 
 __all__ = ["Entry", "Hit", "ImageIndex", "Points", "point_id"]
@@ -32,23 +37,6 @@ __all__ = ["Entry", "Hit", "ImageIndex", "Points", "point_id"]
 COMPACTED_ENTRIES = 65_536
 #: Characters of the name of a class that a person chooses.
 LONGEST_NAME = 200
-#: Of the UUIDs that `point_id` makes.
-NAMESPACE = UUID("5f0c1e0a-8c1b-4d7e-9d4f-2b1c6a7e3d90")
-
-
-@dataclass(frozen=True, eq=False)
-class Points:
-    """Some entries as other programs take them, such as a vector database.
-
-    Args:
-        ids: UUIDs, each a function of the path: an image has the same one in every export.
-        vectors: (n, D) float32 of unit length.
-        payloads: {"path", "class_name" (None if it is unknown), "model" (its digest)}, in valid Unicode.
-    """
-
-    ids: tuple[str, ...]
-    vectors: Tensor
-    payloads: tuple[dict[str, str | None], ...]
 
 
 class ImageIndex:
@@ -152,6 +140,11 @@ class ImageIndex:
     def __repr__(self) -> str:
         return f"ImageIndex({str(self.path)!r}, {len(self):,} images, {self.dimension} dimensions, {self.model})"
 
+    @property
+    def columns(self) -> dict[str, Kind]:
+        """Column that a filter can name -> what it holds: "class" and "path", then the metadata."""
+        return dict(self._state.columns.kinds)
+
     def class_counts(self) -> dict[str, int]:
         """Class name -> number of its images, sorted by name; "" for those of unknown class."""
         return dict(sorted(self._state.counts.items()))
@@ -168,10 +161,7 @@ class ImageIndex:
         state, model = self._state, self.model.digest
         for rows in state.live.nonzero()[:, 0].split(batch_size):
             entries = [state.entry(row) for row in rows.tolist()]
-            payloads = (
-                {"path": _text(entry.path), "class_name": _text(entry.class_name) or None, "model": model}
-                for entry in entries
-            )
+            payloads = (payload(entry, model) for entry in entries)
             if entries:
                 yield Points(tuple(point_id(entry.path) for entry in entries), state.vectors(rows), tuple(payloads))
 
@@ -203,8 +193,11 @@ class ImageIndex:
 
         An index that is held in memory is searched rightly all the same, but could not be opened again.
         """
-        shards = self._state.snapshot.shards
-        return [one.origin.path.name for one in shards if one.origin is not None and not one.origin.is_whole()]
+        now = self._state.snapshot
+        described = zip(now.metadata, now.metadata_files, strict=True)
+        files = [file.file for shard, file in described if not shard.is_whole(self.path / file.file, file)]
+        shards = (one.origin for one in now.shards if one.origin is not None and not one.origin.is_whole())
+        return [*(origin.path.name for origin in shards), *files]
 
     def unreadable_files(self) -> list[str]:
         """Names of the shards whose vectors are no longer what was opened, so that a search is refused."""
@@ -250,6 +243,7 @@ class ImageIndex:
         model: ModelIdentity,
         sources: Sequence[str] | None = None,
         files: Sequence[FileState] | None = None,
+        metadata: Table | Sequence[Mapping[str, Any]] | None = None,
     ) -> tuple[int, ...]:
         """Add images, replacing the entries of the same paths; the ids of the new entries. All are added or none.
 
@@ -262,6 +256,7 @@ class ImageIndex:
             model: What made the vectors.
             sources: By what folder or list the images were found.
             files: The state of each file before it was embedded, by which a change is noticed.
+            metadata: N rows of texts, numbers, dates and lists of texts by column (`pfml.storage.columns.Table.of`).
         """
         self.model.require(model, f"the index {self.path}")
         names = tuple(str(path) for path in paths)
@@ -287,8 +282,28 @@ class ImageIndex:
                 *packed([UNKNOWN_FILE] * len(names) if files is None else files),
             )
             replaced = [state.row_of_path[name] for name in names if name in state.row_of_path]
-            self._commit([shard], replaced, first + len(points))
+            self._commit([shard], replaced, first + len(points), self._metadata(shard.ids, metadata))
         return tuple(range(first, first + len(points)))
+
+    def set_metadata(self, paths: Sequence[str | Path], metadata: Table | Sequence[Mapping[str, Any]]) -> None:
+        """Replace what is known of images, all columns of each; vectors and ids stay. All are changed or none.
+
+        Args:
+            paths: Of images of the index, all different.
+            metadata: A row for each, as in `add`.
+        """
+        with self.writing():
+            self.refresh()
+            state = self._state
+            self._require_paths(map(str, paths))
+            rows = torch.tensor([state.row_of_path[str(path)] for path in paths], dtype=torch.int64)
+            order = rows.argsort()
+            table = metadata if isinstance(metadata, Table) else Table.of(metadata)
+            if len(table) != len(rows):
+                raise ValueError(f"metadata must be {len(rows):,}, a row for each path, got {len(table):,}")
+            if len(rows):
+                new = MetadataShard(state.ids[rows[order]], table.rows(order))
+                self._commit([], [], state.snapshot.next_id, [new])
 
     def remove(self, *, paths: Sequence[str | Path] = (), class_names: Sequence[str] = ()) -> int:
         """Remove images by path, or all of some classes; how many these were. What is not there is an error.
@@ -363,7 +378,9 @@ class ImageIndex:
             state = self._state
             chunks = state.live.nonzero()[:, 0].split(COMPACTED_ENTRIES)
             shards = (state.shard(rows) for rows in chunks if len(rows))
-            self._take(self._folder.rewrite(state.snapshot, shards, grace_seconds))
+            described = (MetadataShard(state.ids[rows], state.metadata.table(rows)) for rows in chunks if len(rows))
+            said = (shard for shard in described if shard.table.columns)
+            self._take(self._folder.rewrite(state.snapshot, shards, said, grace_seconds))
 
     def build_ivf(
         self, *, precision: str | None = None, if_due: bool = False, track: Track | None = None
@@ -387,7 +404,13 @@ class ImageIndex:
         return built.settings
 
     def search(
-        self, vectors: Tensor, k: int = 10, *, model: ModelIdentity, class_names: Sequence[str] | None = None
+        self,
+        vectors: Tensor,
+        k: int = 10,
+        *,
+        model: ModelIdentity,
+        class_names: Sequence[str] | None = None,
+        where: str | None = None,
     ) -> list[list[Hit]]:
         """The k nearest images of each query, nearest first; fewer if there are fewer.
 
@@ -398,6 +421,7 @@ class ImageIndex:
             k: How many.
             model: What made the vectors.
             class_names: Search these classes only.
+            where: Search the images only that pass this filter, such as "price < 20" (`pfml.search.where`).
         """
         state = self._state
         state.snapshot.model.require(model, f"the index {self.path}")
@@ -410,11 +434,18 @@ class ImageIndex:
         if class_names is not None:
             self._require_classes(class_names)
             allowed = state.rows_of_classes(class_names)
+        if where:
+            allowed = allowed & state.matching(where)
         k = min(k, num_allowed(allowed))
         if k == 0 or not len(queries):
             return [[] for _ in queries]
         _, rows = state.searcher().nearest(queries, k, allowed)
         return [state.hits(query, found) for query, found in zip(queries, rows.sort(dim=1).values, strict=True)]
+
+    def matching(self, where: str) -> Tensor:
+        """The ids of the images that pass a filter (`pfml.search.where`), ascending."""
+        state = self._state
+        return state.ids[state.live & state.matching(where)]
 
     def class_spread(self, class_name: str) -> float:
         """The mean distance of an image of a class to the nearest other one of it; NaN for less than two images.
@@ -447,21 +478,30 @@ class ImageIndex:
     def _take(self, snapshot: Snapshot) -> None:
         self._state = IndexState(self.path, snapshot, self._asked_backend, before=self._state)
 
-    def _commit(self, new: list[VectorShard], removed_rows: list[int], next_id: int) -> None:
+    def _metadata(self, ids: Tensor, metadata: Table | Sequence[Mapping[str, Any]] | None) -> list[MetadataShard]:
+        table = metadata if isinstance(metadata, Table) else Table.of(metadata or ())
+        return [MetadataShard(ids, table)] if table.columns else []
+
+    def _commit(
+        self,
+        new: list[VectorShard],
+        removed_rows: list[int],
+        next_id: int,
+        metadata: Sequence[MetadataShard] = (),
+    ) -> None:
         state = self._state
         removed = torch.cat([state.snapshot.removed, state.ids[removed_rows]]).sort().values
-        self._take(self._folder.commit(state.snapshot, new, removed=removed, next_id=next_id))
+        counts = state.stored.clone()
+        counts[removed_rows] = False
+        for shard in metadata:
+            counts &= torch.isin(state.ids, shard.ids, invert=True)
+            require_kinds(shard.table, state.metadata.kinds(counts), f"the index {self.path}")
+        unused = state.metadata.unused(counts) if metadata else ()
+        after = self._folder.commit(
+            state.snapshot, new, removed=removed, next_id=next_id, metadata=metadata, unused=unused
+        )
+        self._take(after)
         return_freed_memory()
-
-
-def point_id(path: str) -> str:
-    """The id of an image in other programs: a UUID that is a function of its path."""
-    return str(uuid5(NAMESPACE, _text(path)))
-
-
-def _text(name: str) -> str:
-    """The same text, with escapes for what is no valid Unicode, which JSON cannot carry."""
-    return name.encode("utf-8", errors="backslashreplace").decode()
 
 
 def _require_name(name: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate, compress
 from pathlib import Path
 
@@ -15,15 +16,20 @@ from torch import Tensor
 from pfml.search.backends import BACKENDS, Searcher, distances_between, vectors_at
 from pfml.search.index_folder import Snapshot
 from pfml.search.ivf import Choice, IvfSearcher, choose_backend
+from pfml.search.metadata import EntryColumns, EntryMetadata
 from pfml.search.neighborhood import mean_nearest_distance
+from pfml.search.where import parse_where
 from pfml.storage.file_state import FileState
 from pfml.storage.files import DamagedFileError
 from pfml.storage.shard import VectorShard
+from pfml.storage.values import Value
 
 __all__ = ["SPREAD_IMAGES", "Entry", "Hit", "IndexState"]
 
 #: Images of a class that `IndexState.class_spread` measures.
 SPREAD_IMAGES = 256
+#: Filters whose result is kept until the index changes: a page asks again with each query.
+KEPT_FILTERS = 8
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class Entry:
         source: The folder or list that it was found by, "" for none.
         file: The state of the file when it was embedded.
         given_class: Its class by that source: `class_name` before it was renamed or merged.
+        metadata: Column -> value, without those that are missing.
     """
 
     id: int
@@ -45,6 +52,7 @@ class Entry:
     source: str
     file: FileState
     given_class: str
+    metadata: Mapping[str, Value] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,7 @@ class Hit:
         class_name: "" if the class is unknown.
         distance: Euclidean, between points of the unit sphere: 0 to 2.
         source: See `Entry`.
+        metadata: See `Entry`.
     """
 
     id: int
@@ -64,6 +73,7 @@ class Hit:
     class_name: str
     distance: float
     source: str = ""
+    metadata: Mapping[str, Value] = field(default_factory=dict, hash=False)
 
 
 class IndexState:
@@ -80,6 +90,7 @@ class IndexState:
         self.first = [0, *accumulate(len(shard) for shard in snapshot.shards)]
         self._searcher: Searcher | None = None
         self._spreads: dict[str, float] = {}
+        self._filtered: dict[str, Tensor] = {}
         files = () if before is None else before.snapshot.files
         if before is not None and snapshot.files[: len(files)] == files:
             self._resume_from(before)
@@ -148,6 +159,26 @@ class IndexState:
                 counts[now] = counts.get(now, 0) + count
         return counts
 
+    @cached_property
+    def metadata(self) -> EntryMetadata:
+        """What is known of the rows."""
+        return EntryMetadata(self.ids, self.snapshot.metadata)
+
+    @cached_property
+    def columns(self) -> EntryColumns:
+        """What a filter can name."""
+        return EntryColumns(self.metadata, self.live, self.names, self.snapshot.shards)
+
+    def matching(self, where: str) -> Tensor:
+        """(rows,) bool: those that pass a filter, whether they count or not; see `pfml.search.where`."""
+        found = self._filtered.get(where)
+        if found is None:
+            found = parse_where(where, self.columns.kinds).mask(self.columns)
+            if len(self._filtered) >= KEPT_FILTERS:
+                self._filtered.clear()
+            self._filtered[where] = found
+        return found
+
     def searcher(self) -> Searcher:
         """What finds the nearest rows, made at the first search."""
         if self._searcher is None:
@@ -181,7 +212,8 @@ class IndexState:
         shard, k = self._place(row)
         given = shard.class_names[k]
         name = self.names[given] or ""
-        return Entry(int(shard.ids[k]), shard.paths[k], name, shard.sources[k], shard.file(k), given)
+        known = self.metadata.row(row)
+        return Entry(int(shard.ids[k]), shard.paths[k], name, shard.sources[k], shard.file(k), given, known)
 
     def vectors(self, rows: Tensor) -> Tensor:
         """(len(rows), D)."""
@@ -209,7 +241,7 @@ class IndexState:
             )
         found = [self.entry(row) for row in rows[order].tolist()]
         return [
-            Hit(entry.id, entry.path, entry.class_name, distance, entry.source)
+            Hit(entry.id, entry.path, entry.class_name, distance, entry.source, dict(entry.metadata))
             for entry, distance in zip(found, distances.tolist(), strict=True)
         ]
 

@@ -26,6 +26,7 @@ def search_reranked(
     settings: Expansion | KReciprocal,
     model: ModelIdentity,
     class_names: Sequence[str] | None = None,
+    where: str | None = None,
 ) -> list[list[Hit]]:
     """The k best images of each query, as `ImageIndex.search` has them; distances are those to the query itself.
 
@@ -37,9 +38,10 @@ def search_reranked(
             first `DEPTH` hits (or k, if that is more) again.
         model: What made the vectors.
         class_names: Search these classes only.
+        where: Search the images only that pass this filter (`pfml.search.where`).
     """
     depth = settings.k if isinstance(settings, Expansion) else max(DEPTH, k)
-    first = index.search(vectors, depth, model=model, class_names=class_names)
+    first = index.search(vectors, depth, model=model, class_names=class_names, where=where)
     if isinstance(settings, KReciprocal):
         return [_reranked(index, vector, hits, k, settings) for vector, hits in zip(vectors, first, strict=True)]
     expanded = torch.stack(
@@ -48,7 +50,7 @@ def search_reranked(
             for vector, hits in zip(vectors, first, strict=True)
         ]
     )
-    found = index.search(expanded, k, model=model, class_names=class_names)
+    found = index.search(expanded, k, model=model, class_names=class_names, where=where)
     return [_measured(index, vector, hits) for vector, hits in zip(vectors, found, strict=True)]
 
 

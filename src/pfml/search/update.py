@@ -2,73 +2,24 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pfml.data.decoding import ImageError, Track, in_threads
-from pfml.data.image_set import ImageSet
-from pfml.data.readers.folder import image_files
-from pfml.data.readers.table import listed_images
 from pfml.models.embedder import Embedder
 from pfml.search.embedding import embed_files
 from pfml.search.identity import ModelIdentity
 from pfml.search.index import Entry, ImageIndex
+from pfml.search.listing import Listing
+from pfml.storage.columns import Table
 from pfml.storage.embeddings import EmbeddedImages
 from pfml.storage.file_state import FileState
 
-__all__ = ["Listing", "Update", "list_images", "plain_path", "update_index"]
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Images of one source.
-
-    Args:
-        source: Absolute path of the folder or table that lists them.
-        paths: Absolute, all different.
-        class_names: One per path, "" where it is unknown.
-        remarks: Sentences about the list that a user should read.
-    """
-
-    source: str
-    paths: tuple[str, ...]
-    class_names: tuple[str, ...]
-    remarks: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if len(self.paths) != len(self.class_names):
-            raise ValueError(f"class_names must be {len(self.paths)}, one per path, got {len(self.class_names)}")
-
-
-def list_images(source: str | Path) -> Listing:
-    """The images of a folder or of a CSV table.
-
-    In a folder, the class of an image is the folder of `source` that it lies in, at any depth; if `source` has folders
-    `train` and `test` with folders in them, these are the classes. An image that lies in `source` itself has no class.
-    The classes of a table are its labels, whatever the split of a row.
-    """
-    path = plain_path(Path(source).expanduser())
-    if path.is_dir():
-        return _of_folder(path)
-    if path.suffix.lower() == ".csv":
-        return _of_table(path)
-    raise FileNotFoundError(f"images to index must be a folder or a .csv file, got {path}, which is neither")
-
-
-def plain_path(path: Path) -> Path:
-    """The absolute path without "..", so that an image has one name from wherever a folder or table names it."""
-    path = path.absolute()
-    if ".." not in path.parts:
-        return path
-    plain = Path(os.path.normpath(path))
-    # after a link to a folder, ".." leads elsewhere than the text says
-    is_elsewhere = path.exists() and not (plain.exists() and plain.samefile(path))
-    return path.resolve() if is_elsewhere else plain
+__all__ = ["Update", "update_index"]
 
 
 @dataclass
@@ -84,6 +35,7 @@ class Update:
         failures: Files that cannot be read: they are left out.
         taken: Of the added and replaced ones, those whose vectors came from an embedded collection.
         kept_out: Removed by a person before, alone or with their class (`pfml.search.edits`).
+        with_new_metadata: Of those that were in the index, the images of which the source now says something else.
     """
 
     added: int = 0
@@ -94,9 +46,10 @@ class Update:
     failures: list[ImageError] = field(default_factory=list)
     taken: int = 0
     kept_out: int = 0
+    with_new_metadata: int = 0
 
     def __str__(self) -> str:
-        names = ("added", "replaced", "relabeled", "unchanged", "removed", "kept_out")
+        names = ("added", "replaced", "relabeled", "unchanged", "removed", "kept_out", "with_new_metadata")
         counts = {name: getattr(self, name) for name in names if getattr(self, name) or name == "added"}
         done = ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in counts.items())
         return f"{done}, {len(self.failures):,} unreadable" if self.failures else done
@@ -145,7 +98,16 @@ def update_index(
         index.refresh()
         update.removed = _remove_gone(index, listing)
         listing, update.kept_out = _without_left_out(index, listing)
-        pending = _pending(index, listing, model, update, workers, track)
+        update.with_new_metadata = _describe(index, listing)
+        row_of = {path: row for row, path in enumerate(listing.paths)}
+
+        def metadata_of(paths: Sequence[str]) -> Table:
+            """What is known of images, by the listing, or else as it was."""
+            if listing.metadata is not None:
+                return listing.metadata.rows(torch.tensor([row_of[path] for path in paths], dtype=torch.int64))
+            return Table.of([{} if (entry := index.find(path)) is None else entry.metadata for path in paths])
+
+        pending = _pending(index, listing, model, update, metadata_of, workers, track)
         for first in range(0, len(pending), shard_images):
             some = pending[first : first + shard_images]
             stop = first + len(some)
@@ -156,7 +118,19 @@ def update_index(
                 label = f"embedding {first + 1:,} to {stop:,} of {len(pending):,}"
                 return items if track is None else track(items, label, total)
 
-            _add(index, embedder, model, listing.source, some, embeddings, update, batch_size, workers, tracked)
+            _add(
+                index,
+                embedder,
+                model,
+                listing.source,
+                some,
+                metadata_of,
+                embeddings,
+                update,
+                batch_size,
+                workers,
+                tracked,
+            )
     return update
 
 
@@ -178,12 +152,27 @@ def _without_left_out(index: ImageIndex, listing: Listing) -> tuple[Listing, int
     """The listing without what a person has left out of the index, and how many images that were."""
     names = index.edits.names(listing.class_names)
     kept = [
-        (path, name)
-        for path, name in zip(listing.paths, listing.class_names, strict=True)
+        row
+        for row, (path, name) in enumerate(zip(listing.paths, listing.class_names, strict=True))
         if names[name] is not None and path not in index.edits.left_out
     ]
-    paths, class_names = (tuple(one[k] for one in kept) for k in (0, 1))
-    return replace(listing, paths=paths, class_names=class_names), len(listing.paths) - len(kept)
+    left_out = len(listing.paths) - len(kept)
+    return listing.subset(kept) if left_out else listing, left_out
+
+
+def _describe(index: ImageIndex, listing: Listing) -> int:
+    """Write what the listing says of images of the index that is not what is known of them; how many these are."""
+    if listing.metadata is None:
+        return 0
+    changed = []
+    for row, path in enumerate(listing.paths):
+        entry = index.find(path)
+        if entry is not None and entry.metadata != listing.metadata.row(row):
+            changed.append(row)
+    some = listing.subset(changed)
+    if changed and some.metadata is not None:
+        index.set_metadata(some.paths, some.metadata)
+    return len(changed)
 
 
 def _pending(
@@ -191,6 +180,7 @@ def _pending(
     listing: Listing,
     model: ModelIdentity,
     update: Update,
+    metadata_of: Callable[[Sequence[str]], Table],
     workers: int,
     track: Track | None,
 ) -> list[tuple[str, str]]:
@@ -214,13 +204,15 @@ def _pending(
             update.unchanged += 1
     if other_class:
         entries = [entry for entry, _ in other_class]
+        paths = [entry.path for entry in entries]
         index.add(
             index.vectors([entry.id for entry in entries]),
-            [entry.path for entry in entries],
+            paths,
             [name for _, name in other_class],
             model=model,
             sources=[listing.source] * len(entries),
             files=[entry.file for entry in entries],
+            metadata=metadata_of(paths),
         )
         update.relabeled = len(entries)
     return pending
@@ -232,6 +224,7 @@ def _add(
     model: ModelIdentity,
     source: str,
     some: Sequence[tuple[str, str]],
+    metadata_of: Callable[[Sequence[str]], Table],
     embeddings: EmbeddedImages | None,
     update: Update,
     batch_size: int,
@@ -260,6 +253,7 @@ def _add(
         model=model,
         sources=[source] * len(written),
         files=[file_of[path] for path, _ in written],
+        metadata=metadata_of([path for path, _ in written]),
     )
     index.remove(paths=sorted(before - file_of.keys()))
     update.replaced += len(before & file_of.keys())
@@ -272,34 +266,3 @@ def _stored(embeddings: EmbeddedImages, paths: Sequence[str], workers: int) -> d
     files = [embeddings.file(path) for path in known]
     same = in_threads(lambda pair: pair[0].is_of(pair[1]), zip(files, known, strict=True), workers)
     return {path: file for path, file, is_same in zip(known, files, same, strict=True) if is_same}
-
-
-def _of_folder(folder: Path) -> Listing:
-    divided = all(_has_folders(folder / split) for split in ("train", "test"))
-    files = image_files([folder])
-    names = []
-    for file in files:
-        parts = file.relative_to(folder).parts[:-1]
-        if divided and parts and parts[0] in ("train", "test"):
-            parts = parts[1:]
-        names.append(parts[0] if parts else "")
-    loose = names.count("")
-    remark = f"{loose:,} of {len(files):,} images in {folder} lie in no class folder: their class is unknown"
-    return Listing(str(folder), tuple(map(str, files)), tuple(names), (remark,) if loose else ())
-
-
-def _has_folders(folder: Path) -> bool:
-    return folder.is_dir() and any(path.is_dir() and not path.name.startswith(".") for path in folder.iterdir())
-
-
-def _of_table(table: Path) -> Listing:
-    images, remarks = listed_images(table)
-    class_of = _named(images)
-    return Listing(str(table), tuple(class_of), tuple(class_of.values()), remarks)
-
-
-def _named(images: ImageSet) -> dict[str, str]:
-    """Path -> class name."""
-    assert isinstance(images.images, tuple)
-    names = (images.class_names[label] for label in images.labels.tolist())
-    return {str(plain_path(path)): name for path, name in zip(images.images, names, strict=True)}

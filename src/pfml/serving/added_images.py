@@ -29,7 +29,7 @@ from torch import Tensor
 
 from pfml.data.readers.folder import IMAGE_SUFFIXES
 from pfml.search import Entry
-from pfml.search.update import plain_path
+from pfml.search.listing import plain_path
 from pfml.serving.gallery import Gallery, RunFileError
 from pfml.serving.images import BadUploadError
 from pfml.serving.workers import BusyError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, HTTPException, Request
@@ -11,6 +10,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor
 
 from pfml.search import Entry, Hit
+from pfml.search.metadata import json_metadata, short_path
 from pfml.serving.service import Service, UnknownNameError
 from pfml.terminal import readable
 
@@ -56,11 +56,19 @@ class ImageResponse(BaseModel):
     id: int
     name: str
     class_name: str = Field(description="Empty if the class is unknown.")
+    metadata: dict[str, str | float | list[str]] = Field(
+        default={}, description="What else is known of it, by column; dates are ISO texts."
+    )
 
 
 def image_response(entry: Entry) -> ImageResponse:
     """The response model of an entry of the index."""
-    return ImageResponse(id=entry.id, name=display_name(entry), class_name=readable(entry.class_name))
+    return ImageResponse(
+        id=entry.id,
+        name=display_name(entry),
+        class_name=readable(entry.class_name),
+        metadata=json_metadata(entry.metadata),
+    )
 
 
 def display_name(entry: Entry | Hit) -> str:
@@ -68,10 +76,7 @@ def display_name(entry: Entry | Hit) -> str:
 
     Bytes of a file name that are not UTF-8 are escaped.
     """
-    path, source = Path(entry.path), entry.source
-    folder = Path(source) if not source.endswith(".csv") else Path(source).parent
-    short = path.relative_to(folder) if source and folder in path.parents else Path(*path.parts[-2:])
-    return readable(str(short))
+    return readable(short_path(entry.path, entry.source))
 
 
 def entry_of(service: Service, image: int) -> Entry:

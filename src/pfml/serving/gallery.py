@@ -18,7 +18,18 @@ import torch
 from torch import Tensor
 
 from pfml.field import DecayLaw, PowerLaw
-from pfml.search import Edit, Edits, Hit, LockedError, ModelIdentity, OpenedRun, Threshold, open_run
+from pfml.search import (
+    Edit,
+    Edits,
+    Hit,
+    LockedError,
+    ModelIdentity,
+    OpenedRun,
+    Query,
+    Threshold,
+    open_run,
+    search_queries,
+)
 from pfml.search.opened import load_threshold
 from pfml.serving.workers import BusyError
 
@@ -367,6 +378,13 @@ class Gallery:
         count = k + (without is not None)
         [hits] = self.index.search(vector[None], count, model=self.model, class_names=class_names or None)
         return [hit for hit in hits if hit.id != without][:k]
+
+    def find(self, query: Query, k: int, class_names: list[str] | None = None, where: str = "") -> list[Hit]:
+        """The k images nearest to a query, in `class_names` or in all classes, that pass the filter `where`."""
+        self.refresh()
+        only = class_names or None
+        [hits] = search_queries(self.index, [query], k, model=self.model, class_names=only, where=where)
+        return hits
 
     def _read_contents(self) -> Contents:
         entries = list(self.index.entries())

@@ -7,13 +7,14 @@ import re
 import threading
 from collections import OrderedDict
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from pfml.data.image_file import (
+    FORMATS,
     UPLOAD_FORMATS,
     ImageError,
     TooLargeError,
@@ -27,10 +28,14 @@ from pfml.serving.decode_queue import PixelBudget
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["BadUploadError", "Thumbnails", "Upload", "decoded_upload", "opened_upload"]
+__all__ = ["BadUploadError", "Crop", "Thumbnails", "Upload", "decoded_upload", "opened_file", "opened_upload"]
 
 #: The longer side of thumbnails, in pixels.
 SIZES = {"thumbnail": 224, "large": 896, "full": 8192}
+#: Pixels of a crop on a side.
+SMALLEST_CROP = 8
+#: The tag of EXIF that says how an image is shown.
+ORIENTATION = 0x0112
 #: Pixels that are decoded at a time for thumbnails, without a budget that is shared with uploads.
 THUMBNAIL_PIXELS = 90_000_000
 #: Limit of pixels times scans of a progressive JPEG, as a multiple of the most pixels of an upload.
@@ -48,29 +53,85 @@ class BadUploadError(ValueError):
         self.status = status
 
 
-@dataclass(frozen=True, eq=False)
-class Upload:
-    """An upload that was accepted by its header.
+@dataclass(frozen=True)
+class Crop:
+    """A part of an image as it is shown, in fractions of its width and height.
 
     Args:
-        content: The file.
+        x: The left edge.
+        y: The upper edge.
+        width: Above 0.
+        height: Above 0.
+    """
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+    def __post_init__(self) -> None:
+        ends = (self.x + self.width, self.y + self.height)
+        if not (min(self.x, self.y) >= 0 and max(ends) <= 1 + 1e-6 and min(self.width, self.height) > 0):
+            raise ValueError(f"a crop must lie within the image, 0 to 1, and not be empty, got {astuple(self)}")
+
+    def stored(self, orientation: int) -> Crop:
+        """The same part of the image as it is stored, which an EXIF orientation (1 to 8) says how to show."""
+        x, y, width, height = self.x, self.y, self.width, self.height
+        if orientation in (2, 3, 6, 7):  # shown from right to left
+            x = 1 - x - width
+        if orientation in (3, 4, 7, 8):  # shown from bottom to top
+            y = 1 - y - height
+        x, y = max(x, 0.0), max(y, 0.0)
+        return Crop(y, x, height, width) if orientation in (5, 6, 7, 8) else Crop(x, y, width, height)
+
+    def of(self, pixels: Tensor) -> Tensor:
+        """The part of pixels (3, height, width); BadUploadError (422) if it is too small to be an image."""
+        height, width = pixels.shape[1:]
+        left, top = int(self.x * width), int(self.y * height)
+        right, bottom = (round((self.x + self.width) * width), round((self.y + self.height) * height))
+        if min(right - left, bottom - top) < SMALLEST_CROP:
+            raise BadUploadError(
+                422, f"a crop must have at least {SMALLEST_CROP} pixels on a side, got {right - left} x {bottom - top}"
+            )
+        return pixels[:, top:bottom, left:right]
+
+
+@dataclass(frozen=True, eq=False)
+class Upload:
+    """An upload that was accepted by its header, or an indexed file.
+
+    Args:
+        content: The file, or where it lies.
         cost: Pixels that decoding needs memory for.
         draft: Least width and height at which a JPEG is decoded; None for its full size.
     """
 
-    content: bytes
+    content: bytes | Path
     cost: int
     draft: tuple[int, int] | None = None
 
-    def pixels(self) -> Tensor:
-        """The pixels, uint8 (3, height, width); BadUploadError if the file is damaged."""
+    def pixels(self, crop: Crop | None = None) -> Tensor:
+        """The pixels, uint8 (3, height, width), of a part or of all; BadUploadError if the file is damaged."""
+        formats = UPLOAD_FORMATS if isinstance(self.content, bytes) else FORMATS
         try:
-            with opened_image(self.content, formats=UPLOAD_FORMATS, name="the upload") as image:
+            with opened_image(self.content, formats=formats, name="the upload") as image:
                 if self.draft is not None:
                     image.draft("RGB", self.draft)
-                return rgb_pixels(image)
+                pixels = rgb_pixels(image)
+                # after decoding, which turns a TIFF by itself
+                orientation = int(image.getexif().get(ORIENTATION) or 1) if crop is not None else 1
+            return pixels if crop is None else crop.stored(orientation).of(pixels)
         except ImageError as error:
             raise BadUploadError(422, f"the upload must be a whole image, got a damaged one: {error.reason}") from None
+
+
+def opened_file(path: str) -> Upload:
+    """An indexed file, by its header; BadUploadError (404) if it is gone."""
+    try:
+        with opened_image(Path(path)) as image:
+            return Upload(Path(path), image.width * image.height)
+    except ImageError:
+        raise BadUploadError(404, "the file of this image is missing or cannot be read: index again") from None
 
 
 def decoded_upload(

@@ -20,7 +20,7 @@ from pfml.serving.audit_queue import AuditQueue
 from pfml.serving.decode_queue import DecodeQueue, PixelBudget
 from pfml.serving.embedding_map import MapMaker
 from pfml.serving.gallery import Gallery
-from pfml.serving.images import Thumbnails, Upload, opened_upload
+from pfml.serving.images import Crop, Thumbnails, Upload, opened_file, opened_upload
 from pfml.serving.metrics import Metrics
 from pfml.serving.workers import Admission, DynamicBatcher, Workers
 from pfml.terminal import readable
@@ -189,11 +189,18 @@ class Service:
         self.writing.close()
         self.scaling.close()
 
-    async def embedded(self, content: bytes) -> Tensor:
-        """The embedding (D,) of an upload; BusyError if too many wait."""
+    async def embedded(self, content: bytes, part: Crop | None = None) -> Tensor:
+        """The embedding (D,) of an upload, or of a part of it; BusyError if too many wait."""
         with self.searches_by_upload.held():
             upload = await self.decoding.run(0, self.opened, content)
-            crop = await self.decoding.run(upload.cost, self.cropped, upload)
+            crop = await self.decoding.run(upload.cost, self.cropped, *((upload,) if part is None else (upload, part)))
+            return await self.embedding.run(crop)
+
+    async def embedded_file(self, path: str, part: Crop) -> Tensor:
+        """The embedding (D,) of a part of an indexed image; BusyError if too many wait."""
+        with self.searches_by_upload.held():
+            upload = await self.decoding.run(0, opened_file, path)
+            crop = await self.decoding.run(upload.cost, self.cropped, upload, part)
             return await self.embedding.run(crop)
 
     def opened(self, content: bytes) -> Upload:
@@ -205,9 +212,12 @@ class Service:
             short_side=2 * self.gallery.embedder.preprocessing.resize,
         )
 
-    def cropped(self, upload: Upload) -> Tensor:
-        """The input of the model for an upload, (3, crop, crop): small, so that many may wait."""
-        pixels = upload.pixels()
+    def cropped(self, upload: Upload, part: Crop | None = None) -> Tensor:
+        """The input of the model for an upload, (3, crop, crop): small, so that many may wait.
+
+        A part of an image is taken as an image of its own.
+        """
+        pixels = upload.pixels(part)
         windows = self.gallery.embedder.preprocessing.windows(torch.arange(1), torch.tensor([pixels.shape[1:]]))
         return resample(lambda _: pixels, windows)[0]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from pfml.data.image_set import ImageSet, Protocol, RetrievalData
 from pfml.data.splits import as_divided, class_order, divided
 
-__all__ = ["listed_images", "read_table", "splits_of"]
+__all__ = ["listed_images", "read_table", "splits_of", "table_lines"]
 
 SPLITS = ("train", "test", "query", "gallery", "validation")
 
@@ -94,6 +94,19 @@ def _divided(
 
 def _rows(file: Path) -> Iterator[tuple[Path, str, str]]:
     """Path, label and split ("" if there is no such column) of each row."""
+    for line, header, cells in table_lines(file, ("path", "label")):
+        yield _row(f"{file}, line {line}", file.parent, header, cells)
+
+
+def table_lines(file: Path, required: Sequence[str]) -> Iterator[tuple[int, list[str], list[str]]]:
+    """The number of each line of a CSV table, the columns by its first line, and the cells, all stripped.
+
+    Empty lines are left out.
+
+    Args:
+        file: In UTF-8.
+        required: Columns that it must have.
+    """
     with file.open(encoding="utf-8-sig", newline="") as text:
         table = csv.reader(text)
         try:
@@ -101,13 +114,16 @@ def _rows(file: Path) -> Iterator[tuple[Path, str, str]]:
             for column in ("path", "label", "split"):
                 if header.count(column) > 1:
                     raise ValueError(f"{file} must have one column {column}, got {header.count(column)}")
-            for column in ("path", "label"):
+            for column in required:
                 if column not in header:
                     found = ", ".join(cell for cell in header if cell) or "none"
                     raise ValueError(f"{file} must have the column {column} in its first line, got {found}")
             for cells in table:
                 if any(cell.strip() for cell in cells):
-                    yield _row(f"{file}, line {table.line_num}", file.parent, header, cells)
+                    if len(cells) != len(header):
+                        expected = f"{len(header)} cells like the first line"
+                        raise ValueError(f"{file}, line {table.line_num} must have {expected}, got {len(cells)}")
+                    yield table.line_num, header, [cell.strip() for cell in cells]
         except UnicodeDecodeError as error:
             raise ValueError(f"{file} must be text in UTF-8, got other bytes ({error.reason})") from None
         except csv.Error as error:
@@ -115,9 +131,7 @@ def _rows(file: Path) -> Iterator[tuple[Path, str, str]]:
 
 
 def _row(where: str, folder: Path, header: list[str], cells: list[str]) -> tuple[Path, str, str]:
-    if len(cells) != len(header):
-        raise ValueError(f"{where} must have {len(header)} cells like the first line, got {len(cells)}")
-    row = {column: cell.strip() for column, cell in zip(header, cells, strict=True)}
+    row = dict(zip(header, cells, strict=True))
     for column in ("path", "label", "split"):
         if row.get(column) == "":
             raise ValueError(f"{where} must have a {column}, got an empty cell")

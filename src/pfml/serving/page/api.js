@@ -15,7 +15,7 @@ export async function request(path, options = {}) {
     }
     if (response.status === 204) return null;
     const body = await response.json();
-    if (!response.ok) throw new Error(body.error ?? `The server answered ${response.status}.`);
+    if (!response.ok) throw Object.assign(new Error(body.error ?? `The server answered ${response.status}.`), { status: response.status });
     return body;
   } catch (error) {
     if (error instanceof TypeError) throw new Error("The server does not answer: is pfml serve still running?");
@@ -43,7 +43,6 @@ export const api = {
   ready: () => fetch("/ready").then((response) => response.json()),
   classes: () => request("/api/classes"),
   images: (values) => request(`/api/images?${query(values)}`),
-  search: (values, options) => request(`/api/search?${query(values)}`, options),
   why: (values) => request(`/api/why?${query(values)}`),
   map: () => request("/api/map", { quiet: true }),
   potential: (className) => request(`/api/map/potential?${query({ class_name: className })}`),
@@ -62,12 +61,14 @@ export const api = {
       headers: { "content-type": "application/json" },
       body: JSON.stringify({ decision, label }),
     }),
-  upload(file, k, classNames, options) {
+  columns: () => request("/api/columns"),
+  query: (values, options) => request("/api/query", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(values), ...options }),
+  // The key of an image, or of a part of it ([x, y, width, height] in fractions), for queries.
+  upload(file, crop, options) {
     const form = new FormData();
     form.append("file", file, "upload");
-    form.append("k", k);
-    for (const name of classNames) form.append("class_name", name);
-    return request("/api/search", { method: "POST", body: form, ...options });
+    if (crop) form.append("crop", crop.join(","));
+    return request("/api/uploads", { method: "POST", body: form, ...options }).then((answer) => answer.upload);
   },
 };
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Annotated, Literal
 
@@ -11,7 +12,9 @@ from fastapi import APIRouter, File, Form, HTTPException, Query, Response, Uploa
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from pfml.search import Hit, Threshold, Verdict, verdict_of
+from pfml.search import Hit, Threshold, Verdict, WhereError, verdict_of
+from pfml.search import Query as ImageQuery
+from pfml.search.metadata import json_metadata
 from pfml.search.neighborhood import NEIGHBORS
 from pfml.serving.dependencies import (
     UPLOAD_ERRORS,
@@ -23,6 +26,7 @@ from pfml.serving.dependencies import (
     image_response,
     query_vector,
 )
+from pfml.serving.images import Crop
 from pfml.serving.service import Service, UnknownNameError
 from pfml.terminal import readable
 
@@ -30,6 +34,7 @@ __all__ = ["router"]
 
 MOST_HITS = 200
 Count = Annotated[int, Query(ge=1, le=MOST_HITS, description="Number of results.")]
+Where = Annotated[str, Query(description="A filter, such as price < 20 and brand in (a, b).")]
 Classes = Annotated[list[str], Query(max_length=1000, description="Search these classes only.")]
 
 router = APIRouter(prefix="/api", tags=["images"])
@@ -121,7 +126,9 @@ class SearchResponse(BaseModel):
 
     query: QueryResponse
     verdict: VerdictResponse
-    unknown: bool | None = Field(description="Whether the verdict is unknown; null without a threshold.")
+    unknown: bool | None = Field(
+        description="Whether the verdict is unknown; null without a threshold, and for several images."
+    )
     threshold: ThresholdResponse | None = Field(description="The threshold that was applied.")
     hits: list[HitResponse]
 
@@ -184,6 +191,7 @@ async def images(
     order: Annotated[Literal["id", "mixed"], Query(description="By id, or one of each class in turn.")] = "id",
     offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
     limit: Annotated[int, Query(ge=1, le=MOST_HITS)] = 48,
+    where: Where = "",
 ) -> ImagesResponse:
     """The images of the index in pages."""
 
@@ -194,6 +202,9 @@ async def images(
             ids = ids[contents.labels == contents.class_names.index(service.class_named(class_name))]
         elif order == "mixed":
             ids = ids[_one_of_each(contents.labels)]
+        if where:
+            with refused_filters():
+                ids = ids[torch.isin(ids, service.gallery.index.matching(where))]
         found = []
         for image in ids[offset : offset + limit].tolist():
             with suppress(UnknownNameError):  # one that was deleted in this moment
@@ -234,13 +245,15 @@ async def search(
     upload: Annotated[str | None, Query(description="An earlier upload.")] = None,
     k: Count = 24,
     class_name: Classes = [],  # noqa: B006 - FastAPI copies it
+    where: Where = "",
 ) -> SearchResponse:
     """The images nearest to an image of the index, or to an earlier upload."""
 
     def respond() -> SearchResponse:
         vector = query_vector(service, id, upload)
         query = QueryResponse(image=None if id is None else image_response(entry_of(service, id)), upload=upload)
-        return _found(service, vector, k, class_name, query, without=id)
+        asked = ImageQuery(vector[None], without=() if id is None else (id,))
+        return found(service, asked, k, class_name, where, query)
 
     return await service.searching.run(respond)
 
@@ -251,35 +264,61 @@ async def search_by_upload(
     file: Annotated[UploadFile, File(description="JPEG, PNG, WebP, GIF, BMP or TIFF; one image.")],
     k: Annotated[int, Form(ge=1, le=MOST_HITS)] = 24,
     class_name: Annotated[list[str], Form()] = [],  # noqa: B006
+    where: Annotated[str, Form()] = "",
 ) -> SearchResponse:
     """The images nearest to an uploaded image."""
+    vector = await received(service, file)
+    query = QueryResponse(upload=service.uploads.add(vector))
+    return await service.searching.run(found, service, ImageQuery(vector[None]), k, class_name, where, query)
+
+
+async def received(service: Service, file: UploadFile, crop: Crop | None = None) -> Tensor:
+    """The embedding (D,) of an upload, or of a part of it."""
     most = service.limits.upload_bytes
     size = file.size or 0  # most of it is still in a temporary file
     if size > most:
         raise HTTPException(413, f"an image must have at most {most:,} bytes, got more")
     with service.upload_bytes.held(size):
-        vector = await service.embedded(await file.read())
-    query = QueryResponse(upload=service.uploads.add(vector))
-    return await service.searching.run(_found, service, vector, k, class_name, query)
+        return await service.embedded(await file.read(), crop)
 
 
-def _found(
-    service: Service, vector: Tensor, k: int, class_names: list[str], query: QueryResponse, without: int | None = None
+@contextmanager
+def refused_filters() -> Iterator[None]:
+    """A filter that cannot be applied within the block is an error of the request (422)."""
+    try:
+        yield
+    except WhereError as error:
+        raise HTTPException(422, readable(str(error))) from None
+
+
+def found(
+    service: Service, asked: ImageQuery, k: int, class_names: list[str], where: str, query: QueryResponse
 ) -> SearchResponse:
+    """The results of a search.
+
+    Args:
+        service: What is searched.
+        asked: The query.
+        k: How many.
+        class_names: Search these classes only; all if there are none.
+        where: A filter, "" for none.
+        query: What the response says of the query.
+    """
     names = [service.class_named(name) for name in class_names]
     indexed = service.gallery.index.class_counts()
-    names, asked = [name for name in names if name in indexed], bool(names)
-    near = service.gallery.search(vector, max(k, NEIGHBORS), [], without=without)
+    names, restricted = [name for name in names if name in indexed], bool(names)
+    near = service.gallery.find(asked, max(k, NEIGHBORS))
     hits = near[:k]
-    if asked:
-        hits = service.gallery.search(vector, k, names, without=without) if names else []
-    threshold = service.gallery.threshold
+    if restricted or where:
+        with refused_filters():
+            hits = service.gallery.find(asked, k, names, where) if names or not restricted else []
+    threshold = service.gallery.threshold if asked.is_plain else None
     verdict = verdict_of(near, threshold=threshold, spread_of=service.gallery.index.class_spread)
     return SearchResponse(
         query=query,
         verdict=_verdict_response(verdict),
         unknown=None if verdict.is_known is None else not verdict.is_known,
-        threshold=_threshold_response(threshold, service.gallery.is_measured),
+        threshold=_threshold_response(service.gallery.threshold, service.gallery.is_measured),
         hits=[_hit(hit) for hit in hits],
     )
 
@@ -318,4 +357,5 @@ def _hit(hit: Hit) -> HitResponse:
         name=display_name(hit),
         class_name=readable(hit.class_name),
         distance=hit.distance,
+        metadata=json_metadata(hit.metadata),
     )
