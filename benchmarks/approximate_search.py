@@ -267,7 +267,7 @@ def table(path: Path) -> str:
             mine = [line for line in lines if (line["method"], line["entries"]) == (method, entries)]
             if mine:
                 one = next((line for line in mine if line["recall"] >= 0.98), mine[-1])
-                sizes = f"{one['build_cpu_s']:,.0f} | {one['build_MiB']:,} | {one['file_MiB']:,}"
+                sizes = f"{one['build_cpu_s']:,.0f} | {one.get('build_MiB', '')} | {one['file_MiB']:,}"
                 recalls = f"{one['recall']:.4f} | {one['recall_unscored']:.4f}"
                 speedup = f"{one['speedup']:.0f}" if "speedup" in one else ""
                 speed = f"{one['effort']} | {recalls} | {speedup}"
