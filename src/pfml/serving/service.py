@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from pfml.data.resampling import resample
-from pfml.plots.maps import Method
 from pfml.serving.audit_queue import AuditQueue
 from pfml.serving.decode_queue import DecodeQueue, PixelBudget
-from pfml.serving.embedding_map import MapMaker
+from pfml.serving.embedding_map import MapMaker, chosen_method
 from pfml.serving.gallery import Gallery
 from pfml.serving.images import Thumbnails, Upload, opened_upload
 from pfml.serving.workers import Admission, DynamicBatcher, Workers
@@ -94,16 +93,16 @@ class Service:
     Args:
         gallery: The run and its index.
         limits: Of requests.
-        map_method: The projection of the map.
-        map_points: Images on the map; of a larger index, a subsample.
+        map_method: The projection of the map, see `chosen_method`.
+        map_points: Images on the map; of a larger index, a subsample. None for as many as the method is quick for.
     """
 
     def __init__(
-        self, gallery: Gallery, *, limits: Limits | None = None, map_method: Method = "tsne", map_points: int = 5000
+        self, gallery: Gallery, *, limits: Limits | None = None, map_method: str = "auto", map_points: int | None = None
     ) -> None:
         self.gallery = gallery
         self.limits = limits or Limits()
-        self.maps = MapMaker(gallery, gallery.run / "serve", map_method, map_points)
+        self.maps = MapMaker(gallery, gallery.run / "serve", *chosen_method(map_method, len(gallery.index), map_points))
         self.audit = AuditQueue(gallery)
         budget = PixelBudget(self.limits.pixels_at_a_time)
         self.thumbnails = Thumbnails(budget=budget)
