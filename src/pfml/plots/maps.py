@@ -95,7 +95,7 @@ def _umap(points: Tensor, neighbors: int, threads: int | None, seed: int) -> Ten
     from sklearn.decomposition import PCA
     from umap import UMAP
 
-    if UMAP_COMPONENTS < min(points.shape):
+    if min(points.shape) > UMAP_COMPONENTS:
         points = torch.from_numpy(PCA(UMAP_COMPONENTS, random_state=seed).fit_transform(points.float().numpy()))
     start = PCA(2, random_state=seed).fit_transform(points.float().numpy())
     made = UMAP(
