@@ -93,19 +93,18 @@ def is_index(path: Path) -> bool:
 
 
 def _relabeled(edits: Edits, audit: Audit) -> dict[int, int | None]:
-    """Position of an image that was relabeled -> the first label whose class has its name now, None if there is none."""
+    """Position of a relabeled image -> the first label whose class has its name now, None if there is none."""
     names = edits.names(audit.images.class_names)
     label_of = {name: label for label, name in reversed([*enumerate(names.values())])}
-    found = edits.relabeled
-    positions = _positions_of(found, audit)
-    return {k: label_of.get(found[str(plain_path(audit.images.images[k]))]) for k in positions}
+    return {k: label_of.get(edits.relabeled[path]) for k, path in _positions_of(edits.relabeled, audit).items()}
 
 
-def _positions_of(paths: Collection[str], audit: Audit) -> list[int]:
-    """Positions of the images among `paths`, which are those of an index."""
+def _positions_of(paths: Collection[str], audit: Audit) -> dict[int, str]:
+    """Position -> path of the images among `paths`, which are those of an index."""
     if not paths or not isinstance(audit.images.images, tuple):
-        return []
-    return [k for k, path in enumerate(audit.images.images) if str(plain_path(path)) in paths]
+        return {}
+    every = {k: str(plain_path(path)) for k, path in enumerate(audit.images.images)}
+    return {k: path for k, path in every.items() if path in paths}
 
 
 def read_decisions(path: Path, audit: Audit) -> dict[int, int | None]:
