@@ -15,6 +15,7 @@ from pfml.audit.exchange import read_exported
 from pfml.audit.suspects import Audit, Suspect
 from pfml.data import RetrievalData
 from pfml.data.corrections import Corrections
+from pfml.search.edits import Edits
 from pfml.search.index_folder import read_edits
 from pfml.search.listing import plain_path
 from pfml.storage.files import named_errors, write_atomically
@@ -64,7 +65,8 @@ def corrections_of(
             leaves them out, "keep" changes nothing.
         precision: Of the list of these images, at the lower end of the estimate (`Audit.sure`).
         decisions: What a person decided, which overrides the policy, the last file first: tables (`read_decisions`),
-            and folders of indexes, whose classes were renamed, merged or deleted, and whose images were left out.
+            and folders of indexes, whose classes were renamed, merged or deleted, and whose images were left out or
+            relabeled. An image of a class that the training set does not have is left out.
     """
     if policy not in POLICIES:
         raise ValueError(f"policy must be one of {', '.join(POLICIES)}, got {policy!r}{did_you_mean(policy, POLICIES)}")
@@ -77,6 +79,7 @@ def corrections_of(
         if is_index(file):
             edits = read_edits(file)
             classes |= edits.changed(audit.images.class_names)
+            labels |= _relabeled(edits, audit)
             labels |= dict.fromkeys(_positions_of(edits.left_out, audit))
         else:
             labels |= read_decisions(file, audit)
@@ -89,11 +92,19 @@ def is_index(path: Path) -> bool:
     return (path / "index.json").is_file()
 
 
-def _positions_of(paths: Collection[str], audit: Audit) -> list[int]:
-    """Positions of the images among `paths`, which are those of an index."""
+def _relabeled(edits: Edits, audit: Audit) -> dict[int, int | None]:
+    """Position of a relabeled image -> the first label whose class has its name now, None if there is none."""
+    names = edits.names(audit.images.class_names)
+    label_of = {name: label for label, name in reversed([*enumerate(names.values())])}
+    return {k: label_of.get(edits.relabeled[path]) for k, path in _positions_of(edits.relabeled, audit).items()}
+
+
+def _positions_of(paths: Collection[str], audit: Audit) -> dict[int, str]:
+    """Position -> path of the images among `paths`, which are those of an index."""
     if not paths or not isinstance(audit.images.images, tuple):
-        return []
-    return [k for k, path in enumerate(audit.images.images) if str(plain_path(path)) in paths]
+        return {}
+    every = {k: str(plain_path(path)) for k, path in enumerate(audit.images.images)}
+    return {k: path for k, path in every.items() if path in paths}
 
 
 def read_decisions(path: Path, audit: Audit) -> dict[int, int | None]:

@@ -29,8 +29,8 @@ def serve(
     token: str | None = None,
     token_file: Path | None = None,
     name: list[str] | None = None,
-    map_: Literal["tsne", "pca"] = "tsne",
-    map_points: int = 5000,
+    map_: Literal["auto", "tsne", "umap", "pca"] = "auto",
+    map_points: int | None = None,
     upload_megabytes: float = 10.0,
     upload_megapixels: float = 40.0,
     decoded_megapixels: float = 16.0,
@@ -48,7 +48,7 @@ def serve(
     from pfml.serving import serve as answer_requests
     from pfml.serving.rate_limit import RateLimit
 
-    if map_points < 1:
+    if map_points is not None and map_points < 1:
         raise ValueError(f"--map-points must be at least 1, got {map_points}")
     if not 0 <= port <= 65535:
         raise ValueError(f"--port must lie in [0, 65535], got {port}")
@@ -149,8 +149,16 @@ def add_serve_arguments(parser: ArgumentParser) -> None:
         metavar="FILE",
         help="File to which each answer is written as a line of JSON; - for stderr.",
     )
-    add("--map", dest="map_", choices=("tsne", "pca"), default="tsne", help="How the map is made.")
-    add("--map-points", type=int, default=5000, help="Images on the map; of more, a sample.")
+    add(
+        "--map",
+        dest="map_",
+        choices=("auto", "tsne", "umap", "pca"),
+        default="auto",
+        help="How the map is made; auto takes UMAP for more than 5,000 images, if it is installed, else t-SNE.",
+    )
+    add(
+        "--map-points", type=int, help="Images on the map; of more, a sample. By default 5,000 for t-SNE, else 100,000."
+    )
     add("--upload-megabytes", type=float, default=10.0, help="Limit of an uploaded file, in MiB.")
     add("--upload-megapixels", type=float, default=40.0, help="Limit of an uploaded image.")
     add(

@@ -1,4 +1,4 @@
-"""Maps of the embedding: a projection to the plane by t-SNE or PCA, with images or marks at their coordinates."""
+"""Maps of the embedding: a projection to the plane by t-SNE, UMAP or PCA, with images or marks at their coordinates."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pfml.evaluation.nearest_neighbors import directions
+from pfml.packages import require_packages
 from pfml.plots.theme import PIXEL_DENSITY, Theme, class_colors, new_figure, png_of_image
 
 if TYPE_CHECKING:
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Method", "choose_images", "plot_glyph_map", "plot_photo_map", "plot_proxy_map", "project"]
 
-Method = Literal["tsne", "pca"]
+Method = Literal["tsne", "umap", "pca"]
+#: Principal components that UMAP is given: it searches for neighbors, which more of them slow down and hardly change.
+UMAP_COMPONENTS = 64
 FRAME = 3  # pixels around a photograph
 NAMED_CLASSES = 12  # more would need a legend larger than the map
 
@@ -44,17 +47,19 @@ def project(
 ) -> Tensor:
     """A projection of the directions of `points` (n, D) to the plane, (n, 2) float64 in [0, 1].
 
-    t-SNE keeps neighbors together; its large distances mean nothing. Fewer than 3 points lie on a line.
+    t-SNE and UMAP keep neighbors together; their large distances mean nothing. Fewer than 3 points lie on a line, and
+    fewer than 5 are too few for UMAP, so that PCA takes its place.
 
     Args:
         points: Of any length; only their directions count.
-        method: "tsne", or "pca", which is faster and keeps large distances.
-        perplexity: Of t-SNE, about the number of neighbors that are kept together; less for few points.
+        method: "tsne"; "umap" (umap-learn), which is faster for many points; "pca", the fastest, keeps large distances.
+        perplexity: Of t-SNE, about the number of neighbors that are kept together; less for few points. UMAP keeps
+            half as many.
         keep_aspect: Whether both axes have one scale; otherwise each is stretched to [0, 1].
         margin: Left free on each side.
-        threads: Of t-SNE. Only one thread gives the same map each time: several add numbers in a random order. None for
-            as many as there are cores.
-        seed: Of t-SNE and PCA.
+        threads: Of t-SNE and UMAP. Only one thread gives the same map each time: several add numbers in a random order.
+            None for as many as there are cores.
+        seed: Of all methods.
     """
     if len(points) < 3:
         coordinates = torch.arange(2 * len(points), dtype=torch.float64).reshape(-1, 2)
@@ -76,11 +81,30 @@ def _projected(points: Tensor, method: Method, perplexity: float, threads: int |
 
     if points.shape[1] < 2:
         points = torch.cat([points, torch.zeros_like(points)], dim=1)
-    if method == "pca":
+    if method == "pca" or (method == "umap" and len(points) < 5):
         return torch.from_numpy(PCA(2, random_state=seed).fit_transform(points.double().numpy()))
+    if method == "umap":
+        return _umap(points, round(perplexity / 2), threads, seed)
     tsne = TSNE(perplexity=min(perplexity, (len(points) - 1) / 3), init="pca", random_state=seed)
     with threadpool_limits(threads):
         return torch.from_numpy(tsne.fit_transform(points.numpy())).double()
+
+
+def _umap(points: Tensor, neighbors: int, threads: int | None, seed: int) -> Tensor:
+    require_packages("umap", purpose="a map by UMAP", install="pfml[umap]")
+    from sklearn.decomposition import PCA
+    from umap import UMAP
+
+    if min(points.shape) > UMAP_COMPONENTS:
+        points = torch.from_numpy(PCA(UMAP_COMPONENTS, random_state=seed).fit_transform(points.float().numpy()))
+    start = PCA(2, random_state=seed).fit_transform(points.float().numpy())
+    made = UMAP(
+        n_neighbors=max(min(neighbors, len(points) - 1), 2),
+        init=10 * start / max(abs(start).max(), 1e-12),  # the default needs eigenvectors, which take long and may fail
+        random_state=seed if threads == 1 else None,  # with a seed it uses one thread
+        n_jobs=-1 if threads is None else threads,
+    )
+    return torch.from_numpy(made.fit_transform(points.float().numpy())).double()
 
 
 def plot_glyph_map(coordinates: Tensor, labels: Tensor, tiles: Tensor, theme: Theme, *, width: int = 470) -> bytes:

@@ -1,4 +1,4 @@
-"""Edits of an index by a person: classes renamed, merged or deleted, images left out. Each can be undone.
+"""Edits of an index by a person, which can be undone: of classes (rename, merge, delete) and of images (relabel, tag).
 
 An edit changes no shard. The manifest of the index lists the edits, and reading applies them: a class that a source
 gives, by a folder's name or a table's label, is called by the name that the edits give it, or left out. So an edit is
@@ -14,8 +14,18 @@ from typing import Any, Literal, get_args
 
 __all__ = ["EDIT_KINDS", "Edit", "EditKind", "Edits"]
 
-EditKind = Literal["rename", "merge", "delete", "leave_out"]
+EditKind = Literal["rename", "merge", "delete", "leave_out", "relabel", "tag", "untag"]
 EDIT_KINDS: tuple[EditKind, ...] = get_args(EditKind)
+#: Kind -> what it must be given.
+NEEDED: dict[str, tuple[str, ...]] = {
+    "rename": ("class_name", "into"),
+    "merge": ("class_name", "into"),
+    "delete": ("class_name",),
+    "leave_out": ("paths",),
+    "relabel": ("into", "paths"),
+    "tag": ("paths", "tag"),
+    "untag": ("paths", "tag"),
+}
 
 
 @dataclass(frozen=True)
@@ -24,12 +34,13 @@ class Edit:
 
     Args:
         kind: rename gives a class a new name; merge makes a class part of another one; delete leaves out a class;
-            leave_out leaves out images.
-        class_name: The class, as it was called before the edit; "" for leave_out.
-        into: Its new name, or the class that it became part of; "" for delete and leave_out.
-        paths: Of the images, for leave_out.
+            leave_out leaves out images; relabel gives images another class; tag and untag give and take a tag.
+        class_name: The class, as it was called before the edit; "" for edits of images.
+        into: Its new name, or the class that it or the images became part of; "" otherwise.
+        paths: Of the images, for edits of images.
         images: How many images it concerned when it was made.
         number: Names it within its index forever; later edits have larger numbers.
+        tag: For tag and untag.
     """
 
     kind: EditKind
@@ -38,15 +49,14 @@ class Edit:
     paths: tuple[str, ...] = ()
     images: int = 0
     number: int = 0
+    tag: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in EDIT_KINDS:
             raise ValueError(f"an edit must be one of {', '.join(EDIT_KINDS)}, got {self.kind!r}")
-        has = bool(self.class_name), bool(self.into), bool(self.paths)
-        needs = self.kind != "leave_out", self.kind in ("rename", "merge"), self.kind == "leave_out"
-        if has != needs:
-            wanted = [name for name, needed in zip(("class_name", "into", "paths"), needs, strict=True) if needed]
-            raise ValueError(f"{self.kind} must be given {' and '.join(wanted)} alone, got {self}")
+        given = tuple(name for name in ("class_name", "into", "paths", "tag") if getattr(self, name))
+        if given != NEEDED[self.kind]:
+            raise ValueError(f"{self.kind} must be given {' and '.join(NEEDED[self.kind])} alone, got {self}")
 
     def __str__(self) -> str:
         images = f"{self.images:,} image{'' if self.images == 1 else 's'}"
@@ -57,6 +67,12 @@ class Edit:
                 return f"merged {self.class_name} into {self.into} ({images})"
             case "delete":
                 return f"deleted {self.class_name} ({images})"
+            case "relabel":
+                return f"relabeled {images} as {self.into}"
+            case "tag":
+                return f"tagged {images} {self.tag}"
+            case "untag":
+                return f"took the tag {self.tag} from {images}"
         return f"deleted {images}"
 
     @property
@@ -81,7 +97,39 @@ class Edits:
     @cached_property
     def left_out(self) -> frozenset[str]:
         """Paths of the images that were left out one by one."""
-        return frozenset(path for edit in self.steps for path in edit.paths)
+        return frozenset(path for edit in self.steps if edit.kind == "leave_out" for path in edit.paths)
+
+    @cached_property
+    def relabeled(self) -> dict[str, str | None]:
+        """Path of an image that was relabeled -> its class now, None if that was deleted.
+
+        Example:
+            >>> Edits((Edit("relabel", into="gull", paths=("1.jpg",)), Edit("rename", "gull", "tern"))).relabeled
+            {'1.jpg': 'tern'}
+        """
+        found: dict[str, str | None] = {}
+        for edit in self.steps:
+            if edit.kind == "relabel":
+                found |= dict.fromkeys(edit.paths, edit.into)
+            elif edit.class_name:
+                found |= {path: edit.into or None for path, name in found.items() if name == edit.class_name}
+        return found
+
+    @cached_property
+    def tags(self) -> dict[str, tuple[str, ...]]:
+        """Path of an image -> its tags, in the order in which it got them; without images that have none."""
+        found: dict[str, tuple[str, ...]] = {}
+        for edit in self.steps:
+            for path in edit.paths if edit.tag else ():
+                others = tuple(tag for tag in found.get(path, ()) if tag != edit.tag)
+                found[path] = (*others, edit.tag) if edit.kind == "tag" else others
+        return {path: tags for path, tags in found.items() if tags}
+
+    def class_of(self, path: str, given: str) -> str | None:
+        """The class that an image has now, if a source calls it `given`; None if it was left out, or its class was."""
+        if path in self.left_out:
+            return None
+        return self.relabeled[path] if path in self.relabeled else self.name(given)
 
     def name(self, given: str) -> str | None:
         """What the class that a source calls `given` is called now; None if it was deleted."""
@@ -98,7 +146,7 @@ class Edits:
         called = {name: [name] for name in given}
         now: dict[str, str | None] = dict.fromkeys(called)
         for edit in self.steps:
-            members = called.pop(edit.class_name, []) if edit.kind != "leave_out" else []
+            members = called.pop(edit.class_name, []) if edit.class_name else []
             if members and edit.into:
                 called[edit.into] = called.get(edit.into, []) + members
         return now | {one: name for name, members in called.items() for one in members}
@@ -139,7 +187,7 @@ class Edits:
         steps = []
         for one in content:
             edit = Edit(**{**one, "paths": tuple(map(str, one["paths"]))})
-            if not all(isinstance(text, str) for text in (edit.class_name, edit.into)):
-                raise TypeError(f"class names must be texts, got {one!r}")
+            if not all(isinstance(text, str) for text in (edit.class_name, edit.into, edit.tag)):
+                raise TypeError(f"names of classes and tags must be texts, got {one!r}")
             steps.append(edit)
         return cls(tuple(steps))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import cast, get_args
 
 import torch
 from torch import Tensor
@@ -20,7 +24,7 @@ from pfml.storage.lock import locked_file
 from pfml.storage.manifest import Format
 from pfml.storage.sealed_tensors import read_sealed_tensors, write_sealed_tensors
 
-__all__ = ["PLANE", "EmbeddingMap", "MapMaker", "compute_map", "plane_potential", "remaining_map"]
+__all__ = ["PLANE", "EmbeddingMap", "MapMaker", "chosen_method", "compute_map", "plane_potential", "remaining_map"]
 
 MAP = Format("embedding map", 2, "remove it: pfml serve computes it again")
 #: The decay law of the potential on the map, in widths of the map: flat enough to be seen at a distance.
@@ -30,6 +34,10 @@ PLANE = (-0.5, 1.5)
 #: Distances in memory at a time.
 DISTANCES_AT_ONCE = 2**22
 MARGIN = 0.04
+#: Niceness of the thread that computes a map, and of those that it starts.
+MAP_PRIORITY = 10
+#: Images on a map by t-SNE, whose time grows fast with their number, and by other methods, if nobody says how many.
+FEW_POINTS, MANY_POINTS = 5_000, 100_000
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +50,31 @@ class EmbeddingMap:
         ids: (n,) ids of the images.
         points: (n, 2) in [0, 1].
         proxy_points: (p, 2) in [0, 1].
-        method: "tsne" or "pca".
+        method: By which it was projected.
     """
 
     ids: Tensor
     points: Tensor
     proxy_points: Tensor
     method: Method
+
+
+def chosen_method(method: str, images: int, points: int | None) -> tuple[Method, int]:
+    """How the map of an index is made, and of how many images at most.
+
+    Args:
+        method: One of `Method`, or "auto": UMAP for more than `FEW_POINTS`, if it is installed, else t-SNE.
+        images: Of the index.
+        points: What a person asked for; None if they did not.
+    """
+    if method == "auto":
+        is_large = min(images, images if points is None else points) > FEW_POINTS
+        method = "umap" if is_large and find_spec("umap") is not None else "tsne"
+    if method not in get_args(Method):
+        raise ValueError(f"the method of a map must be one of auto, {', '.join(get_args(Method))}, got {method!r}")
+    if points is None:
+        points = FEW_POINTS if method == "tsne" else MANY_POINTS
+    return cast(Method, method), points
 
 
 def compute_map(contents: Contents, method: Method, *, most: int = 5000, seed: int = 0) -> EmbeddingMap:
@@ -135,6 +161,8 @@ class MapMaker:
         return None
 
     def _make(self, contents: Contents) -> None:
+        with suppress(AttributeError, OSError):  # behind requests, where the system can say so of a thread
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), MAP_PRIORITY)
         try:
             key = self._key(contents)
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,6 @@ from typing import Any
 import torch
 
 from pfml.memory import keep_freed_memory
-from pfml.plots.maps import Method
 from pfml.serving.access_log import AccessLog
 from pfml.serving.app import create_app
 from pfml.serving.gallery import HOLD_BYTES, Gallery
@@ -77,8 +76,8 @@ class ServerSettings:
     device: str = "auto"
     backend: str = "auto"
     limits: Limits = field(default_factory=Limits)
-    map_method: Method = "tsne"
-    map_points: int = 5000
+    map_method: str = "auto"
+    map_points: int | None = None
     add_to: Path | None = None
     access_log: str | None = None
     processes: int = 1

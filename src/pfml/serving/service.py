@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from pfml.data.resampling import resample
-from pfml.plots.maps import Method
 from pfml.serving.added_images import AddedImages
 from pfml.serving.audit_queue import AuditQueue
 from pfml.serving.decode_queue import DecodeQueue, PixelBudget
-from pfml.serving.embedding_map import MapMaker
+from pfml.serving.embedding_map import MapMaker, chosen_method
 from pfml.serving.gallery import Gallery
 from pfml.serving.images import Crop, Thumbnails, Upload, opened_file, opened_upload
 from pfml.serving.metrics import Metrics
@@ -140,8 +139,8 @@ class Service:
     Args:
         gallery: The run and its index.
         limits: Of requests.
-        map_method: The projection of the map.
-        map_points: Images on the map; of a larger index, a subsample.
+        map_method: The projection of the map, see `chosen_method`.
+        map_points: Images on the map; of a larger index, a subsample. None for as many as the method is quick for.
         add_to: The folder of images that are added by requests; None if none may be.
         uploads: Where all processes of a server keep the embeddings of uploads; None for memory.
     """
@@ -151,8 +150,8 @@ class Service:
         gallery: Gallery,
         *,
         limits: Limits | None = None,
-        map_method: Method = "tsne",
-        map_points: int = 5000,
+        map_method: str = "auto",
+        map_points: int | None = None,
         add_to: Path | None = None,
         uploads: Path | None = None,
     ) -> None:
@@ -160,7 +159,7 @@ class Service:
         self.metrics = Metrics()
         self.additions = None if add_to is None else AddedImages(add_to, gallery)
         self.limits = limits or Limits()
-        self.maps = MapMaker(gallery, gallery.run / "serve", map_method, map_points)
+        self.maps = MapMaker(gallery, gallery.run / "serve", *chosen_method(map_method, len(gallery.index), map_points))
         self.audit = AuditQueue(gallery)
         budget = PixelBudget(self.limits.pixels_at_a_time)
         self.thumbnails = Thumbnails(budget=budget)

@@ -2,7 +2,7 @@
 
 let pending = 0;
 
-// The JSON of a response; an error of the server is thrown with its message.
+// The JSON of a response, or its bytes (as: "blob"); an error of the server is thrown with its message.
 export async function request(path, options = {}) {
   const progress = document.getElementById("progress");
   pending += 1;
@@ -14,6 +14,7 @@ export async function request(path, options = {}) {
       throw new Error("Log in first.");
     }
     if (response.status === 204) return null;
+    if (response.ok && options.as === "blob") return await response.blob();
     const body = await response.json();
     if (!response.ok) throw Object.assign(new Error(body.error ?? `The server answered ${response.status}.`), { status: response.status });
     return body;
@@ -45,11 +46,14 @@ export const api = {
   images: (values) => request(`/api/images?${query(values)}`),
   why: (values) => request(`/api/why?${query(values)}`),
   map: () => request("/api/map", { quiet: true }),
+  mapValues: (column) => request(`/api/map/values?${query({ column })}`),
   potential: (className) => request(`/api/map/potential?${query({ class_name: className })}`),
   image: (id) => request(`/api/images/${id}`),
   similar: () => request("/api/classes/similar"),
   edits: () => request("/api/edits"),
   edit: (values) => request("/api/edits", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(values) }),
+  tags: () => request("/api/tags"),
+  table: (images) => request("/api/images/table", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ images }), as: "blob" }),
   undo: (number) => request(`/api/edits/${number}`, { method: "DELETE" }),
   audit: () => request("/api/audit"),
   copies: () => request("/api/audit/copies"),

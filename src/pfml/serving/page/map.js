@@ -1,40 +1,48 @@
-// The map of the embedding: points and stars on a canvas, the potential of a class under them.
+// The map of the embedding in three layers: the potential of a class, points, and stars, names and rings above them.
 
 import { api, attempt, classColor, element, imageUrl, readable } from "/page/api.js";
+import { colorsBy } from "/page/colors.js";
+import { fitted, pointLayer } from "/page/points.js";
+import { selecting } from "/page/selection.js";
 
 const byId = (id) => document.getElementById(id);
 const SMALLEST = 0.8;
 const LARGEST = 60;
 const NEAR = 14; // pixels
-const LEGEND_CLASSES = 12; // the colors of more classes are too similar: their names stand on the map
 
 // The middle of each class: the median of its images, which stragglers do not move.
 function centersOf(map) {
   const members = new Map();
-  map.labels.forEach((label, k) => label >= 0 && members.set(label, [...(members.get(label) ?? []), k]));
+  map.labels.forEach((label, k) => {
+    if (label >= 0 && !members.get(label)?.push(k)) members.set(label, [k]);
+  });
   const median = (values) => values.sort((a, b) => a - b)[Math.floor(values.length / 2)];
   return [...members]
     .map(([label, rows]) => ({ label, size: rows.length, x: median(rows.map((k) => map.x[k])), y: median(rows.map((k) => map.y[k])) }))
     .sort((a, b) => b.size - a.size);
 }
 
-// Fills the legend with the classes on the map; hides it if they are many, or none.
-function showClasses(list, map) {
-  const labels = [...new Set([...map.labels, ...map.proxy_labels])].sort((a, b) => a - b);
-  list.hidden = labels.length > LEGEND_CLASSES || labels.length === 0;
-  if (list.hidden) return list.replaceChildren();
-  const entries = labels.map((label) => {
-    const name = readable(map.class_names[label]);
-    const color = element("i", { "aria-hidden": "true" });
-    color.style.setProperty("--color", classColor(label));
-    return element("li", { title: name }, color, element("span", {}, name));
-  });
-  return list.replaceChildren(...entries);
+// Positions of the points in a polygon, by how often a ray from a point crosses its sides.
+function within(corners, places) {
+  const [xs, ys] = [corners.map(([x]) => x), corners.map(([, y]) => y)];
+  const [left, right, bottom, top] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+  const inside = [];
+  for (let k = 0; k < places.length / 2; k += 1) {
+    const [x, y] = [places[2 * k], places[2 * k + 1]];
+    if (x < left || x > right || y < bottom || y > top) continue;
+    let isIn = false;
+    for (let i = 0, j = xs.length - 1; i < xs.length; j = i++) {
+      if (ys[i] > y !== ys[j] > y && x < ((xs[j] - xs[i]) * (y - ys[i])) / (ys[j] - ys[i]) + xs[i]) isIn = !isIn;
+    }
+    if (isIn) inside.push(k);
+  }
+  return inside;
 }
 
-export function start({ status, classes, searchByImage }) {
+export function start({ status, classes, edits, searchByImage }) {
   const canvas = byId("map-canvas");
   const pen = canvas.getContext("2d");
+  const under = byId("map-field").getContext("2d");
   const tip = byId("map-tip");
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const view = { x: 0.5, y: 0.5, zoom: 1 };
@@ -45,7 +53,14 @@ export function start({ status, classes, searchByImage }) {
   let centers = [];
   let suspects = null; // ids of the images that the audit suspects, once they are asked for
   let hovered = -1;
+  let lasso = []; // the corners so far, on the screen
   let drawing = 0;
+
+  const redraw = () => (drawing ||= requestAnimationFrame(draw));
+  const points = pointLayer(byId("map-points"), redraw);
+  canvas.dataset.drawnBy = points.kind;
+  const coloring = colorsBy(() => paint());
+  const selection = selecting({ edits, classes, changed: () => paint() });
 
   // The plane is stretched to the frame: the axes of the map have no unit.
   const toScreen = (x, y) => [
@@ -58,6 +73,26 @@ export function start({ status, classes, searchByImage }) {
   ];
   const shownClass = () => (found >= 0 ? found : chosen);
 
+  // Colors of all points, and which are on top: those of the class that is shown, and selected ones.
+  function paint() {
+    if (!data) return;
+    const [count, shown, some] = [data.ids.length, shownClass(), selection.ids];
+    const colors = new Uint8Array(4 * count);
+    const emphasis = new Uint8Array(count);
+    const faint = some.size || found >= 0 ? 0.15 : 0.45;
+    for (let k = 0; k < count; k += 1) {
+      const stands = some.size ? some.has(data.ids[k]) : shown >= 0 && data.labels[k] === shown;
+      emphasis[k] = stands ? 1 : 0;
+      colors.set(coloring.rgb(k, data.labels[k]), 4 * k);
+      colors[4 * k + 3] = 255 * (stands || (shown < 0 && !some.size) ? 0.9 : faint);
+    }
+    const order = Uint32Array.from(data.labels, (_, k) => k);
+    order.sort((a, b) => emphasis[a] - emphasis[b] || a - b);
+    points.set({ places: data.places, colors, emphasis, order });
+    canvas.dataset.selected = String(some.size);
+    redraw();
+  }
+
   function star(left, top, radius) {
     pen.beginPath();
     for (let k = 0; k < 10; k += 1) {
@@ -69,37 +104,21 @@ export function start({ status, classes, searchByImage }) {
   }
 
   function drawField() {
+    const density = fitted(under.canvas);
+    under.setTransform(density, 0, 0, density, 0, 0);
+    under.clearRect(0, 0, canvas.clientWidth, canvas.clientHeight);
     if (!field) return;
     const [left, top] = toScreen(field.low, field.high);
     const size = view.zoom * (field.high - field.low);
-    pen.imageSmoothingEnabled = true;
-    pen.imageSmoothingQuality = "high";
-    pen.drawImage(field.image, left, top, size * canvas.clientWidth, size * canvas.clientHeight);
+    under.imageSmoothingEnabled = true;
+    under.imageSmoothingQuality = "high";
+    under.drawImage(field.image, left, top, size * canvas.clientWidth, size * canvas.clientHeight);
   }
 
-  function drawPoints(paper) {
-    const radius = Math.min(7, 2.6 + 1.2 * Math.log2(Math.max(1, view.zoom))) * (data.ids.length > 2500 ? 0.8 : 1.15);
-    const shown = shownClass();
-    const order = shown < 0 ? [null] : [false, true]; // that class last, on top
-    for (const pass of order) {
-      for (let k = 0; k < data.ids.length; k += 1) {
-        const label = data.labels[k];
-        if (pass !== null && (label === shown) !== pass) continue;
-        const [left, top] = toScreen(data.x[k], data.y[k]);
-        if (left < -9 || top < -9 || left > canvas.clientWidth + 9 || top > canvas.clientHeight + 9) continue;
-        pen.globalAlpha = pass === false ? (found < 0 ? 0.45 : 0.15) : 0.9;
-        pen.fillStyle = classColor(label);
-        pen.beginPath();
-        pen.arc(left, top, pass ? radius * 1.35 : radius, 0, 2 * Math.PI);
-        pen.fill();
-        if (pass) {
-          pen.strokeStyle = paper;
-          pen.lineWidth = 1.2;
-          pen.stroke();
-        }
-      }
-    }
-    pen.globalAlpha = 1;
+  // Smaller for many points, so that they can be told apart.
+  function radius() {
+    const crowd = data.ids.length > 30000 ? 0.5 : data.ids.length > 2500 ? 0.8 : 1.15;
+    return Math.min(7, 2.6 + 1.2 * Math.log2(Math.max(1, view.zoom))) * crowd;
   }
 
   function drawSuspects(color) {
@@ -114,9 +133,25 @@ export function start({ status, classes, searchByImage }) {
     }
   }
 
+  function drawLasso(ink) {
+    if (lasso.length < 2) return;
+    pen.beginPath();
+    for (const [left, top] of lasso) pen.lineTo(left, top);
+    pen.closePath();
+    pen.strokeStyle = ink;
+    pen.lineWidth = 1.5;
+    pen.setLineDash([5, 4]);
+    pen.stroke();
+    pen.setLineDash([]);
+    pen.globalAlpha = 0.08;
+    pen.fillStyle = ink;
+    pen.fill();
+    pen.globalAlpha = 1;
+  }
+
   // The names of classes at their centers, as far as they do not overlap; the larger classes first.
   function drawNames(ink, paper) {
-    if (!byId("map-classes").hidden) return; // the legend has them
+    if (!coloring.areNamesNeeded()) return; // the legend has them
     const taken = [];
     pen.font = "600 12px system-ui, sans-serif";
     pen.textAlign = "center";
@@ -163,23 +198,19 @@ export function start({ status, classes, searchByImage }) {
 
   function draw() {
     drawing = 0;
-    const density = devicePixelRatio || 1;
-    const [width, height] = [canvas.clientWidth, canvas.clientHeight];
-    if (!width || !height) return;
-    if (canvas.width !== Math.round(width * density) || canvas.height !== Math.round(height * density)) {
-      canvas.width = Math.round(width * density);
-      canvas.height = Math.round(height * density);
-    }
+    const density = fitted(canvas);
+    if (!density) return;
     const styles = getComputedStyle(document.documentElement);
     const [ink, paper, warning] = ["--ink", "--card", "--push"].map((name) => styles.getPropertyValue(name).trim());
     pen.setTransform(density, 0, 0, density, 0, 0);
-    pen.clearRect(0, 0, width, height);
+    pen.clearRect(0, 0, canvas.clientWidth, canvas.clientHeight);
     if (!data) return;
     drawField();
-    drawPoints(paper);
+    points.draw(view, radius(), paper);
     drawProxies(ink, paper);
     drawSuspects(warning);
     drawNames(ink, paper);
+    drawLasso(ink);
     if (hovered >= 0) {
       const [left, top] = toScreen(data.x[hovered], data.y[hovered]);
       pen.strokeStyle = ink;
@@ -189,16 +220,16 @@ export function start({ status, classes, searchByImage }) {
       pen.stroke();
     }
     canvas.dataset.drawn = String(data.ids.length);
+    canvas.dataset.frames = String(Number(canvas.dataset.frames ?? 0) + 1);
   }
-
-  const redraw = () => (drawing ||= requestAnimationFrame(draw));
 
   function nearest(left, top, within) {
     let best = -1;
     let least = within * within;
+    const [x, y] = toPlane(left, top);
+    const [width, height] = [canvas.clientWidth * view.zoom, canvas.clientHeight * view.zoom];
     for (let k = 0; data && k < data.ids.length; k += 1) {
-      const [x, y] = toScreen(data.x[k], data.y[k]);
-      const distance = (x - left) ** 2 + (y - top) ** 2;
+      const distance = ((data.x[k] - x) * width) ** 2 + ((data.y[k] - y) * height) ** 2;
       if (distance < least) [best, least] = [k, distance];
     }
     return best;
@@ -241,7 +272,7 @@ export function start({ status, classes, searchByImage }) {
   // Fits the whole map into the frame.
   function reset() {
     Object.assign(view, { x: 0.5, y: 0.5, zoom: 1 });
-    const [x, y] = data ? [[...data.x, ...data.proxy_x], [...data.y, ...data.proxy_y]] : [[], []];
+    const [x, y] = data ? [data.x.concat(data.proxy_x), data.y.concat(data.proxy_y)] : [[], []];
     if (x.length > 1) {
       const range = (values) => values.reduce(([low, high], one) => [Math.min(low, one), Math.max(high, one)], [1, 0]);
       const [[left, right], [bottom, top]] = [range(x), range(y)];
@@ -252,14 +283,28 @@ export function start({ status, classes, searchByImage }) {
     redraw();
   }
 
+  // Selects what the lasso goes around; with Shift also what was selected before, with Alt that without it.
+  function close(event) {
+    const corners = lasso.map(([left, top]) => toPlane(left, top));
+    lasso = [];
+    selection.take(within(corners, data.places).map((k) => data.ids[k]), event.shiftKey ? "add" : event.altKey ? "remove" : "only");
+  }
+
+  function selectView() {
+    const corners = [[0, 0], [1, 0], [1, 1], [0, 1]].map(([x, y]) => toPlane(x * canvas.clientWidth, y * canvas.clientHeight));
+    selection.take(within(corners, data.places).map((k) => data.ids[k]), "only");
+  }
+
   function listenToPointers() {
     const pointers = new Map();
     let moved = 0;
     const position = (event) => [event.offsetX, event.offsetY];
+    const selects = (event) => byId("map-lasso").getAttribute("aria-pressed") === "true" || event.shiftKey;
     canvas.addEventListener("pointerdown", (event) => {
       canvas.setPointerCapture(event.pointerId);
       pointers.set(event.pointerId, position(event));
       if (pointers.size === 1) moved = 0;
+      lasso = data && pointers.size === 1 && selects(event) ? [position(event)] : [];
     });
     canvas.addEventListener("pointermove", (event) => {
       const before = pointers.get(event.pointerId);
@@ -267,7 +312,12 @@ export function start({ status, classes, searchByImage }) {
       if (!before) return hover(nearest(left, top, NEAR));
       const others = [...pointers].filter(([id]) => id !== event.pointerId);
       moved += Math.abs(left - before[0]) + Math.abs(top - before[1]);
-      if (others.length === 1) {
+      if (lasso.length && !others.length) {
+        lasso.push([left, top]);
+        hover(-1);
+        redraw();
+      } else if (others.length === 1) {
+        lasso = [];
         const [, [x, y]] = others[0];
         const size = (a) => Math.hypot(a[0] - x, a[1] - y) || 1;
         zoomAt((left + x) / 2, (top + y) / 2, size([left, top]) / size(before));
@@ -281,10 +331,16 @@ export function start({ status, classes, searchByImage }) {
     });
     const up = (event) => {
       const alone = pointers.size === 1;
+      const drawn = lasso.length > 0;
       pointers.delete(event.pointerId);
-      if (event.type !== "pointerup" || !alone || moved > 3) return;
-      const point = nearest(...position(event), event.pointerType === "touch" ? 22 : NEAR);
-      if (point >= 0) searchBy(point);
+      if (event.type !== "pointerup" || !alone) lasso = [];
+      else if (drawn && moved > 3) close(event);
+      else if (moved <= 3) {
+        lasso = [];
+        const point = nearest(...position(event), event.pointerType === "touch" ? 22 : NEAR);
+        if (point >= 0) drawn ? selection.toggle(data.ids[point]) : searchBy(point);
+      }
+      redraw();
     };
     canvas.addEventListener("pointerup", up);
     canvas.addEventListener("pointercancel", up);
@@ -309,6 +365,11 @@ export function start({ status, classes, searchByImage }) {
     else if (event.key === "-") zoomCenter(1 / 1.4);
     else if (event.key === "0") reset();
     else if (event.key === "Enter" && hovered >= 0) return searchBy(hovered);
+    else if (event.key === " ") {
+      if (hovered >= 0) selection.toggle(data.ids[hovered]);
+      return event.preventDefault();
+    } else if (event.key.toLowerCase() === "v") return selectView();
+    else if (event.key === "Escape") return selection.clear();
     else return;
     event.preventDefault();
     hover(-1);
@@ -322,7 +383,7 @@ export function start({ status, classes, searchByImage }) {
     field = null;
     byId("map-legend").hidden = !name;
     byId("map-explanation").textContent = "";
-    redraw();
+    paint();
     if (!name) return delete canvas.dataset.potential;
     const answer = await attempt(() => api.potential(name));
     if (!answer || byId("map-class").value !== name) return;
@@ -340,7 +401,7 @@ export function start({ status, classes, searchByImage }) {
     found = names.includes(text) ? names.indexOf(text) : begins.length === 1 ? names.indexOf(begins[0]) : -1;
     if (found >= 0) canvas.dataset.found = data.class_names[found];
     else delete canvas.dataset.found;
-    redraw();
+    paint();
   }
 
   async function showSuspects() {
@@ -384,11 +445,13 @@ export function start({ status, classes, searchByImage }) {
     }
     const isFirst = !data;
     data = answer;
+    data.places = Float32Array.from({ length: 2 * data.ids.length }, (_, k) => (k % 2 ? data.y : data.x)[k >> 1]);
+    selection.keep(new Set(data.ids));
+    await coloring.load(data);
     empty(data.ids.length ? "" : "The index is empty: pfml index RUN FOLDER adds images.");
     const subsample = data.ids.length < data.images ? `${data.ids.length.toLocaleString("en")} of ` : "";
-    const method = { tsne: "t-SNE", pca: "PCA" }[data.method] ?? data.method;
+    const method = { tsne: "t-SNE", umap: "UMAP", pca: "PCA" }[data.method] ?? data.method;
     byId("map-note").textContent = `${method} of ${subsample}${data.images.toLocaleString("en")} images, ${data.proxy_x.length} proxies`;
-    showClasses(byId("map-classes"), data);
     centers = centersOf(data);
     hovered = -1;
     tip.hidden = true;
@@ -429,6 +492,11 @@ export function start({ status, classes, searchByImage }) {
   listenToPointers();
   new ResizeObserver(redraw).observe(canvas);
   dark.addEventListener("change", showPotential);
+  byId("map-lasso").addEventListener("click", (event) => {
+    const isOn = event.currentTarget.getAttribute("aria-pressed") !== "true";
+    event.currentTarget.setAttribute("aria-pressed", String(isOn));
+    canvas.classList.toggle("lasso", isOn);
+  });
 
   return { changed, shown: (first) => (first ? load() : redraw()) };
 }
