@@ -7,7 +7,7 @@ one atomic write, ids stay, the next update from the same folder respects it, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -125,11 +125,13 @@ class Edits:
                 found[path] = (*others, edit.tag) if edit.kind == "tag" else others
         return {path: tags for path, tags in found.items() if tags}
 
-    def class_of(self, path: str, given: str) -> str | None:
-        """The class that an image has now, if a source calls it `given`; None if it was left out, or its class was."""
-        if path in self.left_out:
-            return None
-        return self.relabeled[path] if path in self.relabeled else self.name(given)
+    def classes_of(self, paths: Iterable[str], given: Sequence[str]) -> list[str | None]:
+        """The class that each image has now, if a source gives it this one; None if it, or its class, was left out."""
+        names = self.names(given)
+        return [
+            None if path in self.left_out else self.relabeled.get(path, names[name])
+            for path, name in zip(paths, given, strict=True)
+        ]
 
     def name(self, given: str) -> str | None:
         """What the class that a source calls `given` is called now; None if it was deleted."""

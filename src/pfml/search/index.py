@@ -323,7 +323,9 @@ class ImageIndex:
         return len(rows)
 
     def edit(self, edit: Edit) -> Edit:
-        """Rename, merge or delete a class, or leave images out, until that is undone; the edit with its number.
+        """Edit classes (rename, merge, delete) or images (relabel, tag, leave out), until that is undone.
+
+        Returns the edit with its number.
 
         Vectors, ids and files stay as they are, and a later update from the same source respects the edit.
 
@@ -346,6 +348,10 @@ class ImageIndex:
                         f"the new name of a class must be new, got {edit.into!r}, which is a class already: merge "
                         f"{edit.class_name!r} into it"
                     )
+            elif edit.kind == "relabel" and edit.into not in counts:
+                _require_name(edit.into)
+            elif edit.tag:
+                _require_name(edit.tag, "a tag")
             images = len(set(edit.paths)) or counts[edit.class_name]
             done = replace(edit, images=images, number=self._state.snapshot.generation + 1)
             self._take(self._folder.edit(self._state.snapshot, self.edits.added(done)))
@@ -470,9 +476,10 @@ class ImageIndex:
                 raise ValueError(f"{path} must be in the index {self.path}, and is not" + _near(path, there))
 
     def _refuse_left_out(self, paths: Sequence[str], class_names: Sequence[str]) -> None:
-        names = self.edits.names(set(class_names))
-        for path, name in zip(paths, class_names, strict=False):
-            if path in self.edits.left_out or names[name] is None:
+        if len(paths) != len(class_names):
+            return  # which the shard refuses
+        for path, name in zip(paths, self.edits.classes_of(paths, class_names), strict=True):
+            if name is None:
                 raise ValueError(f"{path} was left out of the index {self.path}, or its class was: undo that first")
 
     def _take(self, snapshot: Snapshot) -> None:
@@ -504,12 +511,11 @@ class ImageIndex:
         return_freed_memory()
 
 
-def _require_name(name: str) -> None:
-    """Refuse what cannot be read, or told from another name, as the new name of a class."""
+def _require_name(name: str, what: str = "the name of a class") -> None:
+    """Refuse what cannot be read, or told from another name, as the new name of a class, or as a tag."""
     if not name.isprintable() or name != name.strip() or len(name) > LONGEST_NAME:
         raise ValueError(
-            f"the name of a class must be at most {LONGEST_NAME:,} printable characters without spaces around them, "
-            f"got {name!r}"
+            f"{what} must be at most {LONGEST_NAME:,} printable characters without spaces around them, got {name!r}"
         )
 
 

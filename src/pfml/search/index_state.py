@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, compress
 from pathlib import Path
+from typing import TypeVar
 
+import numpy
 import torch
 from torch import Tensor
 
 from pfml.search.backends import BACKENDS, Searcher, distances_between, vectors_at
 from pfml.search.index_folder import Snapshot
 from pfml.search.ivf import Choice, IvfSearcher, choose_backend
-from pfml.search.metadata import EntryColumns, EntryMetadata
+from pfml.search.metadata import TAGS, EntryColumns, EntryMetadata, all_tags
 from pfml.search.neighborhood import mean_nearest_distance
 from pfml.search.where import parse_where
+from pfml.storage.columns import TextColumn
 from pfml.storage.file_state import FileState
 from pfml.storage.files import DamagedFileError
 from pfml.storage.shard import VectorShard
@@ -26,6 +29,7 @@ from pfml.storage.values import Value
 
 __all__ = ["SPREAD_IMAGES", "Entry", "Hit", "IndexState"]
 
+T = TypeVar("T")
 #: Images of a class that `IndexState.class_spread` measures.
 SPREAD_IMAGES = 256
 #: Filters whose result is kept until the index changes: a page asks again with each query.
@@ -80,7 +84,7 @@ class IndexState:
     """A snapshot and what is looked up in it: rows are counted over all shards, in their order.
 
     `stored` rows were not removed, `live` ones were not left out by an edit either. Shards have the classes that
-    sources gave; `names` has what these are called now.
+    sources gave; `names` has what these are called now, and `classes` which one each row has, relabeled or not.
     """
 
     def __init__(self, folder: Path, snapshot: Snapshot, backend: str, before: IndexState | None = None) -> None:
@@ -101,9 +105,11 @@ class IndexState:
             self._given = torch.empty(0, dtype=torch.int32)  # (rows,), the number of the class that a source gave
             self._count(0)
         self.names = snapshot.edits.names(self.given_counts)
+        self.tags = self._by_row(snapshot.edits.tags)
+        self.classes = self._classes()
         self.live = self._live()
         self.counts = self._counts()
-        self.num_entries = int(self.live.sum())
+        self.num_entries = sum(self.counts.values())
         self.choice: Choice = choose_backend(
             backend, folder, snapshot.files, self.num_entries, None if before is None else before.choice
         )
@@ -135,29 +141,33 @@ class IndexState:
             given.append(torch.tensor([self._numbers[name] for name in shard.class_names], dtype=torch.int32))
         self._given = torch.cat(given)
 
-    def _left_out(self) -> list[int]:
-        """The rows of the images that were left out one by one."""
-        paths = self.snapshot.edits.left_out
-        return [self.row_of_path[path] for path in paths if path in self.row_of_path]
+    def _by_row(self, by_path: Mapping[str, T]) -> dict[int, T]:
+        """Row -> what is said of the image, of those that are there."""
+        return {self.row_of_path[path]: said for path, said in by_path.items() if path in self.row_of_path}
+
+    def _classes(self) -> TextColumn:
+        """The class of each row as it is called now; missing where it was deleted."""
+        relabeled = self._by_row(self.snapshot.edits.relabeled)
+        texts = tuple(dict.fromkeys(name for name in (*self.names.values(), *relabeled.values()) if name is not None))
+        number: dict[str | None, int] = {name: k for k, name in enumerate(texts)}
+        # what was removed may have had a class that no image has any more
+        now = [number.get(self.names.get(given), -1) for given in self._numbers]
+        codes = torch.tensor([*now, -1], dtype=torch.int32)[self._given.long()]
+        if relabeled:
+            codes[[*relabeled]] = torch.tensor([number.get(name, -1) for name in relabeled.values()], dtype=torch.int32)
+        return TextColumn(codes, texts)
 
     def _live(self) -> Tensor:
         """(rows,) bool: the entries that count."""
-        live = self.stored.clone()
-        live[self._left_out()] = False
-        deleted = [name for name, now in self.names.items() if now is None]
-        return live & ~self._rows_given(deleted) if deleted else live
+        live = self.stored & self.classes.present()
+        paths = self.snapshot.edits.left_out
+        live[[self.row_of_path[path] for path in paths if path in self.row_of_path]] = False
+        return live
 
     def _counts(self) -> dict[str, int]:
         """Class, as it is called now -> number of its images."""
-        given = dict(self.given_counts)
-        for row in self._left_out():
-            shard, k = self._place(row)
-            given[shard.class_names[k]] -= 1
-        counts: dict[str, int] = {}
-        for name, count in given.items():
-            if count and (now := self.names[name]) is not None:
-                counts[now] = counts.get(now, 0) + count
-        return counts
+        counts = torch.bincount(self.classes.codes[self.live].long(), minlength=len(self.classes.texts)).tolist()
+        return {name: count for name, count in zip(self.classes.texts, counts, strict=True) if count}
 
     @cached_property
     def metadata(self) -> EntryMetadata:
@@ -167,7 +177,7 @@ class IndexState:
     @cached_property
     def columns(self) -> EntryColumns:
         """What a filter can name."""
-        return EntryColumns(self.metadata, self.live, self.names, self.snapshot.shards)
+        return EntryColumns(self.metadata, self.live, self.classes, self.tags, self.snapshot.shards)
 
     def matching(self, where: str) -> Tensor:
         """(rows,) bool: those that pass a filter, whether they count or not; see `pfml.search.where`."""
@@ -189,16 +199,11 @@ class IndexState:
 
     def rows_of_classes(self, class_names: Sequence[str]) -> Tensor:
         """(rows,) bool: entries of these classes that count."""
-        wanted = set(class_names)
-        given = self._rows_given([name for name, now in self.names.items() if now in wanted])
-        return torch.from_numpy(given.numpy() & self.live.numpy())
-
-    def _rows_given(self, class_names: Collection[str]) -> Tensor:
-        """(rows,) bool: entries to which a source gave one of these classes."""
-        numbers = [self._numbers[name] for name in class_names]
-        if len(numbers) == 1:
-            return torch.from_numpy(self._given.numpy() == numbers[0])
-        return torch.isin(self._given, torch.tensor(numbers, dtype=torch.int32))
+        number = {name: k for k, name in enumerate(self.classes.texts)}
+        wanted = [number[name] for name in class_names if name in number]
+        codes = self.classes.codes.numpy()
+        found = codes == wanted[0] if len(wanted) == 1 else numpy.isin(codes, wanted)
+        return torch.from_numpy(found & self.live.numpy())
 
     def class_spread(self, class_name: str) -> float:
         """See `ImageIndex.class_spread`."""
@@ -210,9 +215,11 @@ class IndexState:
     def entry(self, row: int) -> Entry:
         """The entry of a row that counts."""
         shard, k = self._place(row)
+        known: Mapping[str, Value] = self.metadata.row(row)
+        if row in self.tags:
+            known = {**known, TAGS: all_tags(known, self.tags[row])}
+        name = str(self.classes.value(row) or "")
         given = shard.class_names[k]
-        name = self.names[given] or ""
-        known = self.metadata.row(row)
         return Entry(int(shard.ids[k]), shard.paths[k], name, shard.sources[k], shard.file(k), given, known)
 
     def vectors(self, rows: Tensor) -> Tensor:

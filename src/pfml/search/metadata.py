@@ -9,15 +9,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pfml.storage.columns import Column, Table, TextColumn
+from pfml.storage.columns import Column, Table, TextColumn, column_of
 from pfml.storage.metadata_shard import MetadataShard
 from pfml.storage.shard import VectorShard
-from pfml.storage.values import Kind, Value, json_value
+from pfml.storage.values import Kind, Value, json_value, shown_value
 
 __all__ = ["OWN_COLUMNS", "EntryColumns", "EntryMetadata", "json_metadata", "require_kinds", "short_path", "valid_text"]
 
 #: Columns that every index has, so that no other may have these names.
 OWN_COLUMNS: dict[str, Kind] = {"class": "text", "path": "text"}
+#: The column of the tags that people gave on the page (`pfml.search.edits`), beside what a table calls so.
+TAGS = "tags"
 
 
 class EntryMetadata:
@@ -123,6 +125,12 @@ def short_path(path: str, source: str) -> str:
     return os.sep.join(path.rsplit(os.sep, 2)[-2:]).removeprefix(os.sep)
 
 
+def all_tags(metadata: Mapping[str, Value], tags: Sequence[str]) -> tuple[str, ...]:
+    """The tags of an image: what its table calls tags, and then those that people gave."""
+    given = metadata.get(TAGS, ())
+    return tuple(dict.fromkeys((*(given if isinstance(given, tuple) else (shown_value(given),)), *tags)))
+
+
 def json_metadata(metadata: Mapping[str, Value]) -> dict[str, str | float | list[str]]:
     """Metadata as JSON has them, in valid Unicode; dates are ISO texts."""
     found = {}
@@ -145,7 +153,8 @@ class EntryColumns:
     Args:
         metadata: Of the rows.
         live: (rows,) bool: those that count.
-        names: Class that a source gives -> its name now, None if it was deleted.
+        classes: Of the rows.
+        tags: Row -> the tags that people gave.
         shards: With the rows.
     """
 
@@ -153,28 +162,34 @@ class EntryColumns:
         self,
         metadata: EntryMetadata,
         live: Tensor,
-        names: Mapping[str, str | None],
+        classes: TextColumn,
+        tags: Mapping[int, tuple[str, ...]],
         shards: Sequence[VectorShard],
     ) -> None:
         self.kinds: dict[str, Kind] = {**OWN_COLUMNS, **metadata.kinds(live)}
-        self._metadata, self._names, self._shards = metadata, names, shards
-        self._own: dict[str, TextColumn] = {}
+        if tags:
+            self.kinds[TAGS] = "list"
+        self._metadata, self._classes, self._tags, self._shards = metadata, classes, tags, shards
+        self._own: dict[str, Column] = {}
 
     def matching(self, name: str, test: Callable[[Column], Tensor]) -> Tensor:
         """(rows,) bool: where a column passes a test."""
-        if name not in OWN_COLUMNS:
+        if name not in OWN_COLUMNS and not (name == TAGS and self._tags):
             return self._metadata.matching(name, self.kinds[name], test)
         if name not in self._own:
-            self._own[name] = self._classes() if name == "class" else self._paths()
+            self._own[name] = {"class": self._named, "path": self._paths, TAGS: self._all_tags}[name]()
         return test(self._own[name])
 
-    def _classes(self) -> TextColumn:
-        texts = tuple(dict.fromkeys(name for name in self._names.values() if name))
-        number = {name: k for k, name in enumerate(texts)}
-        code = {given: number.get(name or "", -1) for given, name in self._names.items()}
-        # what was removed may have had a class that no image has any more
-        codes = [code.get(given, -1) for shard in self._shards for given in shard.class_names]
-        return TextColumn(torch.tensor(codes, dtype=torch.int32), texts)
+    def _named(self) -> TextColumn:
+        codes, texts = self._classes.codes, self._classes.texts
+        if "" in texts:  # no class is no value
+            codes = codes.masked_fill(codes == texts.index(""), -1)
+        return TextColumn(codes, texts)
+
+    def _all_tags(self) -> Column:
+        rows = range(sum(len(shard) for shard in self._shards))
+        every = (all_tags(self._metadata.row(row), self._tags.get(row, ())) for row in rows)
+        return column_of("list", [tags or None for tags in every])
 
     def _paths(self) -> TextColumn:
         rows = (

@@ -150,12 +150,8 @@ def _remove_gone(index: ImageIndex, listing: Listing) -> int:
 
 def _without_left_out(index: ImageIndex, listing: Listing) -> tuple[Listing, int]:
     """The listing without what a person has left out of the index, and how many images that were."""
-    names = index.edits.names(listing.class_names)
-    kept = [
-        row
-        for row, (path, name) in enumerate(zip(listing.paths, listing.class_names, strict=True))
-        if names[name] is not None and path not in index.edits.left_out
-    ]
+    classes = index.edits.classes_of(listing.paths, listing.class_names)
+    kept = [row for row, name in enumerate(classes) if name is not None]
     left_out = len(listing.paths) - len(kept)
     return listing.subset(kept) if left_out else listing, left_out
 

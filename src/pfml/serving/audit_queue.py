@@ -137,7 +137,8 @@ class AuditQueue:
     def suspects(self) -> dict[str, QueuedSuspect]:
         """Key -> suspect, most suspicious first; empty before `pfml audit`. A new audit is read again.
 
-        Edits of the index settle some: the image was left out, its class was deleted, or is now the suggested one.
+        Edits of the index settle some: the image was left out or relabeled, its class was deleted, or is now the
+        suggested one.
         """
         found, edits = self._read_suspects(), self._gallery.index.edits
         if not len(edits):
@@ -149,7 +150,8 @@ class AuditQueue:
         return {
             one.key: one
             for one in now
-            if one.given not in ("", one.suggested) and str(Path(one.path).absolute()) not in edits.left_out
+            if one.given not in ("", one.suggested)
+            and str(Path(one.path).absolute()) not in edits.left_out | edits.relabeled.keys()
         }
 
     def _read_suspects(self) -> dict[str, QueuedSuspect]:
