@@ -63,7 +63,7 @@ def test_a_second_export_changes_what_has_changed_and_adds_nothing_twice(embedde
     client = opened()
     assert client.count("letters").count == len(index)
     (point,) = client.retrieve("letters", [point_id(path)], with_vectors=True)
-    assert point.payload == {"path": path, "class_name": "another", "model": model.digest}
+    assert point.payload == {"path": path, "class_name": "another", "model": model.digest, "metadata": {}}
     assert torch.allclose(torch.tensor(point.vector), torch.full((8,), 8**-0.5))
 
 
