@@ -282,7 +282,12 @@ def test_points_for_other_programs_are_all_entries_with_ids_that_stay(tmp_path):
     assert [len(batch.ids) for batch in batches] == [6, 6, 6, 2]
     entries = list(index.entries())
     assert [payload["path"] for batch in batches for payload in batch.payloads][:2] == ["0.jpg", "1.jpg"]
-    assert batches[-1].payloads[-1] == {"path": "caf\\udce9.jpg", "class_name": None, "model": MODEL.digest}
+    assert batches[-1].payloads[-1] == {
+        "path": "caf\\udce9.jpg",
+        "class_name": None,
+        "model": MODEL.digest,
+        "metadata": {},
+    }
     vectors = torch.cat([batch.vectors for batch in batches])
     assert torch.equal(vectors, index.vectors([entry.id for entry in entries]))
     again = small_index(tmp_path / "again")
