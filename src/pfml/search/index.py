@@ -27,7 +27,7 @@ from pfml.storage.columns import Table
 from pfml.storage.file_state import UNKNOWN_FILE, FileState, packed
 from pfml.storage.metadata_shard import MetadataShard
 from pfml.storage.shard import StoredVectors, VectorShard
-from pfml.storage.values import Kind
+from pfml.storage.values import Kind, Value
 from pfml.typos import did_you_mean
 
 __all__ = ["Entry", "Hit", "ImageIndex", "Points", "point_id"]
@@ -176,6 +176,21 @@ class ImageIndex:
         row = state.row_of_path.get(str(path))
         # another thread may be taking up a newer state, which takes over the paths of this one
         return None if row is None or row >= len(state.ids) or not state.live[row] else state.entry(row)
+
+    def column(self, name: str, ids: Tensor) -> list[Value | None]:
+        """What a column says of some entries; None where it says nothing, or there is no such entry any more.
+
+        Args:
+            name: One of `columns`.
+            ids: (n,) int64.
+        """
+        state = self._state
+        rows = torch.searchsorted(state.ids, ids).clamp(max=max(len(state.ids) - 1, 0))
+        there = (
+            (state.ids[rows] == ids) & state.live[rows] if len(state.ids) else torch.zeros(len(ids), dtype=torch.bool)
+        )
+        found = iter(state.column(name, rows[there]))
+        return [next(found) if is_there else None for is_there in there.tolist()]
 
     def vectors(self, ids: Sequence[int]) -> Tensor:
         """The vectors of some entries, (len(ids), D)."""

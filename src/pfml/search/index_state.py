@@ -18,7 +18,7 @@ from torch import Tensor
 from pfml.search.backends import BACKENDS, Searcher, distances_between, vectors_at
 from pfml.search.index_folder import Snapshot
 from pfml.search.ivf import Choice, IvfSearcher, choose_backend
-from pfml.search.metadata import TAGS, EntryColumns, EntryMetadata, all_tags
+from pfml.search.metadata import TAGS, EntryColumns, EntryMetadata, all_tags, short_path
 from pfml.search.neighborhood import mean_nearest_distance
 from pfml.search.where import parse_where
 from pfml.storage.columns import TextColumn
@@ -178,6 +178,18 @@ class IndexState:
     def columns(self) -> EntryColumns:
         """What a filter can name."""
         return EntryColumns(self.metadata, self.live, self.classes, self.tags, self.snapshot.shards)
+
+    def column(self, name: str, rows: Tensor) -> list[Value | None]:
+        """What a column says of these rows."""
+        if name == "class":
+            return [self.classes.value(row) or None for row in rows.tolist()]
+        if name == "path":
+            places = [self._place(row) for row in rows.tolist()]
+            return [short_path(shard.paths[k], shard.sources[k]) for shard, k in places]
+        if name == TAGS and self.tags:
+            return [all_tags(self.metadata.row(row), self.tags.get(row, ())) or None for row in rows.tolist()]
+        column = self.metadata.table(rows).columns.get(name)
+        return [None] * len(rows) if column is None else [column.value(k) for k in range(len(rows))]
 
     def matching(self, where: str) -> Tensor:
         """(rows,) bool: those that pass a filter, whether they count or not; see `pfml.search.where`."""

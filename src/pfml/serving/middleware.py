@@ -39,6 +39,8 @@ OPEN_PATHS = ("/login", "/health", "/ready", "/page/style.css", "/page/icon.svg"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 #: Bytes of a body without an upload, and of the form around an upload.
 FORM_BYTES = 2**16
+#: Bytes of a list of images that were selected.
+SELECTION_BYTES = 2**19
 HEADERS = {
     "content-security-policy": (
         "default-src 'self'; img-src 'self' blob:; object-src 'none'; base-uri 'none'; form-action 'self'; "
@@ -140,8 +142,11 @@ class SecurityMiddleware:
         self.limiter = limiter
         self._upload_bytes = {
             "/api/search": limits.upload_bytes,
+            "/api/uploads": limits.upload_bytes,
             "/api/embed": limits.request_bytes,
             "/api/images": limits.request_bytes,
+            "/api/images/table": SELECTION_BYTES,
+            "/api/edits": SELECTION_BYTES,
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -21,8 +21,8 @@ router = APIRouter(
     tags=["edits"],
     responses={code: {"model": ErrorResponse} for code in (404, 409, 422, 503, 507)},
 )
-#: Images that one request may leave out.
-MOST_IMAGES = 5000
+#: Images that one request may be about.
+MOST_IMAGES = 20_000
 Name = Annotated[str, Field(max_length=1024)]
 
 
@@ -31,11 +31,13 @@ class EditRequest(BaseModel):
 
     kind: EditKind = Field(
         description="rename: class_name gets the new name into; merge: class_name becomes part of the class into; "
-        "delete: class_name leaves the index; leave_out: images leave the index."
+        "delete: class_name leaves the index; leave_out: images leave the index; relabel: images get the class into; "
+        "tag, untag: images get or lose the tag."
     )
     class_name: Name = ""
     into: Name = ""
     images: Annotated[list[int], Field(max_length=MOST_IMAGES)] = []
+    tag: Name = ""
 
 
 class EditResponse(BaseModel):
@@ -115,13 +117,15 @@ async def similar(service: SharedService) -> list[SimilarResponse]:
 def _edit(service: Service, request: EditRequest) -> Edit:
     name = service.class_named(request.class_name) if request.class_name else ""
     into = service.class_named(request.into) if request.kind == "merge" and request.into else request.into.strip()
+    if request.kind == "relabel":  # into a class of any name, as the index writes it if it has it
+        into = next((one for one in service.gallery.index.class_counts() if readable(one) == into), into)
     indexed = service.gallery.index.class_counts()
     for one in (name, into if request.kind == "merge" else ""):
         if one and one not in indexed:
             raise HTTPException(409, f"the class {readable(one)!r} must have images in the index, and has none")
     paths = tuple(entry_of(service, image).path for image in request.images)
     try:
-        return Edit(request.kind, name, into, paths)
+        return Edit(request.kind, name, into, paths, tag=request.tag.strip())
     except ValueError as error:
         raise HTTPException(422, str(error)) from None
 

@@ -1,18 +1,15 @@
-"""Routes of the field: the map of the embedding, the potential of a class on it, and why an image is where it is."""
+"""Routes of the field: why an image is where it is."""
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Annotated, Literal
 
-import torch
 from fastapi import APIRouter, HTTPException, Query
 from pydantic import BaseModel, Field
 from torch import Tensor
 
 from pfml.serving.contributions import Contributions, contributions
 from pfml.serving.dependencies import ErrorResponse, SharedService, name_of, query_vector
-from pfml.serving.embedding_map import PLANE, EmbeddingMap, plane_potential
 from pfml.serving.gallery import Contents
 from pfml.serving.service import Service
 from pfml.terminal import readable
@@ -22,13 +19,6 @@ __all__ = ["router"]
 router = APIRouter(
     prefix="/api", tags=["field"], responses={404: {"model": ErrorResponse}, 503: {"model": ErrorResponse}}
 )
-EXPLANATION = (
-    "The potential of this class on the plane of the map, on a logarithmic scale: blue attracts, red repels. Images "
-    "and proxies act from their points on the map, by a power law with alpha 2 and delta 4 % of the width. This is an "
-    'illustration: the field of training acts in the embedding itself; "Why is this image here?" lists its terms.'
-)
-#: Grid points on a side of the potential.
-GRID = 128
 
 
 class SourceResponse(BaseModel):
@@ -72,61 +62,6 @@ class WhyResponse(BaseModel):
     other_repelling: ChargeGroup
     classes: list[ClassPull] = Field(description="Those that attract most, strongest first.")
     left_out: int = Field(description="Indexed images at a distance of about 0, besides `id`: its duplicates.")
-
-
-class MapResponse(BaseModel):
-    """The coordinates of images and proxies on the map, in columns of equal length."""
-
-    state: Literal["ready", "computing"]
-    method: str = ""
-    images: int = Field(default=0, description="How many the index has; the map may show a subsample.")
-    class_names: list[str] = []
-    ids: list[int] = []
-    x: list[float] = []
-    y: list[float] = []
-    labels: list[int] = Field(default=[], description="Positions in class_names, -1 for none.")
-    proxy_x: list[float] = []
-    proxy_y: list[float] = []
-    proxy_labels: list[int] = []
-
-
-class PotentialResponse(BaseModel):
-    """The potential of a class on a grid over the map."""
-
-    class_name: str
-    side: int
-    low: float = Field(description="Where the grid begins on both axes of the map.")
-    high: float
-    values: list[float] = Field(description="In [-1, 1], logarithmic, row by row from the top; negative attracts.")
-    explanation: str
-
-
-@router.get("/map")
-async def map_of_index(service: SharedService) -> MapResponse:
-    """The map: coordinates of images and proxies. The state is "computing" until it is ready; poll."""
-    current = await service.searching.run(_current, service)
-    if current is None:
-        return MapResponse(state="computing")
-    return await service.searching.run(_map_response, *current)
-
-
-@router.get("/map/potential")
-async def potential(service: SharedService, class_name: str) -> PotentialResponse:
-    """The potential of a class on a grid over the map."""
-
-    def respond() -> PotentialResponse:
-        current = _current(service)
-        if current is None:
-            raise HTTPException(503, "the map is still being computed: try again in a moment", {"retry-after": "2"})
-        contents, found = current
-        label = contents.class_names.index(service.class_named(class_name))
-        values = _potential(contents, found, label)
-        rounded = [round(value, 3) for value in values.flatten().tolist()]
-        return PotentialResponse(
-            class_name=class_name, side=GRID, low=PLANE[0], high=PLANE[1], values=rounded, explanation=EXPLANATION
-        )
-
-    return await service.searching.run(respond)
 
 
 @router.get("/why")
@@ -208,39 +143,4 @@ def _others(found: Contributions, attracting: bool, listed: list[int]) -> Charge
         count=int(chosen.sum()),
         potential=float(found.potentials[chosen].sum()),
         share=float(found.shares[chosen].sum()),
-    )
-
-
-def _current(service: Service) -> tuple[Contents, EmbeddingMap] | None:
-    current = service.maps.current()
-    if current is None and service.maps.error is not None:
-        raise HTTPException(500, f"the map could not be computed: {service.maps.error}")
-    return current
-
-
-@lru_cache(maxsize=64)
-def _potential(contents: Contents, embedding_map: EmbeddingMap, label: int) -> Tensor:
-    return plane_potential(embedding_map, contents, label, side=GRID)
-
-
-@lru_cache(maxsize=2)
-def _map_response(contents: Contents, embedding_map: EmbeddingMap) -> MapResponse:
-    rows = torch.searchsorted(contents.ids, embedding_map.ids)
-    acts = contents.proxy_labels >= 0
-
-    def numbers(values: Tensor) -> list[float]:
-        return [round(value, 5) for value in values.tolist()]
-
-    return MapResponse(
-        state="ready",
-        method=embedding_map.method,
-        images=len(contents.ids),
-        class_names=[readable(name) for name in contents.class_names],
-        ids=embedding_map.ids.tolist(),
-        x=numbers(embedding_map.points[:, 0]),
-        y=numbers(embedding_map.points[:, 1]),
-        labels=contents.labels[rows].tolist(),
-        proxy_x=numbers(embedding_map.proxy_points[acts, 0]),
-        proxy_y=numbers(embedding_map.proxy_points[acts, 1]),
-        proxy_labels=contents.proxy_labels[acts].tolist(),
     )
