@@ -81,7 +81,7 @@ def test_metrics_need_the_token(made_run):
 def test_every_answer_has_the_version_and_the_generation(small_run, monkeypatch):
     access = Access("0.0.0.0", TOKEN, rate_limit=RateLimit(4, 3600))
     app = create_app(service_of(small_run), access)
-    monkeypatch.setattr(app.service.gallery, "search", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(app.service.gallery, "find", lambda *_, **__: 1 / 0)
     asked = {
         200: ("GET", "/health", {}),
         303: ("GET", "/", {}),

@@ -1,6 +1,7 @@
 """The token of the server: by a file or the environment, where neither `ps` nor a log shows it."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +17,9 @@ OTHER = "another token of enough letters"
 def started(monkeypatch, tmp_path):
     """Calls `pfml serve` up to the server, and returns who may ask it."""
     found = []
-    monkeypatch.setattr("pfml.serving.ServerSettings.service", lambda _: None)
+    index = SimpleNamespace(backend_remark="")
+    service = SimpleNamespace(gallery=SimpleNamespace(index=index))
+    monkeypatch.setattr("pfml.serving.ServerSettings.service", lambda _: service)
     monkeypatch.setattr("pfml.cli.serve.print_model", lambda *_: None)
     monkeypatch.setattr("pfml.serving.serve", lambda service, access, port, log: found.append(access))
     monkeypatch.delenv("PFML_TOKEN", raising=False)

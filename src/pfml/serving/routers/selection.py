@@ -42,7 +42,10 @@ async def tags(service: SharedService) -> list[str]:
     "/images/table",
     response_class=Response,
     responses={
-        200: {"content": {"text/csv": {}}, "description": "Columns id, image, class, and those of the metadata."},
+        200: {
+            "content": {"text/csv": {"schema": {"type": "string"}}},
+            "description": "Columns id, image, class, and those of the metadata.",
+        },
         **{code: {"model": ErrorResponse} for code in (404, 422)},
     },
 )
