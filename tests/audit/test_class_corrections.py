@@ -158,6 +158,29 @@ def prepared(made, listed):
 
 
 @pytest.mark.usefixtures("without_plots")
+def test_images_that_were_relabeled_in_an_index_are_trained_with_their_class(made, index):
+    index.edit(Edit("relabel", into="blue", paths=(str(made.parent / "green-2.png"),)))
+    index.edit(Edit("relabel", into="a new class", paths=(str(made.parent / "green-3.png"),)))
+    index.edit(Edit("rename", "blue", "navy"))
+    main(
+        [
+            "audit",
+            str(made),
+            "--top",
+            "1",
+            "--no-faults",
+            "--apply",
+            "--policy",
+            "keep",
+            "--decisions",
+            str(made / "index"),
+        ]
+    )
+    data = prepared(made, made / "audit" / "corrections.csv")
+    assert classes_of(data.train) == {"navy": EACH + 1, "green": EACH - 2, "red": EACH}, "no training class: left out"
+
+
+@pytest.mark.usefixtures("without_plots")
 def test_the_command_takes_an_index_to_a_list_and_a_table(made, index, tmp_path, capsys):
     index.edit(Edit("rename", "blue", "navy"))
     index.edit(Edit("merge", "red", "green"))

@@ -1,3 +1,4 @@
+import sys
 from io import BytesIO
 
 import numpy as np
@@ -95,3 +96,20 @@ def test_a_faint_background_is_not_plotted_and_themes_differ():
     faint = plot_glyph_map(coordinates, labels, torch.full((4, 3, 8, 8), 0.3), LIGHT, width=40)
     assert set(np.unique(np.asarray(Image.open(BytesIO(faint)).convert("RGB")))) == {255}
     assert plot_glyph_map(coordinates, labels, torch.full((4, 3, 8, 8), 0.3), DARK, width=40) != faint
+
+
+@pytest.mark.slow  # numba compiles for a minute
+def test_umap_keeps_clusters_together_and_is_the_same_each_time(clusters):
+    pytest.importorskip("umap", reason="a map by UMAP needs the extra umap")
+    points, labels = clusters
+    coordinates = project(points, "umap", perplexity=16)
+    assert torch.equal(coordinates, project(points, "umap", perplexity=16))
+    nearest = torch.cdist(coordinates, coordinates).fill_diagonal_(9).argmin(1)
+    assert torch.equal(labels[nearest], labels)
+    assert project(points[:4], "umap").shape == (4, 2), "too few for UMAP"
+
+
+def test_without_its_package_umap_says_what_to_install(clusters, monkeypatch):
+    monkeypatch.setitem(sys.modules, "umap", None)
+    with pytest.raises(ImportError, match=r"pfml\[umap\]"):
+        project(clusters[0], "umap")

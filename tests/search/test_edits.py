@@ -338,3 +338,90 @@ def test_calibration_names_the_classes_that_it_measured():
     names = ("a", "b", "c", "d", "e", "not there")
     found = calibrate_points(points, labels, model=MODEL, class_names=names, false_accept_rate=0.2)
     assert found.class_names == names[:5]
+
+
+def test_relabeled_images_have_their_class_until_that_is_undone(index):
+    before = state_of(index)
+    first, second = (entry.path for entry in list(index.entries())[:2])  # of the classes A and B
+    done = index.edit(Edit("relabel", into="new", paths=(first, second)))
+    assert (str(done), done.images) == ("relabeled 2 images as new", 2)
+    for one in (index, ImageIndex.open(index.path)):
+        assert [one.find(path).class_name for path in (first, second)] == ["new", "new"]
+        assert [one.find(path).given_class for path in (first, second)] == [A, B]
+        assert one.class_counts() == {A: 4, B: 4, C: 5, D: 5, "new": 2}
+        hits = one.search(one.vectors([one.find(first).id]), 5, model=MODEL, class_names=["new"])[0]
+        assert {hit.path for hit in hits} == {first, second}
+        hits = one.search(one.vectors([one.find(first).id]), 20, model=MODEL, where="class = new")[0]
+        assert {hit.path for hit in hits} == {first, second}
+    index.edit(Edit("rename", "new", "newer"))
+    index.edit(Edit("delete", A))
+    assert index.find(first).class_name == "newer", "it is no longer of the deleted class"
+    index.edit(Edit("delete", "newer"))
+    assert index.find(first) is None
+    for _ in range(4):
+        index.undo()
+    assert state_of(index) == before
+
+
+def test_an_image_that_is_added_again_stays_relabeled(index):
+    path = next(index.entries()).path
+    index.edit(Edit("relabel", into=C, paths=(path,)))
+    index.edit(Edit("delete", A))
+    index.add(unit_vectors(1), [path], [A], model=MODEL)
+    assert index.find(path).class_name == C
+    index.compact()
+    assert ImageIndex.open(index.path).find(path).class_name == C
+
+
+def test_tags_are_a_column_that_a_filter_can_name(index):
+    first, second = (entry.path for entry in list(index.entries())[:2])
+    index.edit(Edit("tag", paths=(first, second), tag="to check"))
+    index.edit(Edit("tag", paths=(second,), tag="dark"))
+    assert index.columns["tags"] == "list"
+    assert index.find(second).metadata["tags"] == ("to check", "dark")
+    query = index.vectors([index.find(first).id])
+    found = {
+        word: index.search(query, 20, model=MODEL, where=f"tags contains '{word}'")[0] for word in ("to check", "dark")
+    }
+    assert {word: {hit.path for hit in hits} for word, hits in found.items()} == {
+        "to check": {first, second},
+        "dark": {second},
+    }
+    ids = torch.tensor([index.find(path).id for path in (first, second)])
+    assert index.column("tags", ids) == [("to check",), ("to check", "dark")]
+    assert index.column("class", torch.cat([ids, torch.tensor([999])])) == [A, B, None]
+    assert str(index.edit(Edit("untag", paths=(second,), tag="to check"))) == "took the tag to check from 1 image"
+    assert index.find(second).metadata["tags"] == ("dark",)
+    for _ in range(3):
+        index.undo()
+    assert "tags" not in index.columns
+
+
+def test_tags_join_the_column_of_a_table(index):
+    path, other = (entry.path for entry in list(index.entries())[:2])
+    index.add(unit_vectors(1), [path], [A], model=MODEL, metadata=[{"tags": ("old",)}])
+    index.edit(Edit("tag", paths=(path, other), tag="new"))
+    assert index.find(path).metadata["tags"] == ("old", "new")
+    hits = index.search(index.vectors([index.find(path).id]), 20, model=MODEL, where="tags contains old")[0]
+    assert [hit.path for hit in hits] == [path]
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        ({"kind": "relabel", "paths": ("x.jpg",)}, "relabel must be given into and paths alone"),
+        ({"kind": "tag", "paths": ("x.jpg",)}, "tag must be given paths and tag alone"),
+        ({"kind": "tag", "tag": "dark"}, "tag must be given paths and tag alone"),
+    ],
+)
+def test_edits_of_images_that_lack_something_are_refused(edit, message):
+    with pytest.raises(ValueError, match=message):
+        Edit(**edit)
+
+
+def test_a_tag_must_be_readable_and_images_must_be_there(index):
+    path = next(index.entries()).path
+    with pytest.raises(ValueError, match="a tag must be at most 200 printable characters"):
+        index.edit(Edit("tag", paths=(path,), tag="two\nlines"))
+    with pytest.raises(ValueError, match="must be in the index"):
+        index.edit(Edit("relabel", into=A, paths=("elsewhere.jpg",)))

@@ -13,8 +13,8 @@ from playwright.sync_api import expect
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
 MANY = 100_000
-#: Milliseconds of the script of a frame with `MANY` points, with room for a busy machine: of 60 frames in a second, each
-#: has 17. The drawing itself is not timed, since a CPU does here what a GPU would do.
+#: Milliseconds of the script of a frame with `MANY` points: of 60 frames in a second, each has 17; with room for a busy
+#: machine. The drawing itself is not timed, since a CPU does here what a GPU would do.
 SMOOTH = 50
 
 
