@@ -3,7 +3,8 @@
 python benchmarks/server_load.py --images 1000000 --seconds 600 --update
 python benchmarks/server_load.py --folder load --make-only      # then: pfml index load/run ..., and the same without it
 
-Every client keeps its connection, asks for the neighbors of a random image, and asks again when it is answered. With
+Every client keeps its connection, asks for the neighbors of a random image, and asks again when it is answered, or
+after a pause (--pause): without one, the clients ask as much as the server can answer. With
 --update another process writes to the index all the while: images are added, removed, and at the half of the time all
 of it is compacted. Any answer but 200, and any broken connection, counts as an error. Clients and server share the
 cores.
@@ -77,10 +78,12 @@ class Clients:
         count: How many.
         images: Ids are drawn below this.
         until: On the clock `time.monotonic`.
+        pause: Seconds between an answer and the next question of a client, on average.
     """
 
-    def __init__(self, port: int, count: int, images: int, until: float) -> None:
+    def __init__(self, port: int, count: int, images: int, until: float, pause: float = 0.0) -> None:
         self.port = port
+        self.pause = pause
         self.images = images
         self.until = until
         self.seconds: list[list[float]] = [[] for _ in range(count)]
@@ -118,6 +121,8 @@ class Clients:
                 seconds.append(time.perf_counter() - began)
                 if status != b"200":
                     self.errors.append(status.decode())
+                if self.pause:
+                    time.sleep(ids.uniform(0.0, 2.0 * self.pause))
                 if is_last:
                     return
 
@@ -134,6 +139,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds between a client's questions, on average")
     parser.add_argument("--update", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -152,7 +158,9 @@ def _measure(options: argparse.Namespace, run: Path, folder: Path) -> None:
         if options.update:
             command = [sys.executable, "-c", WRITER, str(run / "index"), str(options.seconds)]
             writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        clients = Clients(server.port, options.clients, options.images, time.monotonic() + options.seconds)
+        clients = Clients(
+            server.port, options.clients, options.images, time.monotonic() + options.seconds, options.pause
+        )
         memory = []
         while any(thread.is_alive() for thread in clients.threads):
             memory.append(sum(resident_bytes(pid) for pid in _tree(server.process.pid)))
@@ -165,7 +173,7 @@ def _measure(options: argparse.Namespace, run: Path, folder: Path) -> None:
     quarters = [memory[len(memory) * k // 4 : len(memory) * (k + 1) // 4] or memory[-1:] for k in range(4)]
     print(", ".join(f"{name} {value}" for name, value in environment().items()))
     index = f"{options.images:,} images of {options.dimension} dimensions, backend {options.backend}"
-    print(f"{index}, {options.clients} clients, {options.processes} processes")
+    print(f"{index}, {options.clients} clients, pause {options.pause} s, {options.processes} processes")
     print(f"{len(seconds):,} searches, {len(seconds) / options.seconds:.1f} a second, {len(clients.errors)} errors")
     print(f"p50 {1000 * p50:.1f} ms, p99 {1000 * p99:.1f} ms, longest {1000 * seconds[-1]:.0f} ms; {writes} updates")
     print("resident MiB, median of each quarter:", [round(sorted(some)[len(some) // 2] / 2**20) for some in quarters])

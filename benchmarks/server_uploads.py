@@ -28,7 +28,7 @@ from pfml.memory import keep_freed_memory
 from pfml.models import create_embedder
 from pfml.models.embedder import Embedder
 from pfml.search import ImageIndex, ModelIdentity
-from pfml.serving.service import BATCH, Limits, Service
+from pfml.serving.service import CPU_BATCH, Limits, Service
 from server_process import ServerProcess
 from server_requests import FORM_TYPE, form, request
 
@@ -126,7 +126,7 @@ def main() -> None:
         model = ModelIdentity.of(embedder)
         index = ImageIndex.create(folder / "run" / "index", model, embedder.embedding_dim)
         index.add(torch.randn(100, embedder.embedding_dim), [f"{k}.jpg" for k in range(100)], model=model)
-        crops = torch.stack([_crop(embedder, one) for one in contents])[:BATCH]
+        crops = torch.stack([_crop(embedder, one) for one in contents])[:CPU_BATCH]
         serving = ("--processes", str(options.processes), "--backend", "exact")
         with ServerProcess(folder / "run", folder / "server", *serving, threads=options.threads) as server:
             upload_rate(server.port, requests, options.clients, 3.0)

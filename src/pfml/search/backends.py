@@ -139,15 +139,26 @@ def num_allowed(allowed: Tensor) -> int:
     return int(numpy.count_nonzero(allowed.numpy()))
 
 
-def vectors_at(shards: Sequence[Vectors], rows: Tensor) -> Tensor:
-    """(len(rows), D): the vectors at `rows`, counted over all shards in their order."""
-    firsts = torch.tensor([0, *accumulate(len(shard) for shard in shards)])
-    numbers = torch.searchsorted(firsts, rows, right=True) - 1
-    found = torch.empty(len(rows), shards[0].shape[1])
-    for number in numbers.unique().tolist():
-        here = (numbers == number).nonzero()[:, 0]
-        found[here] = shards[number][rows[here] - firsts[number]]
-    return found
+def vectors_at(shards: Sequence[Vectors], rows: Tensor, *, mapped: bool = False) -> Tensor:
+    """(len(rows), D): the vectors at `rows`, counted over all shards in their order.
+
+    Args:
+        shards: In their order.
+        rows: (n,) int64.
+        mapped: Whether files are mapped into memory, see `StoredVectors.gathered`.
+    """
+    # by NumPy, whose calls cost less: a search makes many small ones
+    firsts, wanted = [0, *accumulate(len(shard) for shard in shards)], rows.numpy()
+    order = numpy.argsort(wanted, kind="stable")
+    ordered = wanted[order]
+    ends = numpy.searchsorted(ordered, firsts).tolist()
+    found = numpy.empty((len(rows), shards[0].shape[1]), numpy.float32)
+    for shard, first, begin, end in zip(shards, firsts, ends, ends[1:], strict=False):
+        if begin < end:
+            own = torch.from_numpy(ordered[begin:end] - first)
+            some = shard.gathered(own) if mapped and isinstance(shard, StoredVectors) else shard[own]
+            found[order[begin:end]] = some.numpy()
+    return torch.from_numpy(found)
 
 
 def _faiss(backend: str = "faiss") -> Any:

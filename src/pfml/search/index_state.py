@@ -227,18 +227,22 @@ class IndexState:
     def entry(self, row: int) -> Entry:
         """The entry of a row that counts."""
         shard, k = self._place(row)
-        known: Mapping[str, Value] = self.metadata.row(row)
-        if row in self.tags:
-            known = {**known, TAGS: all_tags(known, self.tags[row])}
         name = str(self.classes.value(row) or "")
         given = shard.class_names[k]
-        return Entry(int(shard.ids[k]), shard.paths[k], name, shard.sources[k], shard.file(k), given, known)
+        return Entry(int(shard.ids[k]), shard.paths[k], name, shard.sources[k], shard.file(k), given, self._known(row))
+
+    def _known(self, row: int) -> Mapping[str, Value]:
+        """The metadata of a row, with its tags."""
+        known = self.metadata.row(row)
+        return {**known, TAGS: all_tags(known, self.tags[row])} if row in self.tags else known
 
     def vectors(self, rows: Tensor) -> Tensor:
         """(len(rows), D)."""
         if not len(rows):
             return torch.empty(0, self.snapshot.dimension)
-        return vectors_at([shard.vectors for shard in self.snapshot.shards], rows)
+        # approximate search maps its files anyway
+        is_mapped = self.choice.file is not None
+        return vectors_at([shard.vectors for shard in self.snapshot.shards], rows, mapped=is_mapped)
 
     def shard(self, rows: Tensor) -> VectorShard:
         """These rows, ascending, as one shard."""
@@ -258,11 +262,13 @@ class IndexState:
                 f"the vectors of an index must be finite, got one that is not for {bad.path}: its memory or its files "
                 f"were damaged while it was open; restore the index, or index again"
             )
-        found = [self.entry(row) for row in rows[order].tolist()]
-        return [
-            Hit(entry.id, entry.path, entry.class_name, distance, entry.source, dict(entry.metadata))
-            for entry, distance in zip(found, distances.tolist(), strict=True)
-        ]
+        found = zip(rows[order].tolist(), distances.tolist(), strict=True)
+        return [self._hit(row, distance) for row, distance in found]
+
+    def _hit(self, row: int, distance: float) -> Hit:
+        shard, k = self._place(row)
+        name = str(self.classes.value(row) or "")
+        return Hit(int(shard.ids[k]), shard.paths[k], name, distance, shard.sources[k], dict(self._known(row)))
 
     def _place(self, row: int) -> tuple[VectorShard, int]:
         """The shard of a row, and where in it."""

@@ -220,9 +220,12 @@ class IvfSearcher:
 
 def rescored(shards: Sequence[Vectors], queries: Tensor, rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Similarities and rows of the best k of the candidates `rows`, by the vectors of the shards."""
-    needed, places = rows.clamp_min(0).unique(return_inverse=True)
-    vectors = vectors_at(shards, needed)
-    scores = torch.stack([vectors[some] @ query for some, query in zip(places, queries, strict=True)])
+    if len(queries) == 1:
+        scores = (vectors_at(shards, rows[0].clamp_min(0), mapped=True) @ queries[0])[None]
+    else:
+        needed, places = rows.clamp_min(0).unique(return_inverse=True)
+        vectors = vectors_at(shards, needed, mapped=True)
+        scores = torch.stack([vectors[some] @ query for some, query in zip(places, queries, strict=True)])
     values, columns = scores.masked_fill_(rows < 0, -torch.inf).topk(k, dim=1)
     return values, rows.gather(1, columns)
 

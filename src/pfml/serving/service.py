@@ -26,8 +26,9 @@ from pfml.terminal import readable
 
 __all__ = ["Limits", "Service", "UnknownNameError", "Uploads"]
 
-#: Images per batch of the model.
-BATCH = 16
+#: Images per batch of the model on a GPU, and on a CPU, where a layer of more does not fit into the caches: a batch of 16
+#: takes 1.6 times as long for an image (`benchmarks/server_uploads.py`).
+BATCH, CPU_BATCH = 16, 4
 #: The key of an upload.
 UPLOAD_KEY = re.compile(r"[\w-]{16}", re.ASCII)
 FORGOTTEN = "this upload is no longer kept: send the image again"
@@ -170,9 +171,10 @@ class Service:
         self.decoding = DecodeQueue(budget, threads=2, most=self.limits.waiting, prepare=_use_one_core)
         #: Under load a core for each batch: the cores of one batch would wait for one another in every layer, and for
         #: whoever decodes meanwhile.
-        batches = self._cores if next(gallery.embedder.parameters()).device.type == "cpu" else 1
+        on_cpu = next(gallery.embedder.parameters()).device.type == "cpu"
+        size, threads = (CPU_BATCH, self._cores) if on_cpu else (BATCH, 1)
         self.embedding: DynamicBatcher[Tensor, Tensor] = DynamicBatcher(
-            "embedding", self._embedded, BATCH, threads=batches
+            "embedding", self._embedded, size, threads=threads
         )
         self.searching = Workers("search", threads=2, most=2 * self.limits.waiting)
         #: one at a time: the index has one writer

@@ -15,7 +15,7 @@ itself, tensor by tensor: columns can be read and checked without the vectors. O
     tensors = safetensors.numpy.load_file("shard-....safetensors")
     vectors, paths = tensors["vectors"], json.loads(tensors["columns"].tobytes())["paths"]
 
-It is read by position (`pread`), not mapped: a file that is cut short under a mapping kills the process, and one that
+It is read by position (`pread`), not mapped, but for approximate search (`StoredVectors.gathered`): a file that is cut short under a mapping kills the process, and one that
 is overwritten changes what was read before. safetensors itself only maps, which is why the header is parsed here.
 """
 
@@ -24,6 +24,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import mmap
 import os
 import threading
 import weakref
@@ -33,6 +34,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -236,6 +238,7 @@ class ShardFile:
         self._bad: tuple[int, ...] | None = None
         self._non_finite: set[str] = set()  # tensors with NaN or Inf
         self._named: tuple[int, ...] | None = None  # state of the file of this name when it was found whole
+        self._mapped: dict[int, numpy.ndarray[Any, Any]] = {}
         self.size = os.fstat(self._descriptor).st_size
         if entry is not None and self.size != entry.bytes:
             raise DamagedFileError(
@@ -334,6 +337,22 @@ class ShardFile:
                     f"restore it from a copy"
                 )
             left, offset = left[count:], offset + count
+
+    def read_rows(self, tensor: Tensor, offsets: Sequence[int]) -> None:
+        """Fill each row of a contiguous tensor with the bytes from an offset on."""
+        size = tensor.numel() // max(len(offsets), 1) * tensor.itemsize
+        every = tensor.numpy().reshape(-1).view("uint8").data
+        for number, offset in enumerate(offsets):
+            if self._read(every[number * size : (number + 1) * size], offset) != size:
+                self.read_into(tensor[number], offset)  # the rest, or what is wrong
+
+    def mapped(self, first: int, dtype: torch.dtype, shape: tuple[int, ...]) -> numpy.ndarray[Any, Any]:
+        """A tensor in the pages of the file, which all processes share; made once. By NumPy, which can be read-only."""
+        if first not in self._mapped:
+            opened = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ)
+            kind = torch.empty(0, dtype=dtype).numpy().dtype
+            self._mapped[first] = numpy.ndarray(shape, kind, opened, first)
+        return self._mapped[first]
 
     def _read(self, into: memoryview, offset: int) -> int:
         if hasattr(os, "preadv"):
@@ -438,10 +457,19 @@ class StoredVectors:
         low, high = int(rows.min()), int(rows.max()) + 1
         if high - low <= 4 * len(rows):  # most of what lies between them
             return self.read(low, high)[rows - low]
-        for row, index in zip(found, rows.tolist(), strict=True):
-            self.file.read_into(row, self.first + index * self.row_bytes)
+        self.file.read_rows(found, [self.first + row * self.row_bytes for row in rows.tolist()])
         self.file.require_unchanged((self.name,))
         return found
+
+    def gathered(self, rows: Tensor) -> Tensor:
+        """The same through a mapping of the file, many times as fast for hundreds of scattered rows.
+
+        The file is looked at before and after. One that is cut short in between ends the process.
+        """
+        self.file.require_unchanged((self.name,))
+        found = self.file.mapped(self.first, self.dtype, self.shape)[rows.numpy()]
+        self.file.require_unchanged((self.name,))
+        return torch.from_numpy(found)
 
     def read(self, start: int, stop: int) -> Tensor:
         """The rows from `start` to `stop`."""

@@ -304,9 +304,10 @@ def found(
         where: A filter, "" for none.
         query: What the response says of the query.
     """
-    names = [service.class_named(name) for name in class_names]
-    indexed = service.gallery.index.class_counts()
-    names, restricted = [name for name in names if name in indexed], bool(names)
+    names, restricted = [service.class_named(name) for name in class_names], bool(class_names)
+    if restricted:
+        indexed = service.gallery.index.class_counts()
+        names = [name for name in names if name in indexed]
     near = service.gallery.find(asked, max(k, NEIGHBORS))
     hits = near[:k]
     if restricted or where:
