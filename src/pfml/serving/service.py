@@ -26,8 +26,8 @@ from pfml.terminal import readable
 
 __all__ = ["Limits", "Service", "UnknownNameError", "Uploads"]
 
-#: Images per batch of the model on a GPU, and on a CPU, where a layer of more does not fit into the caches: a batch of 16
-#: takes 1.6 times as long for an image (`benchmarks/server_uploads.py`).
+#: Images per batch of the model on a GPU, and on a CPU, where layers of more images do not fit into the caches: by
+#: `benchmarks/server_uploads.py`, a batch of 16 takes 1.6 times as long for an image.
 BATCH, CPU_BATCH = 16, 4
 #: The key of an upload.
 UPLOAD_KEY = re.compile(r"[\w-]{16}", re.ASCII)

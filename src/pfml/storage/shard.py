@@ -15,8 +15,9 @@ itself, tensor by tensor: columns can be read and checked without the vectors. O
     tensors = safetensors.numpy.load_file("shard-....safetensors")
     vectors, paths = tensors["vectors"], json.loads(tensors["columns"].tobytes())["paths"]
 
-It is read by position (`pread`), not mapped, but for approximate search (`StoredVectors.gathered`): a file that is cut short under a mapping kills the process, and one that
-is overwritten changes what was read before. safetensors itself only maps, which is why the header is parsed here.
+It is read by position (`pread`), and mapped for approximate search only (`StoredVectors.gathered`): a file that is cut
+short under a mapping kills the process, and one that is overwritten changes what was read before. safetensors itself
+only maps, which is why the header is parsed here.
 """
 
 from __future__ import annotations
