@@ -312,3 +312,45 @@ def test_a_manifest_that_is_whole_but_says_nonsense_is_refused(index):
         with pytest.raises(DamagedFileError, match="must describe an approximate search file"):
             read_ivf_settings(index.path)
     assert json.loads((index.path / "ivf.json").read_text())["kind"] == "approximate search file"
+
+
+@pytest.fixture
+def mapped(index, monkeypatch):
+    """The folder of the index, whose vectors stay in their files however few they are."""
+    monkeypatch.setattr("pfml.storage.shard.SMALL_BYTES", 0)
+    return index.path
+
+
+def test_candidates_are_read_through_a_mapping_as_they_are_in_memory(mapped, index):
+    queries = clustered_vectors(40, CLASSES, seed=5)
+    stored = ImageIndex.open(mapped, backend="ivf")
+    expected = index.search(queries, 10, model=MODEL)
+    assert stored.search(queries, 10, model=MODEL) == expected
+    assert [stored.search(one[None], 10, model=MODEL)[0] for one in queries] == expected
+
+
+@pytest.mark.parametrize("damage", ["cut", "overwritten"])
+def test_a_shard_that_changes_under_the_mapping_is_refused(mapped, damage):
+    stored = ImageIndex.open(mapped, backend="ivf")
+    query = clustered_vectors(1, CLASSES, seed=5)
+    stored.search(query, 10, model=MODEL)
+    for shard in mapped.glob("shard-*.safetensors"):
+        with shard.open("r+b") as file:
+            if damage == "cut":
+                file.truncate(shard.stat().st_size // 2)
+            else:
+                file.seek(shard.stat().st_size // 3)
+                file.write(bytes(64))
+    with pytest.raises(DamagedFileError):
+        stored.search(query, 10, model=MODEL)
+
+
+def test_a_filter_by_metadata_finds_what_exact_search_finds(mapped, index):
+    paths = [entry.path for entry in index.entries()]
+    index.set_metadata(paths, [{"price": float(k % 10)} for k in range(len(paths))])
+    queries = clustered_vectors(20, CLASSES, seed=6)
+    exact, approximate = (ImageIndex.open(mapped, backend=name) for name in ("exact", "ivf"))
+    for where in ("price < 8", "price < 1", "price >= 3 and not price = 5"):
+        found, expected = (ids(one, queries, where=where) for one in (approximate, exact))
+        assert all(len(one) == 10 for one in found)
+        assert recall(found, expected) >= 0.98
