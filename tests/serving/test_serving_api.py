@@ -24,6 +24,7 @@ from pfml.search import ImageIndex, Threshold, verdict_of
 from pfml.serving import Limits, create_app
 from pfml.serving.gallery import Gallery
 from pfml.serving.images import Thumbnails
+from pfml.serving.service import CPU_BATCH
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BOLD = "red & <b>bold</b>"
@@ -451,7 +452,7 @@ def test_without_an_audit_the_queue_is_empty(small_run):
     assert (answer["available"], answer["suspects"]) == (False, [])
 
 
-def test_waiting_images_are_embedded_in_one_batch(made_run):
+def test_waiting_images_are_embedded_in_batches(made_run):
     service, sizes = service_of(made_run), []
     forward = service.embedding.function
 
@@ -469,7 +470,7 @@ def test_waiting_images_are_embedded_in_one_batch(made_run):
 
     together = torch.stack(asyncio.run(embeddings()))
     assert sum(sizes) == 24
-    assert 12 <= max(sizes) <= 16
+    assert max(sizes) == CPU_BATCH
     alone = service.gallery.embedder.encode([Image.new("RGB", (24, 24), (k, 40, 220)) for k in range(0, 240, 10)])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=0)
 

@@ -412,7 +412,7 @@ def test_a_map_is_computed_again_for_an_added_image_or_another_index(service):
 
     more = torch.cat([contents.ids, contents.ids[-1:] + 1])
     assert remaining_map(made, contents, replace(contents, ids=more)) is None
-    assert remaining_map(made, contents, replace(contents, points=-contents.points)) is None
+    assert remaining_map(made, contents, replace(contents, vectors=lambda rows: -contents.vectors(rows))) is None
     assert remaining_map(made, contents, replace(contents, proxies=-contents.proxies)) is None
-    none = remaining_map(made, contents, replace(contents, ids=contents.ids[:0], points=contents.points[:0]))
+    none = remaining_map(made, contents, replace(contents, ids=contents.ids[:0]))
     assert len(none.ids) == len(none.points) == 0

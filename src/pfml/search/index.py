@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from pfml.search.ivf import IvfSettings, is_due
 from pfml.search.ivf_build import build_ivf
 from pfml.search.metadata import require_kinds
 from pfml.search.points import Points, payload, point_id
-from pfml.storage.columns import Table
+from pfml.storage.columns import Table, TextColumn
 from pfml.storage.file_state import UNKNOWN_FILE, FileState, packed
 from pfml.storage.metadata_shard import MetadataShard
 from pfml.storage.shard import StoredVectors, VectorShard
@@ -176,6 +176,16 @@ class ImageIndex:
         row = state.row_of_path.get(str(path))
         # another thread may be taking up a newer state, which takes over the paths of this one
         return None if row is None or row >= len(state.ids) or not state.live[row] else state.entry(row)
+
+    def columns_of_all(self) -> tuple[Tensor, TextColumn, Callable[[Tensor], Tensor]]:
+        """Of all entries, by their ids: the ids, the classes, and what reads the vectors of some of them.
+
+        For many entries: it makes no object for each. What reads vectors takes positions, (n,) int64, and holds on to
+        this state of the index.
+        """
+        state = self._state
+        rows = state.live.nonzero()[:, 0]
+        return state.ids[rows], state.classes.rows(rows), lambda chosen: state.vectors(rows[chosen])
 
     def column(self, name: str, ids: Tensor) -> list[Value | None]:
         """What a column says of some entries; None where it says nothing, or there is no such entry any more.

@@ -81,13 +81,19 @@ def chosen_method(method: str, images: int, points: int | None) -> tuple[Method,
 
 def compute_map(contents: Contents, method: Method, *, most: int = 5000, seed: int = 0) -> EmbeddingMap:
     """The map of at most `most` images, a subsample by `seed`, and of all proxies."""
-    rows = torch.arange(len(contents.ids))
-    if len(rows) > most:
-        rows = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:most].sort().values
-    points = torch.cat([contents.points[rows], contents.proxies]).double()
+    rows = _sampled(contents, most, seed)
+    points = torch.cat([contents.vectors(rows), contents.proxies]).double()
     # several threads: a map is kept with its index, so that it need not come out the same a second time
     coordinates = project(points, method, perplexity=30.0, keep_aspect=True, margin=MARGIN, threads=None, seed=seed)
     return EmbeddingMap(contents.ids[rows], coordinates[: len(rows)], coordinates[len(rows) :], method)
+
+
+def _sampled(contents: Contents, most: int, seed: int = 0) -> Tensor:
+    """The positions of the images on the map."""
+    rows = torch.arange(len(contents.ids))
+    if len(rows) <= most:
+        return rows
+    return torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:most].sort().values
 
 
 def plane_potential(embedding_map: EmbeddingMap, contents: Contents, label: int, *, side: int = 96) -> Tensor:
@@ -124,10 +130,11 @@ def remaining_map(embedding_map: EmbeddingMap, before: Contents, contents: Conte
     rows = torch.searchsorted(before.ids, contents.ids).clamp(max=max(len(before.ids) - 1, 0))
     if len(contents.ids) > len(before.ids) or not torch.equal(before.ids[rows], contents.ids):
         return None
-    # another index may have the same ids
-    if not torch.equal(before.points[rows], contents.points) or not torch.equal(before.proxies, contents.proxies):
-        return None
     left = torch.isin(embedding_map.ids, contents.ids)
+    # another index may have the same ids
+    now, then = (each.vectors(torch.searchsorted(each.ids, embedding_map.ids[left])) for each in (contents, before))
+    if not torch.equal(now, then) or not torch.equal(before.proxies, contents.proxies):
+        return None
     return replace(embedding_map, ids=embedding_map.ids[left], points=embedding_map.points[left])
 
 
@@ -202,6 +209,6 @@ class MapMaker:
     def _key(self, contents: Contents) -> str:
         """A digest of everything that the map depends on."""
         digest = hashlib.sha256(f"{self.method} {self.most} {len(contents.ids)}".encode())
-        for tensor in (contents.ids, contents.points, contents.proxies):
+        for tensor in (contents.ids, contents.vectors(_sampled(contents, self.most)), contents.proxies):
             digest.update(tensor.contiguous().numpy().data)
         return digest.hexdigest()

@@ -7,10 +7,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -121,7 +122,7 @@ class Contents:
 
     Args:
         ids: (n,) ids of the images, ascending.
-        points: (n, D) embeddings of the images.
+        vectors: Reads the embeddings of the images at some of these positions, (m,) int64 -> (m, D).
         labels: (n,) classes of the images, -1 where the class is unknown.
         class_names: The training classes first, then those that only the index has; all as the index calls them.
         proxies: (p, D) unit vectors.
@@ -129,11 +130,16 @@ class Contents:
     """
 
     ids: Tensor
-    points: Tensor
+    vectors: Callable[[Tensor], Tensor]
     labels: Tensor
     class_names: tuple[str, ...]
     proxies: Tensor
     proxy_labels: Tensor
+
+    @cached_property
+    def points(self) -> Tensor:
+        """(n, D) embeddings of the images, read at the first use: of a million images they are gigabytes."""
+        return self.vectors(torch.arange(len(self.ids)))
 
     def row(self, image: int) -> int | None:
         """The row of an image by its id; None if there is none."""
@@ -387,10 +393,11 @@ class Gallery:
         return hits
 
     def _read_contents(self) -> Contents:
-        entries = list(self.index.entries())
+        ids, classes, vectors = self.index.columns_of_all()
         names = dict.fromkeys(self.trained_classes)
-        names.update(dict.fromkeys(sorted({entry.class_name for entry in entries if entry.class_name})))
+        names.update(dict.fromkeys(sorted({classes.texts[k] for k in classes.codes.unique().tolist()} - {""})))
         number = {name: k for k, name in enumerate(names)}
+        label_of = torch.tensor([*(number.get(name, -1) for name in classes.texts), -1], dtype=torch.int64)
         proxies, proxy_labels = torch.empty(0, self.index.dimension), torch.empty(0, dtype=torch.int64)
         if self.field is not None and self.field.proxies.numel():
             proxies = torch.nn.functional.normalize(self.field.proxies.flatten(0, 1))
@@ -398,9 +405,9 @@ class Gallery:
             numbers = [number.get(trained[name] or "", -1) for name in self.trained_as]
             proxy_labels = torch.tensor(numbers, dtype=torch.int64)[self.field.proxy_labels]
         return Contents(
-            torch.tensor([entry.id for entry in entries], dtype=torch.int64),
-            self.index.vectors([entry.id for entry in entries]),
-            torch.tensor([number.get(entry.class_name, -1) for entry in entries], dtype=torch.int64),
+            ids,
+            vectors,
+            label_of[classes.codes.long()],
             tuple(names),
             proxies,
             proxy_labels,

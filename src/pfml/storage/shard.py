@@ -465,7 +465,7 @@ class StoredVectors:
     def gathered(self, rows: Tensor) -> Tensor:
         """The same through a mapping of the file, many times as fast for hundreds of scattered rows.
 
-        The file is looked at before and after. One that is cut short in between ends the process.
+        The state of the file is compared before and after. One that is cut short in between ends the process.
         """
         self.file.require_unchanged((self.name,))
         found = self.file.mapped(self.first, self.dtype, self.shape)[rows.numpy()]
