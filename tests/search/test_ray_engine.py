@@ -50,6 +50,7 @@ def images(tmp_path):
     return folder
 
 
+@pytest.mark.slow  # Ray takes its time to replace a worker
 @pytest.mark.usefixtures("_ray")
 def test_the_images_of_a_worker_that_dies_are_embedded_once_by_another(tmp_path, images, capsys):
     network = LoggingNetwork(tmp_path / "log", seconds=0.3)
@@ -93,7 +94,7 @@ def test_the_command_writes_what_the_local_engine_writes(tmp_path, images, capsy
         monkeypatch.delenv(name, raising=False)
     small_embedder().save(tmp_path / "run")
     options = ["embed", "run", "images", "images/a/00.png", "images/../images/a/00.png", "--batch-size=12"]
-    on_ray = said_in_part(capsys, *options, "--out=ray.npz", "--engine=ray", "--actors=1")
+    on_ray = said_in_part(capsys, *options, "--out=ray.npz", "--engine=ray", "--actors=2")
     assert on_ray == said_in_part(capsys, *options, "--out=local.npz").replace("local.npz", "ray.npz")
     (names, vectors), (expected_names, expected) = (read_embeddings(f"{name}.npz") for name in ("ray", "local"))
     assert names == expected_names

@@ -9,9 +9,10 @@ from pydantic import BaseModel, Field
 
 from pfml.search import Edit
 from pfml.serving.added_images import AddedImage, NewImage, file_name
-from pfml.serving.dependencies import UPLOAD_ERRORS, ErrorResponse, ImageResponse, SharedService, entry_of
+from pfml.serving.dependencies import UPLOAD_ERRORS, ErrorResponse, ImageResponse, SharedService
 from pfml.serving.dependencies import image_response as described
 from pfml.serving.routers.embedding import Files, embedded_files
+from pfml.serving.service import UnknownNameError
 
 __all__ = ["router"]
 
@@ -78,7 +79,10 @@ async def remove(service: SharedService, image: Annotated[int, Path(ge=0, le=2**
     def done() -> RemovalResponse:
         with service.gallery.writing():
             service.gallery.index.refresh(model=service.gallery.model)
-            entry = entry_of(service, image)
+            try:  # not by entry_of, which would wait for a refresh that waits for this writer
+                entry = service.gallery.index.entry(image)
+            except KeyError:
+                raise UnknownNameError(f"the index has no image {image}") from None
             name = described(entry).name
             if service.additions is not None and service.additions.remove(entry):
                 return RemovalResponse(id=image, name=name, is_file_deleted=True, edit=None)
