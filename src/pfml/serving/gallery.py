@@ -165,6 +165,7 @@ class Gallery:
         self._refresher = ThreadPoolExecutor(1, thread_name_prefix="pfml refresh")
         self._starting = threading.Lock()
         self._refreshing: Future[None] | None = None
+        self._waited_until = 0.0  # for that one
         self._seen = self._manifest_state()
         self._refreshed_at = time.monotonic()
         self._contents: Contents | None = None
@@ -263,18 +264,19 @@ class Gallery:
     def refresh(self) -> None:
         """Load what `pfml index`, `pfml calibrate` and other processes of the server have written since.
 
-        Files are checked once a second, and at once if the manifest of the index is new. They are loaded in a thread,
-        for which the first caller waits `REFRESH_PATIENCE` at most: a large index is loaded while searches run.
+        Files are checked once a second, and at once if the manifest of the index is new. They are loaded in a thread.
+        All callers wait for it, until `REFRESH_PATIENCE` after its start: a large index is loaded while searches run.
         Files that cannot be read change nothing: the previous state is served, and `problem` and the log say so.
         """
         if time.monotonic() - self._refreshed_at < REFRESH_INTERVAL and self._manifest_state() == self._seen:
             return
         with self._starting:
-            if self._refreshing is not None and not self._refreshing.done():
-                return
-            refreshing = self._refreshing = self._refresher.submit(self._refresh)
+            if self._refreshing is None or self._refreshing.done():
+                self._refreshing = self._refresher.submit(self._refresh)
+                self._waited_until = time.monotonic() + REFRESH_PATIENCE
+            refreshing, patience = self._refreshing, self._waited_until - time.monotonic()
         with suppress(TimeoutError):
-            refreshing.result(REFRESH_PATIENCE)
+            refreshing.result(max(patience, 0.0))
 
     def _refresh(self) -> None:
         with self._lock:

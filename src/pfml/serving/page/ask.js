@@ -4,9 +4,11 @@ import { element } from "/page/api.js";
 
 const byId = (id) => document.getElementById(id);
 const dialog = byId("ask");
+let last = Promise.resolve(); // the answer to the question before
 
 // What is answered, or null if nothing is to happen. `check` says of the field's text whether it will do: {ok, verb, hint, warns}.
-export function ask({ title, text, verb, danger = false, label = null, value = "", names = [], check = null }) {
+export async function ask({ title, text, verb, danger = false, label = null, value = "", names = [], check = null }) {
+  await last; // a dialog is closed a moment before it says so
   const [input, submit] = [byId("ask-input"), byId("ask-do")];
   byId("ask-title").textContent = title;
   byId("ask-text").textContent = text;
@@ -31,9 +33,10 @@ export function ask({ title, text, verb, danger = false, label = null, value = "
   dialog.showModal();
   if (label === null) byId("ask-cancel").focus(); // Enter alone deletes nothing
   else input.select();
-  return new Promise((resolve) => {
+  last = new Promise((resolve) => {
     dialog.addEventListener("close", () => resolve(dialog.returnValue === "do" ? input.value.trim() || true : null), { once: true });
   });
+  return last;
 }
 
 byId("ask-cancel").addEventListener("click", () => dialog.close());
