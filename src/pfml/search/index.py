@@ -177,7 +177,7 @@ class ImageIndex:
         # another thread may be taking up a newer state, which takes over the paths of this one
         return None if row is None or row >= len(state.ids) or not state.live[row] else state.entry(row)
 
-    def columns_of_all(self) -> tuple[Tensor, TextColumn, Callable[[Tensor], Tensor]]:
+    def as_tensors(self) -> tuple[Tensor, TextColumn, Callable[[Tensor], Tensor]]:
         """Of all entries, by their ids: the ids, the classes, and what reads the vectors of some of them.
 
         For many entries: it makes no object for each. What reads vectors takes positions, (n,) int64, and holds on to

@@ -395,7 +395,7 @@ class Gallery:
         return hits
 
     def _read_contents(self) -> Contents:
-        ids, classes, vectors = self.index.columns_of_all()
+        ids, classes, vectors = self.index.as_tensors()
         names = dict.fromkeys(self.trained_classes)
         names.update(dict.fromkeys(sorted({classes.texts[k] for k in classes.codes.unique().tolist()} - {""})))
         number = {name: k for k, name in enumerate(names)}
