@@ -1,5 +1,6 @@
 """Images added and removed by requests: files and entries, all or none, also after a kill."""
 
+import json
 import os
 import shutil
 import signal
@@ -29,9 +30,9 @@ def app(small_run, folder):
     return create_app(service_of(small_run, add_to=folder, limits=Limits(images=4)))
 
 
-def add(app, *named, class_name="blue"):
+def add(app, *named, class_name="blue", **form):
     files = [("file", (name, content)) for name, content in named]
-    return ask(app, "POST", "/api/images", files=files, data={"class_name": class_name})
+    return ask(app, "POST", "/api/images", files=files, data={"class_name": class_name, **form})
 
 
 def files_in(folder):
@@ -276,3 +277,38 @@ def test_a_journal_never_deletes_what_somebody_else_has_put_there(small_run, fol
     (folder / ".journal-1.json").write_text("{")
     service_of(small_run, add_to=folder)
     assert files_in(folder) == [".journal-1.json", "blue/one.png"]
+
+
+def test_metadata_is_added_filters_and_is_replaced(app, small_run):
+    known = {"price": 3, "day": "2024-05-01", "colors": ["blue", "dark"]}
+    [image] = add(app, ("one.png", BLUE), metadata=json.dumps(known)).json()["images"]
+    assert image["metadata"] == {"price": 3.0, "day": "2024-05-01", "colors": ["blue", "dark"]}
+    assert index_of(small_run).columns["day"] == "date"
+    found = ask(
+        app, "GET", "/api/search", params={"id": 3, "where": "day > 2024-01-01 and colors contains dark"}
+    ).json()
+    assert [hit["id"] for hit in found["hits"]] == [image["id"]]
+    [again] = add(app, ("one.png", BLUE), metadata='{"price": 4}').json()["images"]
+    assert (again["id"], again["is_new"], again["metadata"]) == (image["id"], False, {"price": 4.0})
+    [same] = add(app, ("one.png", BLUE)).json()["images"]
+    assert same["metadata"] == {"price": 4.0}, "nothing was said of it"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "status", "error"),
+    [
+        ("{", 422, "metadata: Expecting"),
+        ("[1]", 422, "must be a JSON object"),
+        ('{"price": {"eur": 1}}', 422, "metadata: price must be a text, a number, a date or a list of texts"),
+        ('{"price": 1e999}', 422, "must be finite"),
+        ('{"class": "red"}', 409, "must not be called 'class'"),
+    ],
+)
+def test_metadata_that_no_column_can_hold_is_refused_and_leaves_no_file(app, folder, metadata, status, error):
+    answer = add(app, ("one.png", BLUE), metadata=metadata)
+    assert (answer.status_code, error in answer.json()["error"]) == (status, True), answer.text
+    assert files_in(folder) == []
+    add(app, ("two.png", RED), metadata='{"price": 2}')
+    answer = add(app, ("three.png", RED), metadata='{"price": "much"}')
+    assert answer.status_code == 409
+    assert files_in(folder) == ["blue/two.png"]

@@ -18,9 +18,9 @@ import json
 import logging
 import os
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
@@ -35,6 +35,7 @@ from pfml.serving.images import BadUploadError
 from pfml.serving.workers import BusyError
 from pfml.storage.file_state import FileState
 from pfml.storage.files import create_atomically, remove_partials, sha256_of, write_atomically
+from pfml.storage.values import Value
 
 __all__ = ["AddedImage", "AddedImages", "NewImage", "class_folder", "file_name"]
 
@@ -64,12 +65,14 @@ class NewImage:
         class_name: As the index calls it; "" if the class is unknown.
         content: The file.
         vector: (D,) its embedding.
+        metadata: Column -> value; of an image that is there already it replaces what is known, unless it is empty.
     """
 
     name: str
     class_name: str
     content: bytes
     vector: Tensor
+    metadata: Mapping[str, Value] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,9 @@ class AddedImages:
             if new:
                 self._commit(new)
             index = self.gallery.index
+            told = {path: image for path, image in placed.items() if path not in new and image.metadata}
+            if told:
+                index.set_metadata(list(told), [image.metadata for image in told.values()])
             return [AddedImage(_found(index.find(path)), path in new) for path in paths]
 
     def remove(self, entry: Entry) -> bool:
@@ -149,6 +155,7 @@ class AddedImages:
                 model=self.gallery.model,
                 sources=[str(self.folder)] * len(new),
                 files=[FileState.of(path) for path in new],
+                metadata=[image.metadata for image in new.values()],
             )
 
     def _given(self, image: NewImage) -> str:

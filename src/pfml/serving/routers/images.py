@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Form, HTTPException, Path, Response
@@ -13,6 +15,7 @@ from pfml.serving.dependencies import UPLOAD_ERRORS, ErrorResponse, ImageRespons
 from pfml.serving.dependencies import image_response as described
 from pfml.serving.routers.embedding import Files, embedded_files
 from pfml.serving.service import UnknownNameError
+from pfml.storage.values import Kind, Value, parse_date, plain_value
 
 __all__ = ["router"]
 
@@ -49,17 +52,26 @@ async def add(
     class_name: Annotated[
         str, Form(max_length=1024, description="The class of all images of the request; empty if it is unknown.")
     ] = "",
+    metadata: Annotated[
+        str,
+        Form(
+            max_length=16_384,
+            description='What else is known of all of them, as JSON: {"price": 3, "day": "2024-05-01"}.',
+        ),
+    ] = "",
 ) -> AdditionResponse:
     """Add uploaded images to the index, all or none; on disk before the answer.
 
-    201 if any of them is new, 200 if all were there already. The server must be started with --add-to FOLDER.
+    Metadata of an image that was there already is replaced. 201 if any of them is new, 200 if all were there already.
+    The server must be started with --add-to FOLDER.
     """
     additions = service.additions
     if additions is None:
         raise HTTPException(409, "images can only be added to a server that is started with pfml serve --add-to FOLDER")
+    known = parsed_metadata(metadata, service.gallery.index.columns)
     found = await embedded_files(service, file)
     new = [
-        NewImage(file_name(one.filename, content), class_name, content, vector)
+        NewImage(file_name(one.filename, content), class_name, content, vector, known)
         for one, (content, vector) in zip(file, found, strict=True)
     ]
     added = await service.writing.run(additions.add, new)
@@ -90,6 +102,32 @@ async def remove(service: SharedService, image: Annotated[int, Path(ge=0, le=2**
             return RemovalResponse(id=image, name=name, is_file_deleted=False, edit=edit.number)
 
     return await service.writing.run(done)
+
+
+def parsed_metadata(text: str, kinds: Mapping[str, Kind]) -> dict[str, Value]:
+    """The metadata of a request; texts are dates where the index has dates, or has no such column and they look so.
+
+    Raises:
+        HTTPException: 422 if it is no object, or has a value that no column can hold.
+    """
+    try:
+        given = json.loads(text) if text else {}
+        if not isinstance(given, dict):
+            raise ValueError("metadata must be a JSON object, column by column")
+        found = {}
+        for name, value in given.items():
+            plain = plain_value(value, f"metadata: {name}")
+            is_date = isinstance(plain, str) and kinds.get(name, "date") == "date"
+            dated = parse_date(plain) if is_date and isinstance(plain, str) else None
+            if is_date and dated is None and name in kinds:
+                raise ValueError(f"metadata: {name} must be a date such as 2024-05-01, got {plain!r}")
+            if plain is not None:
+                found[name] = dated or plain
+    except (RecursionError, TypeError, ValueError) as error:
+        raise HTTPException(
+            422, f"metadata: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
+        ) from None
+    return found
 
 
 def _added(one: AddedImage) -> AddedResponse:
