@@ -181,8 +181,9 @@ class ContextualLoss(nn.Module):
 
 
 def _count(members: Tensor) -> Tensor:
-    """The sums of the rows, (n, 1), 1 at least."""
-    return members.sum(dim=1, keepdim=True).clamp(min=1)
+    """The sums of the rows, (n, 1); 1 where there is nothing."""
+    sums = members.sum(dim=1, keepdim=True)
+    return torch.where(sums > 0, sums, 1.0)
 
 
 def _mean_of_active(hinges: Tensor, pairs: Tensor) -> Tensor:
