@@ -200,7 +200,9 @@ def survives_extremes(name, tmp_path):
     expected, *_ = value_and_gradients(loss, directions.clone().requires_grad_(), labels)
     for length in (1e20, 1e-25):
         value, gradient, _ = value_and_gradients(loss, (length * directions).requires_grad_(), labels)
-        torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4)
+        if not getattr(loss, "needs_length", False):
+            torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4)
+        assert torch.isfinite(value)
         assert torch.isfinite(gradient).all()
     awkward = {
         "a zero vector": directions.index_fill(0, torch.tensor([2]), 0.0),

@@ -5,7 +5,7 @@ import torch
 
 from pfml.evaluation import embed
 from pfml.models import create_embedder
-from pfml.models.head_init import initialize_head
+from pfml.models.head_init import draw_head, initialize_head
 from pfml.runs.checkpoint import load_checkpoint
 from pfml.training import train
 from small_data import InterruptAt, few_glyphs, small_config, small_embedder
@@ -47,6 +47,18 @@ def test_a_uniform_head_is_torch_s_own_and_a_function_of_the_seed(tmp_path, monk
     bare = create_embedder("convnet", embedding_dim=None)
     with pytest.raises(ValueError, match="head_start='uniform' needs a head with a linear layer"):
         train(few_glyphs(), bare, small_config(head_start="uniform"), out=tmp_path / "bare")
+
+
+def test_an_orthogonal_head_has_rows_of_length_1_at_right_angles_and_no_bias():
+    wide, narrow = (create_embedder("convnet", embedding_dim=dims).head for dims in (8, 512))
+    for head in (wide, narrow):
+        draw_head(head, "orthogonal", generator=torch.Generator().manual_seed(0))
+        assert head.linear.bias.abs().max() == 0
+    torch.testing.assert_close(wide.linear.weight @ wide.linear.weight.T, torch.eye(8))
+    torch.testing.assert_close(narrow.linear.weight.T @ narrow.linear.weight, torch.eye(narrow.num_features))
+    first = wide.linear.weight.clone()
+    draw_head(wide, "orthogonal", generator=torch.Generator().manual_seed(0))
+    assert torch.equal(wide.linear.weight, first)
 
 
 def _end(training):

@@ -7,8 +7,11 @@ from pfml.lazy import lazy_names
 if TYPE_CHECKING:
     from pfml.half_precision import GradientOverflowWarning
     from pfml.losses.checks import CollapseWarning
+    from pfml.losses.contextual import ContextualLoss
     from pfml.losses.diagnostics import FieldDiagnostics
+    from pfml.losses.hier import HIERLoss
     from pfml.losses.hist import HISTLoss
+    from pfml.losses.hyp import HypLoss
     from pfml.losses.potential_field import PotentialFieldLoss
     from pfml.losses.proxy_anchor import ProxyAnchorLoss
     from pfml.losses.proxy_gml import ProxyGMLLoss
@@ -18,8 +21,11 @@ else:
         {
             "pfml.half_precision": ("GradientOverflowWarning",),
             "pfml.losses.checks": ("CollapseWarning",),
+            "pfml.losses.contextual": ("ContextualLoss",),
             "pfml.losses.diagnostics": ("FieldDiagnostics",),
+            "pfml.losses.hier": ("HIERLoss",),
             "pfml.losses.hist": ("HISTLoss",),
+            "pfml.losses.hyp": ("HypLoss",),
             "pfml.losses.potential_field": ("PotentialFieldLoss",),
             "pfml.losses.proxy_anchor": ("ProxyAnchorLoss",),
             "pfml.losses.proxy_gml": ("ProxyGMLLoss",),
@@ -28,9 +34,12 @@ else:
 
 __all__ = [
     "CollapseWarning",
+    "ContextualLoss",
     "FieldDiagnostics",
     "GradientOverflowWarning",
+    "HIERLoss",
     "HISTLoss",
+    "HypLoss",
     "PotentialFieldLoss",
     "ProxyAnchorLoss",
     "ProxyGMLLoss",

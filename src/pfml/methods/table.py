@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from pfml.losses import HISTLoss, PotentialFieldLoss, ProxyAnchorLoss, ProxyGMLLoss, baselines, distillation
+from pfml.losses import (
+    ContextualLoss,
+    HIERLoss,
+    HISTLoss,
+    HypLoss,
+    PotentialFieldLoss,
+    ProxyAnchorLoss,
+    ProxyGMLLoss,
+    baselines,
+    distillation,
+)
 from pfml.methods.method import Method
 
 __all__ = ["METHODS"]
@@ -117,6 +127,32 @@ METHODS: dict[str, Method] = {
         learns="Gaussians (C, 1, D), a network",
         recipe_file="hist",
         note="the network sees sqrt(D) times the point on the sphere",
+    ),
+    "hier": Method(
+        HIERLoss,
+        "proxy-anchor, and proxies of a hierarchy above samples and proxies in hyperbolic space",
+        "Kim et al., CVPR 2023",
+        learns="proxies (C, 1, D), hierarchical proxies (H, D)",
+        recipe_file="hier",
+        note="ranked by cosines, where the authors rank by hyperbolic distance: the same order for clipped embeddings",
+    ),
+    "hyp": Method(
+        HypLoss,
+        "each positive pair against negatives, by distance in hyperbolic space",
+        "Ermolov et al., CVPR 2022",
+        needs_positives=True,
+        recipe_file="hyp",
+        note="ranked by cosines, as hier",
+    ),
+    "contextual": Method(
+        ContextualLoss,
+        "positives with the same neighbors, negatives with other ones",
+        "Liao et al., ICML 2023",
+        learns="a projection",
+        needs_positives=True,
+        proxy_lr=2e-4,
+        recipe_file="contextual",
+        note="the combination of its setting at 224 pixels: contrast_weight 0.05 and context_weight 0.95 on CUB",
     ),
     "contrastive": Method(
         baselines.contrastive,

@@ -37,7 +37,7 @@ from pfml.methods import method_of
 from pfml.models import Embedder
 from pfml.models.adapters import merge_adapters
 from pfml.models.freezing import set_trainable, start_training_mode
-from pfml.models.head_init import initialize_head, initialize_uniformly, require_layer
+from pfml.models.head_init import FEATURE_STARTS, draw_head, initialize_head, require_layer
 from pfml.runs.card import write_run_cards
 from pfml.runs.checkpoint import (
     CheckpointWriter,
@@ -383,8 +383,8 @@ class Training:
         start, head = self.config.head_start, self.embedder.head
         if start == "random" or self.start is not None:
             return
-        if start == "uniform":
-            initialize_uniformly(head, generator=generator_for(self.config.seed, "head", 0))
+        if start not in FEATURE_STARTS:
+            draw_head(head, start, generator=generator_for(self.config.seed, "head", 0))
             return
         require_layer(head, start)
         features = self.embeddings("train", features=True)
