@@ -87,7 +87,7 @@ def test_a_resumed_run_does_not_start_its_head_again(tmp_path):
 
 def test_a_start_that_nobody_knows_is_refused():
     with pytest.raises(
-        ValueError, match="head_start must be one of random, uniform, principal, whitened, got 'whiten'"
+        ValueError, match="head_start must be one of random, uniform, orthogonal, principal, whitened, got 'whiten'"
     ):
         small_config(head_start="whiten")
 
