@@ -1,4 +1,4 @@
-"""What a loss may ask of the loop beside unit embeddings: lengths, features, a momentum network, a look at all images."""
+"""What a loss may ask of the loop beside unit embeddings: lengths, features, a momentum network, a look at all."""
 
 import pytest
 import torch
