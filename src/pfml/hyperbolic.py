@@ -1,13 +1,14 @@
 """The Poincare ball: hyperbolic space of curvature -c as the points x with c |x|^2 < 1.
 
-    exponential map at 0   exp(v)   = tanh(sqrt(c) |v|) v / (sqrt(c) |v|)
-    Moebius addition       x + y    = ((1 + 2 c <x, y> + c |y|^2) x + (1 - c |x|^2) y) / (1 + 2 c <x, y> + c^2 |x|^2 |y|^2)
-    distance               d(x, y)  = 2 / sqrt(c) artanh(sqrt(c) |(-x) + y|)
+    exponential map at 0:  exp(v)  = tanh(sqrt(c) |v|) v / (sqrt(c) |v|)
+    Moebius addition:      x + y   = ((1 + 2 c xy + c y^2) x + (1 - c x^2) y) / (1 + 2 c xy + c^2 x^2 y^2)
+    distance:              d(x, y) = 2 / sqrt(c) artanh(sqrt(c) |(-x) + y|)
 
-Near the boundary a point is its direction, and neither 1 - c |x|^2 nor the argument of artanh can be resolved. So
-distances are computed from what a network gives, the tangent vectors at 0, in a form without such differences:
+Near the boundary a point is its direction, and neither 1 - c x^2 nor the argument of artanh can be resolved. So
+distances are computed from what a network gives, the tangent vectors at 0, in a form without such differences. With
+a = sqrt(c) |v|, b = sqrt(c) |w| and r the distance of the directions v / |v| and w / |w|:
 
-    sinh^2(sqrt(c) d / 2) = sinh^2(sqrt(c) (|v| - |w|)) + sinh(2 sqrt(c) |v|) sinh(2 sqrt(c) |w|) |v / |v| - w / |w||^2 / 4
+    sinh^2(sqrt(c) d / 2) = sinh^2(a - b) + sinh(2 a) sinh(2 b) r^2 / 4
 
 At equal lengths, as after clipping, d grows with the angle alone: the order of neighbors is that of their cosines.
 """
@@ -65,7 +66,7 @@ def mobius_addition(x: Tensor, y: Tensor, *, curvature: float) -> Tensor:
 
 
 def ball_distance(x: Tensor, y: Tensor, *, curvature: float) -> Tensor:
-    """d(x, y) of points (..., D) inside the ball, as 2 / sqrt(c) arsinh(sqrt(c) |x - y| / sqrt(of both 1 - c |x|^2))."""
+    """d(x, y) of points (..., D) inside the ball: 2 / sqrt(c) arsinh(sqrt(c) |x - y| / sqrt((1 - c x^2) (1 - c y^2)))."""
     dtype, root = torch.promote_types(x.dtype, y.dtype), curvature**0.5
     x, y = x.double(), y.double()
     lengths_x, lengths_y = (root * torch.linalg.vector_norm(one, dim=-1) for one in (x, y))

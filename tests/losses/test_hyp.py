@@ -53,7 +53,9 @@ BATCHES = {
 
 @pytest.mark.parametrize("labels", BATCHES.values(), ids=BATCHES.keys())
 @pytest.mark.parametrize(
-    "options", [{}, {"curvature": 1.0, "clip_radius": 1.5, "temperature": 0.5}, {"head_dim": 3}], ids=["plain", "other", "head"]
+    "options",
+    [{}, {"curvature": 1.0, "clip_radius": 1.5, "temperature": 0.5}, {"head_dim": 3}],
+    ids=["plain", "other", "head"],
 )
 def test_value_and_gradients_are_those_of_the_published_loss(labels, options):
     torch.manual_seed(0)

@@ -22,7 +22,7 @@ def hyperbolic_recall_at_1(
     Vectors that are all at least as long as `clip_radius` are ranked as by cosines: only shorter ones can differ.
 
     Args:
-        vectors: (N, D) embeddings with their lengths: `embedder.head.projected(embed(embedder, images, features=True))`.
+        vectors: (N, D) with their lengths: `embedder.head.projected(embed(embedder, images, features=True))`.
         labels: (N,) integers; those whose class has no other member count as not found.
         curvature, clip_radius: As in the loss.
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from pfml.hyperbolic import clip_lengths, exponential_map, riemannian_gradient, tangent_distances
 from pfml.losses.checks import check_batch
@@ -22,9 +21,9 @@ class HIERLoss(ProxyAnchorLoss):
 
     Hierarchical proxies belong to no class. They and the embeddings are clipped to length `clip_radius` and mapped into
     the Poincare ball of curvature -c; d is the distance there. Triplets (i, j, k) of samples: j is drawn from the
-    reciprocal nearest neighbors of i, k from the rest. The lowest common ancestor of a set is a hierarchical proxy drawn
-    by a Gumbel softmax of -max over the set of d(., proxy) / temperature, with the gradient of the soft one. With p the
-    ancestor of {i, j}, q that of {i, j, k}, and [x]+ = max(x, 0):
+    reciprocal nearest neighbors of i, k from the rest. The lowest common ancestor of a set is a hierarchical proxy,
+    drawn by a Gumbel softmax of -max over the set of d(., proxy) / temperature, with the gradient of the soft one. With
+    p the ancestor of {i, j}, q that of {i, j, k}, and [x]+ = max(x, 0):
 
         hierarchy = mean over triplets of [d(i, p) - d(i, q) + m]+ + [d(j, p) - d(j, q) + m]+ + [d(k, q) - d(k, p) + m]+
 
@@ -36,10 +35,10 @@ class HIERLoss(ProxyAnchorLoss):
     generator.
 
     Published, in the authors' code: all of the above with 512 hierarchical proxies, weight 0.5, margin m 0.1,
-    temperature 0.1, 20 neighbors, 50 triplets per i, curvature 0.1, clip radius 2.3; gradients at points of the ball are
-    those of its metric. AdamW, eps 1e-4; proxies of classes with 1e4 and hierarchical proxies with 50 times the rate of
-    the backbone. Embeddings are ranked by hyperbolic distance (`pfml.evaluation.hyperbolic_recall_at_1`), which is the
-    order of cosines if all are clipped.
+    temperature 0.1, 20 neighbors, 50 triplets per i, curvature 0.1, clip radius 2.3; gradients at points of the ball
+    are those of its metric. AdamW, eps 1e-4; proxies of classes with 1e4 and hierarchical proxies with 50 times the
+    rate of the backbone. Embeddings are ranked by hyperbolic distance (`pfml.evaluation.hyperbolic_recall_at_1`), which
+    is the order of cosines if all are clipped.
 
     Ours: i is never its own k, as it is once in a while in the code. Ten triplets per i by default: a mean of fewer
     draws of the same distribution, at a fifth of the cost; published recipes have 50. The default of hierarchy_lr is
@@ -109,7 +108,7 @@ class HIERLoss(ProxyAnchorLoss):
         self.hierarchical_proxies = nn.Parameter(torch.randn(num_hierarchical_proxies, embedding_dim) * spread)
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The loss of a batch: embeddings (batch, D) of any length and floating-point type, labels (batch,) in [0, C)."""
+        """The loss of a batch: embeddings (batch, D) of any length and floating-point type, labels (batch,)."""
         labels = check_batch(embeddings, labels, self.proxies)
         wide = torch.promote_types(torch.promote_types(embeddings.dtype, self.proxies.dtype), torch.float32)
         with torch.autocast(embeddings.device.type, enabled=False):

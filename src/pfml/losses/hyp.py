@@ -19,8 +19,8 @@ class HypLoss(nn.Module):
     """Each positive pair against the negatives at both of its places, by distance in the Poincare ball.
 
     Embeddings are clipped to length `clip_radius` and mapped into the ball of curvature -c; d is the distance there.
-    A sample's place is how many samples of its class come before it in the batch. For a positive pair (x, y), with N the
-    samples of other classes at the place of x or of y:
+    A sample's place is how many samples of its class come before it in the batch. For a positive pair (x, y), with N
+    the samples of other classes at the place of x or of y:
 
         l(x, y) = -log(exp(-d(x, y) / temperature) / sum over z in {y} and N of exp(-d(x, z) / temperature))
         loss    = sum over pairs of places of the mean of l over the positive pairs at these places
@@ -33,8 +33,8 @@ class HypLoss(nn.Module):
     embedder have no layer. Those of 128 dimensions are ranked by hyperbolic distance
     (`pfml.evaluation.hyperbolic_recall_at_1`), in the order of cosines if all embeddings are clipped.
 
-    Ours: distances are those of `tangent_distances`, without the code's 1e-5 in denominators. Classes may have different
-    numbers of samples.
+    Ours: distances are those of `tangent_distances`, without the code's 1e-5 in denominators. Classes may have
+    different numbers of samples.
 
     Args:
         num_classes: C; labels must lie in [0, C).
