@@ -66,7 +66,7 @@ def mobius_addition(x: Tensor, y: Tensor, *, curvature: float) -> Tensor:
 
 
 def ball_distance(x: Tensor, y: Tensor, *, curvature: float) -> Tensor:
-    """d(x, y) of points (..., D) inside the ball: 2 / sqrt(c) arsinh(sqrt(c) |x - y| / sqrt((1 - c x^2) (1 - c y^2)))."""
+    """d(x, y) of points (..., D) inside the ball: 2 / sqrt(c) arsinh(sqrt(c / ((1 - c x^2) (1 - c y^2))) |x - y|)."""
     dtype, root = torch.promote_types(x.dtype, y.dtype), curvature**0.5
     x, y = x.double(), y.double()
     lengths_x, lengths_y = (root * torch.linalg.vector_norm(one, dim=-1) for one in (x, y))
