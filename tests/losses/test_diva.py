@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from literal_triplets import literal_margin, record_triplets
 
 from pfml.losses import DiVALoss, diva
 
@@ -13,17 +14,6 @@ NAMES = ("discriminative", "sample", "shared", "intra")
 
 def normalized(vector):
     return vector / vector.norm()
-
-
-def literal_margin(points, labels, triplets, beta, margin):
-    total, acting = 0.0, 0
-    for anchor, positive, negative, exists in triplets:
-        if exists:
-            own = beta[labels[anchor]]
-            too_far = torch.relu(((points[anchor] - points[positive]).square().sum() + 1e-8).sqrt() - own + margin)
-            too_near = torch.relu(own - ((points[anchor] - points[negative]).square().sum() + 1e-8).sqrt() + margin)
-            total, acting = total + too_far + too_near, acting + int(too_far + too_near > 0)
-    return total / max(acting, 1)
 
 
 def literal_sample(points, keys, queue, loss):
@@ -55,24 +45,6 @@ def literal_decorrelation(heads, loss):
 
 def split(embeddings):
     return {name: [normalized(row[WIDTH * i : WIDTH * (i + 1)]) for row in embeddings] for i, name in enumerate(NAMES)}
-
-
-class Recorder:
-    """Remembers the triplets that a loss draws."""
-
-    def __init__(self, monkeypatch):
-        self.drawn = []
-        for name in ("distance_weighted_triplets", "within_class_triplets"):
-            monkeypatch.setattr(diva, name, self.recording(getattr(diva, name)))
-
-    def recording(self, draw):
-        def recorded(*args, **options):
-            triplets = draw(*args, **options)
-            columns = triplets.anchors, triplets.positives, triplets.negatives, triplets.exist
-            self.drawn.append([tuple(row) for row in zip(*(c.tolist() for c in columns), strict=True)])
-            return triplets
-
-        return recorded
 
 
 def make(**options):
@@ -107,15 +79,13 @@ def test_value_and_gradients_are_those_of_the_published_loss(options, monkeypatc
     (embeddings, labels), earlier, keys = batch(dtype=torch.float64), keys_of(seed=5), keys_of(dtype=torch.float64)
     loss(embeddings, labels, followed=earlier)
     queue = split(earlier.double())["sample"][-loss.queue_size :]
-    recorder = Recorder(monkeypatch)
+    drawn = record_triplets(monkeypatch, diva)
     value = loss(embeddings, labels, followed=keys)
 
     heads, of_class = split(embeddings), labels.tolist()
     parts = {
         name: literal_margin(heads[name], of_class, triplets, beta, loss.margin)
-        for name, triplets, beta in zip(
-            ("discriminative", "shared", "intra"), recorder.drawn, loss.boundaries, strict=True
-        )
+        for name, triplets, beta in zip(("discriminative", "shared", "intra"), drawn, loss.boundaries, strict=True)
     }
     parts["sample"] = literal_sample(heads["sample"], split(keys)["sample"], queue, loss)
     expected = sum(loss.weights[name] * part for name, part in parts.items())
@@ -139,12 +109,12 @@ def test_value_and_gradients_are_those_of_the_published_loss(options, monkeypatc
 
 
 def test_shared_triplets_are_those_of_shuffled_labels(monkeypatch):
-    recorder, loss = Recorder(monkeypatch), make()
+    drawn, loss = record_triplets(monkeypatch, diva), make()
     labels = torch.arange(12) % 3
     torch.manual_seed(0)
     for _ in range(50):
         loss(batch(12)[0], labels)
-    discriminative, shared, intra = recorder.drawn[0::3], recorder.drawn[1::3], recorder.drawn[2::3]
+    discriminative, shared, intra = drawn[0::3], drawn[1::3], drawn[2::3]
 
     def share_of_own_class(batches, column):
         return sum(labels[t[0]] == labels[t[column]] for one in batches for t in one) / (50 * 12)

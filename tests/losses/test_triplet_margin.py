@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
+from literal_triplets import literal_margin, rows
 
 from pfml.losses.triplet_margin import (
     Triplets,
@@ -24,24 +25,6 @@ def literal_shares(points, labels, anchor, cutoff):
         density = r ** (dim - 2) * (1 - r * r / 4) ** ((dim - 3) / 2)
         weights.append(0.0 if label == labels[anchor] else 1 / density)
     return [weight / sum(weights) for weight in weights]
-
-
-def literal_loss(points, triplets, beta, margin):
-    """The sum over triplets, divided by the number of those in which anything is too far or too near."""
-    total, acting = 0.0, 0
-    for anchor, positive, negative, exists in triplets:
-        if not exists:
-            continue
-        r_ap = ((points[anchor] - points[positive]).square().sum() + 1e-8).sqrt()
-        r_an = ((points[anchor] - points[negative]).square().sum() + 1e-8).sqrt()
-        value = (r_ap - beta[anchor] + margin).clamp(min=0) + (beta[anchor] - r_an + margin).clamp(min=0)
-        total, acting = total + value, acting + int(value > 0)
-    return total / max(acting, 1)
-
-
-def rows(triplets):
-    columns = triplets.anchors, triplets.positives, triplets.negatives, triplets.exist
-    return [tuple(row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 def points_of(n, dim, dtype=torch.float64):
@@ -86,6 +69,16 @@ def test_opposite_points_have_a_finite_weight():
     assert distance_weighted_triplets(points, torch.tensor([0, 0, 1])).negatives.tolist()[:2] == [2, 2]
 
 
+def test_switched_anchors_repel_a_positive():
+    points, labels = points_of(20, 4), torch.arange(20) // 2
+    torch.manual_seed(0)
+    drawn = [row for _ in range(200) for row in rows(distance_weighted_triplets(points, labels, switched=0.3))]
+    switched = [row for row in drawn if row[0] == row[1]]
+    assert len(switched) / len(drawn) == pytest.approx(0.3, abs=0.03)
+    assert all(n != a and labels[a] == labels[n] for a, _, n, _ in switched)
+    assert all(labels[a] == labels[p] != labels[n] for a, p, n, _ in drawn if a != p)
+
+
 def test_triplets_within_a_class_draw_each_class_alike_with_replacement():
     labels = torch.tensor([4, 4, 4, 1, 7, 7])
     torch.manual_seed(0)
@@ -105,7 +98,7 @@ def test_value_and_gradients_of_the_margin_loss_are_those_of_plain_sums(margin):
     beta = torch.linspace(0.3, 1.6, 12, dtype=torch.float64).requires_grad_()
     torch.manual_seed(4)
     triplets = distance_weighted_triplets(points, labels)
-    expected = literal_loss(points, rows(triplets), beta, margin)
+    expected = literal_margin(points, range(12), rows(triplets), beta, margin)
     value = margin_loss(points, triplets, beta, margin=margin)
     assert value.item() == pytest.approx(expected.item(), rel=1e-12)
     theirs = torch.autograd.grad(expected, [points, beta])

@@ -37,8 +37,8 @@ class DiVALoss(nn.Module):
 
         discriminative  J over distance-weighted triplets
         sample          -log( exp(x k / T) / (exp(x k / T) + sum over the queue of exp(w_q x q / T)) ), the mean over x:
-                        k is the embedding of the same image by the network that follows (`followed`), the queue holds
-                        the latest k of other batches, and w is their distance-weighted share of the row, not
+                        k is another crop of the image, embedded by the network that follows (`followed`), the queue
+                        holds the latest k of other batches, and w is their distance-weighted share of the row, not
                         differentiated, 0 for distances above `queue_cutoff`
         shared          J over distance-weighted triplets of shuffled labels: what classes have in common
         intra           J over triplets within a class: what samples of a class differ in
@@ -77,6 +77,8 @@ class DiVALoss(nn.Module):
     Attributes:
         terms: All five terms of the last value, detached, before their weights: the heads' names and "decorrelation".
     """
+
+    needs_second_crop = True
 
     boundaries: nn.Parameter  # (3, C)
     queue: Tensor  # (queue_size, D / 4), on the unit sphere

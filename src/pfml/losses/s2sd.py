@@ -39,8 +39,9 @@ class S2SDLoss(nn.Module):
                           class that is learned, for the embedding and for each target
 
     Published, in the authors' code: all of the above with 512, 1024, 1536 and 2048 dimensions, temperature 1, both
-    weights 50, 1,000 steps, alpha 2, beta 40, base 0.5, epsilon 0.1 on CUB and Cars; on SOP with the margin loss and
-    feature_distillation 5. All that the loss learns has the rate of the backbone, 1e-5.
+    weights 50, 1,000 steps, alpha 2, beta 40, base 0.5, epsilon 0.1 and features pooled by "avg+max" (for the embedding
+    by "avg") on CUB and Cars; on SOP with the margin loss, feature_distillation 5 and "avg". All that the loss learns
+    has the rate of the backbone, 1e-5.
 
     Ours: an anchor without positives or negatives is left out; margin_beta for the code's name of the boundary.
 
@@ -54,9 +55,12 @@ class S2SDLoss(nn.Module):
         distillation: Weight of the divergence from the targets.
         feature_distillation: Weight of the divergence from the features.
         feature_delay: Steps of training before that.
+        feature_pooling: How features are pooled for the targets, as in `pfml.models.EmbedderConfig`; None for the same
+            way as for the embedding.
         alpha, beta, base, epsilon: Of the multi-similarity loss.
         margin, margin_beta, cutoff: Of the margin loss: half its gap, the boundary at the start, and the distance
             below which all count alike where negatives are drawn.
+        rho: Share of anchors of the margin loss that repel a positive instead (R-Margin, where the code has 0.2).
 
     Attributes:
         terms: The terms of the last value, detached, before their weights: "embedding", "targets", "distillation" and
@@ -79,6 +83,7 @@ class S2SDLoss(nn.Module):
         distillation: float = 50.0,
         feature_distillation: float = 50.0,
         feature_delay: int = 1000,
+        feature_pooling: str | None = None,
         alpha: float = 2.0,
         beta: float = 40.0,
         base: float = 0.5,
@@ -86,6 +91,7 @@ class S2SDLoss(nn.Module):
         margin: float = 0.2,
         margin_beta: float = 1.2,
         cutoff: float = 0.5,
+        rho: float = 0.0,
     ) -> None:
         super().__init__()
         sizes = [("num_classes", num_classes), ("embedding_dim", embedding_dim), ("num_features", num_features)]
@@ -115,6 +121,8 @@ class S2SDLoss(nn.Module):
         ):
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {value}")
+        if not 0 <= rho <= 1:
+            raise ValueError(f"rho must lie in [0, 1], got {rho}")
         if not math.isfinite(base):
             raise ValueError(f"base must be finite, got {base}")
         self.num_classes = num_classes
@@ -126,6 +134,7 @@ class S2SDLoss(nn.Module):
         self.distillation = distillation
         self.feature_distillation = feature_distillation
         self.feature_delay = feature_delay
+        self.feature_pooling = feature_pooling
         self.alpha = alpha
         self.beta = beta
         self.base = base
@@ -133,6 +142,7 @@ class S2SDLoss(nn.Module):
         self.margin = margin
         self.margin_beta = margin_beta
         self.cutoff = cutoff
+        self.rho = rho
         self.terms: dict[str, Tensor] = {}
         self.targets = nn.ModuleList([Perceptron(num_features, width, width) for width in self.target_dims])
         boundaries = torch.full((1 + len(self.targets), num_classes), margin_beta)  # of the embedding, then the targets
@@ -191,18 +201,19 @@ class S2SDLoss(nn.Module):
     def extra_repr(self) -> str:
         loss = f"alpha={self.alpha}, beta={self.beta}, base={self.base}, epsilon={self.epsilon}"
         if self.extends == "margin":
-            loss = f"margin={self.margin}, margin_beta={self.margin_beta}, cutoff={self.cutoff}"
+            loss = f"margin={self.margin}, margin_beta={self.margin_beta}, cutoff={self.cutoff}, rho={self.rho}"
         return (
             f"{self.num_classes}, {self.embedding_dim}, {self.num_features}, extends={self.extends!r}, "
             f"target_dims={self.target_dims}, temperature={self.temperature}, distillation={self.distillation}, "
-            f"feature_distillation={self.feature_distillation}, feature_delay={self.feature_delay}, {loss}"
+            f"feature_distillation={self.feature_distillation}, feature_delay={self.feature_delay}, "
+            f"feature_pooling={self.feature_pooling!r}, {loss}"
         )
 
     def _extended(self, points: Tensor, labels: Tensor, number: int) -> Tensor:
         """J of points on the unit sphere: of the embedding, number 0, or of a target."""
         if self.boundaries is None:
             return self._multi_similarity(points @ points.T, labels)
-        triplets = distance_weighted_triplets(points, labels, cutoff=self.cutoff)
+        triplets = distance_weighted_triplets(points, labels, cutoff=self.cutoff, switched=self.rho)
         return margin_loss(points, triplets, self.boundaries[number, labels].to(points.dtype), margin=self.margin)
 
     def _multi_similarity(self, cosines: Tensor, labels: Tensor) -> Tensor:

@@ -40,24 +40,29 @@ def log_inverse_density(r: Tensor, dim: int) -> Tensor:
 
 
 @torch.no_grad()
-def distance_weighted_triplets(points: Tensor, labels: Tensor, *, cutoff: float = 0.5) -> Triplets:
+def distance_weighted_triplets(
+    points: Tensor, labels: Tensor, *, cutoff: float = 0.5, switched: float = 0.0
+) -> Triplets:
     """Each sample with any positive, and a negative drawn against the density of distances.
 
     Args:
         points: (batch, D) on the unit sphere, at least one.
         labels: (batch,).
         cutoff: Distances below it count as this one.
+        switched: Share of anchors whose positive is the anchor itself and whose negative is a positive: the
+            regularization of Roth et al., ICML 2020, which keeps classes from collapsing.
     """
     same = labels[:, None] == labels  # (batch, batch)
     own = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     r = (2 - 2 * points @ points.T).clamp(min=0).sqrt().clamp(min=cutoff)
     positives, negatives = same & ~own, ~same
-    return Triplets(
-        torch.arange(len(labels), device=labels.device),
-        _drawn(torch.zeros_like(r), positives),
-        _drawn(log_inverse_density(r, points.shape[1]), negatives),
-        positives.any(dim=1) & negatives.any(dim=1),
-    )
+    anchors = torch.arange(len(labels), device=labels.device)
+    nearer = _drawn(torch.zeros_like(r), positives)
+    farther = _drawn(log_inverse_density(r, points.shape[1]), negatives)
+    if switched > 0:
+        is_switched = torch.rand(len(labels), device=labels.device) < switched
+        nearer, farther = torch.where(is_switched, anchors, nearer), torch.where(is_switched, nearer, farther)
+    return Triplets(anchors, nearer, farther, positives.any(dim=1) & negatives.any(dim=1))
 
 
 @torch.no_grad()

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from pfml.losses import HISTLoss, PotentialFieldLoss, ProxyAnchorLoss, ProxyGMLLoss, baselines, distillation
+from pfml.losses import (
+    DCMLLoss,
+    DiVALoss,
+    HISTLoss,
+    PotentialFieldLoss,
+    ProxyAnchorLoss,
+    ProxyGMLLoss,
+    S2SDLoss,
+    baselines,
+    distillation,
+)
 from pfml.methods.method import Method
 
 __all__ = ["METHODS"]
@@ -236,6 +246,41 @@ METHODS: dict[str, Method] = {
         "Sun et al., CVPR 2020",
         needs_positives=True,
         note="a sum for each anchor, and the mean of them",
+    ),
+    "diva": Method(
+        DiVALoss,
+        "four heads: classes, what they share, what differs within one, single samples by a momentum network",
+        "Milbich et al., ECCV 2020",
+        miner="negatives drawn against the density of distances; random triplets within a class",
+        learns="beta (3, C), adversaries",
+        needs_positives=True,
+        proxy_lr=5e-4,
+        parts=4,
+        recipe_file="diva",
+        note="the queue of the momentum network fills during the first batches; the weight of the adversaries is that "
+        "of heads of 128 dimensions, times (d / 128)^2 for those of d",
+    ),
+    "s2sd": Method(
+        S2SDLoss,
+        "multi-similarity, or margin, that learns from wider embeddings of the same features and from these",
+        "Roth et al., ICML 2021",
+        miner="as multi-similarity-miner, or negatives drawn against the density of distances",
+        learns="networks on the features",
+        needs_positives=True,
+        proxy_lr=1e-3,
+        recipe_file="s2sd",
+    ),
+    "dcml-mdw": Method(
+        DCMLLoss,
+        "margin of composites of four sub-embeddings, which compositors choose",
+        "Zheng et al., CVPR 2021",
+        miner="negatives drawn against the density of distances",
+        learns="beta (5, C), compositors",
+        needs_positives=True,
+        proxy_lr=5e-4,
+        parts=4,
+        recipe_file="dcml-mdw",
+        note="the authors' code for the margin loss fails, and paper and code differ: see pfml.losses.dcml",
     ),
     "relaxed-contrastive": Method(
         distillation.relaxed_contrastive,
