@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -153,4 +154,5 @@ def checked_sum(loss: nn.Module, embeddings: Tensor, *, differentiable: bool = F
     sums = [one.sum() if differentiable else one.detach().sum() for one in loss.parameters()]
     device = embeddings.device if isinstance(embeddings, Tensor) else None
     total = torch.stack(sums).sum() if sums else torch.zeros((), device=device)
-    return total.expand(loss.num_classes, 1, loss.embedding_dim)  # type: ignore[arg-type]
+    sizes: Any = loss.num_classes, 1, loss.embedding_dim
+    return total.expand(sizes)
