@@ -18,8 +18,8 @@ def recipe_config(method: str, base: Config, *, published: bool = False) -> Conf
     """`base` for `method`, a key of `METHODS`.
 
     All methods share backbone, batch, schedule and epochs of `base`. From the table come the learning rate of what the
-    loss learns, where it is no proxy, and positives in the batch for methods that need them. The options of `base.loss`
-    are kept if it names the same method.
+    loss learns, where it is no proxy, positives in the batch for methods that need them, and the parts of an embedding
+    that has several. The options of `base.loss` are kept if it names the same method.
 
     Args:
         method: Its name.
@@ -57,9 +57,13 @@ def published_recipe(method: str, dataset: str | None = None, backbone: str | No
 
 
 def _shared(row: Method, config: Config) -> Config:
-    if row.proxy_lr is None:
-        return config
-    return replace(config, optimizer=replace(config.optimizer, proxy_lr=row.proxy_lr))
+    from pfml.runs.config import RunConfig
+
+    if row.proxy_lr is not None:
+        config = replace(config, optimizer=replace(config.optimizer, proxy_lr=row.proxy_lr))
+    if isinstance(config, RunConfig) and row.parts > 1:
+        config = replace(config, model=replace(config.model, parts=row.parts))
+    return config
 
 
 def _published(recipe: Recipe, config: Config) -> Config:

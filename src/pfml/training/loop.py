@@ -250,17 +250,23 @@ class Training:
                 raise self.interrupted(self.shutdown.number)
 
     def plan(self, batches: list[Tensor]) -> Iterator[Windows]:
-        """Where the images of each batch are cropped, of this rank's shard."""
-        sizes = self.sources["train"].sizes
+        """Where the images of each batch are cropped, of this rank's shard: first crops, then second ones if any."""
+        sizes, count = self.sources["train"].sizes, self.inputs.crops_per_image
         for step, indices in enumerate(batches, start=self.step):
             generator = generator_for(self.config.seed, "crops", step)
-            windows = self.config.augmentation.windows(indices, sizes, self.embedder.preprocessing, generator)
-            yield windows.rows(self.world.shard(len(windows)))
+            repeated = indices.repeat(count)
+            windows = self.config.augmentation.windows(repeated, sizes, self.embedder.preprocessing, generator)
+            mine = torch.arange(len(repeated)).view(count, -1)[:, self.world.shard(len(indices))]
+            yield windows.rows(mine.flatten())
 
     def transformed(self, indices: Tensor, crops: Tensor) -> Tensor:
         """The crops of this rank's shard of a batch after the transforms of finished crops, if there are any."""
         first = self.world.shard(len(indices)).start or 0
-        return transform_crops(crops, self.config.augmentation, self.config.seed, self.step, first)
+        pieces = crops.chunk(self.inputs.crops_per_image)
+        for number, piece in enumerate(pieces):  # in place
+            start = first + number * len(indices)
+            transform_crops(piece, self.config.augmentation, self.config.seed, self.step, start)
+        return crops
 
     def update(self, indices: Tensor, pixels: Tensor) -> list[Outcome]:
         """One step of the optimizer; the outcomes of all steps that have been read back."""
@@ -269,16 +275,17 @@ class Training:
         factor = learning_rate_factor(config.schedule, self.step, len(self.batches), config.epochs)
         set_learning_rates(self.optimizer, factor)
         self.optimizer.zero_grad(set_to_none=True)
+        pixels, *others = pixels.chunk(self.inputs.crops_per_image)
         targets = self.targets(batch, pixels)
         mixed = torch.autocast(self.device.type, precision(config.autocast), enabled=config.autocast != "none")
         with self.world.own_draws(config.seed, batch.step), mixed:
             pieces = CachedBatch(self.network, pixels, config.batch.mini_batch_size)
-            embeddings, others = self.inputs.of(pieces.outputs, pixels)
+            embeddings, inputs = self.inputs.of(pieces.outputs, [pixels, *others][-1])
         checking: AbstractContextManager[list[DeferredCheck]] = (
             deferred_checks() if self.readback.lag else nullcontext([])
         )
         with checking as checks:
-            loss = self.energy(embeddings, targets, batch, **others)
+            loss = self.energy(embeddings, targets, batch, **inputs)
         self.scaler.scale(loss).backward()
         with mixed:
             pieces.backward()
@@ -302,10 +309,10 @@ class Training:
         mine = batch.indices[self.world.shard(len(batch.indices))]
         return to_device(self.data.train.labels[mine], self.device)
 
-    def energy(self, embeddings: Tensor, targets: Tensor, batch: Batch, **others: Tensor) -> Tensor:
+    def energy(self, embeddings: Tensor, targets: Tensor, batch: Batch, **inputs: Tensor) -> Tensor:
         """The loss of the whole batch; embeddings that are not finite end the run and name the batch."""
         try:
-            loss = self.loss(embeddings, targets, **others)
+            loss = self.loss(embeddings, targets, **inputs)
         except ValueError as error:
             self.blame(error, embeddings, batch)
         if not isinstance(loss, Tensor) or loss.ndim:
