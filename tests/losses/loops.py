@@ -22,7 +22,7 @@ def proxy_anchor(points, labels, proxies, *, scale, margin):
 
 def kept_pairs(points, labels, epsilon):
     """For each sample the positives and the negatives that the miner of multi-similarity keeps, as lists."""
-    labels, kept = labels.tolist(), []
+    points, labels, kept = points.detach(), labels.tolist(), []
     cosine = lambda i, j: float(points[i] @ points[j] / (points[i].norm() * points[j].norm()))  # noqa: E731
     everyone = range(len(labels))
     for a in everyone:

@@ -27,7 +27,8 @@ class Memory:
 
 def literal(loss, points, labels):
     """The multi-similarity loss of points that are there, in loops."""
-    cosine = lambda i, j: points[i] @ points[j]  # noqa: E731
+    unit = [x / x.norm() for x in points]
+    cosine = lambda i, j: unit[i] @ unit[j]  # noqa: E731
     pairs = kept_pairs(points, labels, loss.epsilon)
     terms = multi_similarity(cosine, pairs, alpha=loss.alpha, beta=loss.beta, base=loss.base)
     terms = [term for term, (positives, negatives) in zip(terms, pairs, strict=True) if positives and negatives]
@@ -80,8 +81,9 @@ def test_the_loss_is_over_samples_and_produced_embeddings(detach):
     torch.manual_seed(3)
     value = loss(points, labels)
     torch.manual_seed(3)
-    produced = [loss.produce(points, labels) for _ in range(2)]  # the memories have seen the batch
-    expected = literal(loss, torch.cat([points, *produced]), labels.repeat(3))
+    on_sphere = points / points.norm(dim=1, keepdim=True)
+    produced = [loss.produce(on_sphere, labels) for _ in range(2)]  # the memories have seen the batch
+    expected = literal(loss, torch.cat([on_sphere, *produced]), labels.repeat(3))
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(*(torch.autograd.grad(one, points)[0] for one in (value, expected)))
     assert produced[0].requires_grad == (not detach)

@@ -43,7 +43,7 @@ def make(**options):
     loss = ProxyAnchorNIRLoss(C, D, **{"width": 6, "depth": 3, "num_blocks": 2, **options}).double()
     with torch.no_grad():
         for parameter in loss.flow.parameters():
-            parameter.mul_(3)  # away from a flow that does nothing
+            parameter.mul_(1.5)  # away from a flow that does nothing
     return loss
 
 
@@ -99,7 +99,7 @@ def test_a_flow_that_is_far_off_stays_finite():
     loss, (embeddings, labels) = make(), batch()
     with torch.no_grad():
         for parameter in loss.flow.parameters():
-            parameter.mul_(30)
+            parameter.mul_(20)
     value = loss(embeddings, labels)
     value.backward()
     assert math.isfinite(value.item())
@@ -109,7 +109,7 @@ def test_a_flow_that_is_far_off_stays_finite():
 
 def test_three_clusters_are_told_apart():
     torch.manual_seed(0)
-    check_three_clusters(ProxyAnchorNIRLoss(3, 8, alignment=0.1, width=16, depth=3), falls_to=0.5)
+    check_three_clusters(ProxyAnchorNIRLoss(3, 8, alignment=0.1, width=8, depth=2, num_blocks=2), falls_to=0.5)
 
 
 @pytest.mark.parametrize(
