@@ -44,7 +44,6 @@ def batch(seed=0, labels=(0, 0, 0, 1, 1, 2, 2, 3, 0)):
     return (points / points.norm(dim=1, keepdim=True)).requires_grad_(), torch.tensor(labels)
 
 
-
 def test_both_memories_are_those_of_plain_python():
     loss = make()
     memory = Memory(loss)
@@ -77,7 +76,10 @@ def test_without_produced_embeddings_it_is_the_published_multi_similarity(option
 
 @pytest.mark.parametrize("detach", [True, False])
 def test_the_loss_is_over_samples_and_produced_embeddings(detach):
-    loss, (points, labels) = make(detach=detach, num_produced=2, shift_weight=0.2, scale_low=0.5, scale_high=2.0), batch()
+    loss, (points, labels) = (
+        make(detach=detach, num_produced=2, shift_weight=0.2, scale_low=0.5, scale_high=2.0),
+        batch(),
+    )
     torch.manual_seed(3)
     value = loss(points, labels)
     torch.manual_seed(3)

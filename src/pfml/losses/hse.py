@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,22 +13,7 @@ from pfml.losses.baselines import margin as margin_loss
 from pfml.losses.proxy_anchor import ProxyAnchorLoss
 from pfml.sphere import unit
 
-__all__ = ["HSELoss", "MixedSamples", "margin_hse", "proxy_anchor_hse"]
-
-
-@dataclass(frozen=True, eq=False)
-class MixedSamples:
-    """Embeddings of mixed crops, and what they are made of.
-
-    Attributes:
-        embeddings: (n, D).
-        labels: (n, 2), the classes of both crops.
-        shares: (n,), how much of a mixed crop is of the first.
-    """
-
-    embeddings: Tensor
-    labels: Tensor
-    shares: Tensor
+__all__ = ["HSELoss", "margin_hse", "proxy_anchor_hse"]
 
 
 class HSELoss(nn.Module):
@@ -41,8 +25,8 @@ class HSELoss(nn.Module):
         loss = base + hybrid_weight * mean over h of -log( exp(s(h, p) / temperature)
                                                           / (exp(s(h, p) / temperature) + exp(s(h, n) / temperature)) )
 
-    Hybrids that lack one of both do not count. The training loop makes the mixed crops (see `pfml.data.mixed_crops`),
-    one for each sample, since the loss has an attribute `mixing`. Computed in float32 at least, whatever autocast says.
+    Hybrids of a batch without other classes do not count. The training loop makes a mixed crop of each sample (see
+    `pfml.data.mixed_crops`), since the loss has an attribute `mixing`. Computed in float32 at least, whatever autocast says.
 
     Published: hybrids by CutMix, MixUp and a modified GridMask; parents as weak positives, of which a near one is taken,
     against a near negative of another class; a loss like NCA. The paper's text and code were not at hand: hybrid_weight,
@@ -72,24 +56,40 @@ class HSELoss(nn.Module):
         self.mixing = mixing
         self.terms: dict[str, Tensor] = {}
 
-    def forward(self, embeddings: Tensor, labels: Tensor, *, mixed: MixedSamples | None = None) -> Tensor:
-        """The loss of a batch: embeddings (batch, D), labels (batch,) in [0, C); without hybrids that of the base."""
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        *,
+        mixed: Tensor | None = None,
+        partner_labels: Tensor | None = None,
+        shares: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of a batch: embeddings (batch, D), labels (batch,) in [0, C).
+
+        Args:
+            embeddings, labels: Of the samples.
+            mixed: Embeddings of the samples' crops, each mixed with another one, (batch, D); None for the base loss.
+            partner_labels: Classes of these others, (batch,).
+            shares: How much of a mixed crop is of the sample, (batch,); not used.
+        """
         loss = self.base(embeddings, labels)
         self.terms = {"base": loss.detach(), **self.base.terms}
-        if mixed is None:
+        if mixed is None or partner_labels is None:
             return loss
         with torch.autocast(embeddings.device.type, enabled=False):
-            points, hybrids = unit(embeddings.to(loss.dtype)), unit(mixed.embeddings.to(loss.dtype))
-            hybrid = self._hybrid_loss(hybrids @ points.T, mixed.labels, labels.to(embeddings.device))
+            points, hybrids = unit(embeddings.to(loss.dtype)), unit(mixed.to(loss.dtype))
+            parents = torch.stack([labels, partner_labels], dim=1)
+            hybrid = self._hybrid_loss(hybrids @ points.T, parents, labels)
             self.terms["hybrids"] = hybrid.detach()
             return loss + self.hybrid_weight * hybrid
 
     def _hybrid_loss(self, cosines: Tensor, parents: Tensor, labels: Tensor) -> Tensor:
-        """The second term without its weight: cosines (n, B) of hybrids and samples, parents (n, 2), labels (B,)."""
+        """The second term without its weight: cosines (B, B) of hybrids and samples, parents (B, 2), labels (B,)."""
         if not cosines.numel():
             return cosines.sum()
-        related = (parents[:, :, None] == labels).any(dim=1)  # (n, B)
-        both = related.any(dim=1) & ~related.all(dim=1)
+        related = (parents[:, :, None] == labels).any(dim=1)  # (B, B)
+        both = ~related.all(dim=1)  # the sample itself is related
         positive = cosines.masked_fill(~related, -2.0).amax(dim=1)
         negative = cosines.masked_fill(related, -2.0).amax(dim=1)
         losses = F.softplus((negative - positive) / self.temperature)

@@ -112,9 +112,7 @@ class ConditionalFlow(nn.Module):
 
     permutations: Tensor  # (num_blocks, D) of int64
 
-    def __init__(
-        self, dim: int, *, num_blocks: int = 5, depth: int = 8, width: int = 128, clamp: float = 2.0
-    ) -> None:
+    def __init__(self, dim: int, *, num_blocks: int = 5, depth: int = 8, width: int = 128, clamp: float = 2.0) -> None:
         super().__init__()
         for name, size, least in (("embedding_dim", dim, 2), ("num_blocks", num_blocks, 1), ("depth", depth, 2),
                                   ("width", width, 1)):  # fmt: skip

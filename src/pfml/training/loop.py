@@ -28,6 +28,7 @@ from pfml.data import RetrievalData, Windows
 from pfml.data.cached_features import CachedFeatures
 from pfml.data.crop_transforms import transform_crops
 from pfml.data.image_source import ImageSource
+from pfml.data.mixed_crops import MixedCrops
 from pfml.data.pinned_memory import to_device
 from pfml.data.seeding import generator_for
 from pfml.distributed import World
@@ -270,17 +271,19 @@ class Training:
         set_learning_rates(self.optimizer, factor)
         self.optimizer.zero_grad(set_to_none=True)
         targets = self.targets(batch, pixels)
-        mixed = torch.autocast(self.device.type, precision(config.autocast), enabled=config.autocast != "none")
-        with self.world.own_draws(config.seed, batch.step), mixed:
-            pieces = CachedBatch(self.network, pixels, config.batch.mini_batch_size)
-            embeddings, others = self.inputs.of(pieces.outputs, pixels)
+        mixed = self.mixed(batch, pixels)
+        images = pixels if mixed is None else torch.cat([pixels, mixed.crops])
+        autocast = torch.autocast(self.device.type, precision(config.autocast), enabled=config.autocast != "none")
+        with self.world.own_draws(config.seed, batch.step), autocast:
+            pieces = CachedBatch(self.network, images, config.batch.mini_batch_size)
+            embeddings, others = self.inputs.of(pieces.outputs, pixels, targets, mixed)
         checking: AbstractContextManager[list[DeferredCheck]] = (
             deferred_checks() if self.readback.lag else nullcontext([])
         )
         with checking as checks:
             loss = self.energy(embeddings, targets, batch, **others)
         self.scaler.scale(loss).backward()
-        with mixed:
+        with autocast:
             pieces.backward()
         agree_on_gradients(self.embedder, self.loss, self.world)
         self.scaler.unscale_(self.optimizer)
@@ -294,6 +297,12 @@ class Training:
             self.weight_average.update()
         self.inputs.follower.update()
         return outcomes
+
+    def mixed(self, batch: Batch, pixels: Tensor) -> MixedCrops | None:
+        """The crops of this rank's shard of a batch, mixed with each other; None for a loss that asks for none."""
+        shard = self.world.shard(len(batch.indices))
+        generator = generator_for(self.config.seed, "mixing", (batch.step << 20) + (shard.start or 0))
+        return self.inputs.mixed(pixels, self.data.train.labels[batch.indices[shard]], generator)
 
     def targets(self, batch: Batch, pixels: Tensor) -> Tensor:
         """The targets of this rank's shard of a batch: labels, or the teachers' embeddings of its crops."""

@@ -2,13 +2,16 @@
 
 A loss says so by attributes of its own. `needs_length`: embeddings come as the embedding layer gives them, with their
 length. `needs_features`: it gets the pooled features of the backbone, for heads of its own. `momentum`: it gets the
-embeddings of a network that follows the trained one by this share.
+embeddings of a network that follows the trained one by this share. `mixing`: each crop is mixed with one of another
+class (see `pfml.data.mixed_crops`), and it gets the embeddings of these, the classes of the others and the shares.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
+from pfml.data.mixed_crops import MixedCrops, mix_crops
 from pfml.models import Embedder
 from pfml.training.averaging import Follower
 from pfml.training.ranks import loss_of_all
@@ -33,23 +36,44 @@ class LossInputs:
         self.needs_length = getattr(asked, "needs_length", False)
         self.needs_features = getattr(asked, "needs_features", False)
         self.momentum: float = getattr(asked, "momentum", None) or 0.0
+        self.mixing: str | None = getattr(asked, "mixing", None)
         self.head = embedder.head
         self.network = _Features(embedder) if self.needs_length or self.needs_features else embedder
         self.follower = Follower(embedder, self.momentum)
 
-    def of(self, output: Tensor, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def mixed(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> MixedCrops | None:
+        """The images of a batch, each mixed with one of another class; None for a loss that asks for none.
+
+        Args:
+            images: The batch.
+            labels: Its classes, on the CPU.
+            generator: Of the CPU.
+        """
+        return None if self.mixing is None else mix_crops(images, labels, self.mixing, generator)
+
+    def of(
+        self, output: Tensor, images: Tensor, targets: Tensor, mixed: MixedCrops | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """The embeddings of a batch as the loss wants them, and its other inputs by name.
 
         Args:
-            output: What `network` has returned for `images`.
+            output: What `network` has returned for `images`, followed by those of `mixed`.
             images: The batch.
+            targets: Its labels.
+            mixed: What `mixed` has returned.
         """
-        inputs = {"features": output} if self.needs_features else {}
+        count = len(images)
+        inputs = {"features": output[:count]} if self.needs_features else {}
         if self.momentum:
             inputs["followed"] = self.follower(images)
+        embeddings = output
         if self.needs_length:
-            return self.head.projected(output), inputs
-        return self.head.embedded(output) if self.needs_features else output, inputs
+            embeddings = self.head.projected(output)
+        elif self.needs_features:
+            embeddings = self.head.embedded(output)
+        if mixed is not None:
+            inputs |= {"mixed": embeddings[count:], "partner_labels": targets[mixed.partners], "shares": mixed.shares}
+        return embeddings[:count], inputs
 
 
 class _Features(nn.Module):
