@@ -34,7 +34,7 @@ def test_cutmix_replaces_one_box_and_a_grid_many_squares():
             continue
         rows, columns = replaced.any(dim=1), replaced.any(dim=0)
         assert torch.equal(replaced, rows[:, None] & columns)
-        assert (rows.int().diff().abs().sum() <= 2) and (columns.int().diff().abs().sum() <= 2)
+        assert all(line.int().diff().abs().sum() <= 2 for line in (rows, columns))
     squares = mixed("grid", size=64).crops[:, 0]
     for k, crop in enumerate(squares):
         replaced = crop != k

@@ -9,10 +9,10 @@ positive to the degree m, and give the same function of
 The loss is that of the samples plus `mix_weight` times the mixed one. m is drawn once a step from Beta(concentration,
 concentration), with torch's global generator of the CPU. In evaluation mode nothing is mixed.
 
-Published: mix_weight 0.4, concentration 2. The authors' code is whole for the contrastive loss only. There positives and
-negatives are mixed in half of the steps, in the others an anchor and its negatives (weight 0.3); of the positives it
-takes the first. Its multi-similarity loss adds up the sums of samples and of mixed ones within the logarithm. Here it is
-as in the paper: a loss of its own, over all pairs.
+Published: mix_weight 0.4, concentration 2. The authors' code is whole for the contrastive loss only. There positives
+and negatives are mixed in half of the steps, in the others an anchor and its negatives (weight 0.3); of the positives
+it takes the first. Its multi-similarity loss adds up the sums of samples and of mixed ones within the logarithm. Here
+it is as in the paper: a loss of its own, over all pairs.
 """
 
 from __future__ import annotations
@@ -168,7 +168,8 @@ class MultiSimilarityMetrixLoss(nn.Module):
                 share = drawn_share(self.concentration)
                 of_anchor = mixed_cosines(cosines[:, :, None], cosines[:, None, :], cosines, share).flatten(1)
                 pairs = (positives[:, :, None] & negatives[:, None, :]).flatten(1)  # (B, B * B)
-                mixed = sum(self._pull_and_push(of_anchor, pairs, pairs, share))
+                pull, push = self._pull_and_push(of_anchor, pairs, pairs, share)
+                mixed = pull + push
                 self.terms["mixed"] = mixed.detach()
                 loss = loss + self.mix_weight * mixed
             return loss

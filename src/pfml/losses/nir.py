@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ __all__ = ["ConditionalFlow", "ProxyAnchorNIRLoss"]
 
 
 class ProxyAnchorNIRLoss(ProxyAnchorLoss):
-    """Proxy Anchor, and samples that a flow can tell apart given their proxy: they do not spread alike in all directions.
+    """Proxy Anchor, and a flow that tells the samples around a proxy apart: they do not spread alike in all directions.
 
     With x and the proxies p on the unit sphere, z(x | p) what the flow makes of x and J its Jacobian:
 
@@ -92,9 +93,9 @@ class ProxyAnchorNIRLoss(ProxyAnchorLoss):
 
 
 class ConditionalFlow(nn.Module):
-    """An invertible function of points given conditions: blocks of affine couplings (Kingma and Dhariwal, NeurIPS 2018).
+    """An invertible function of points given conditions: blocks of affine couplings.
 
-    A block permutes the features, splits them in halves x1 and x2, and gives, with c the condition:
+    As in Glow (Kingma and Dhariwal, NeurIPS 2018), a block permutes the features, splits them in halves x1 and x2, and gives, with c the condition:
 
         y1 = x1 * exp(s(x2, c)) + t(x2, c)
         y2 = x2 * exp(s'(y1, c)) + t'(y1, c)
@@ -154,7 +155,7 @@ class ConditionalFlow(nn.Module):
 def _network(num_inputs: int, num_outputs: int, depth: int, width: int) -> nn.Sequential:
     sizes = [num_inputs, *[width] * (depth - 1), num_outputs]
     layers: list[nn.Module] = []
-    for ins, outs in zip(sizes, sizes[1:], strict=False):
+    for ins, outs in pairwise(sizes):
         layers += [nn.Linear(ins, outs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
