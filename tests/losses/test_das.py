@@ -76,10 +76,8 @@ def test_without_produced_embeddings_it_is_the_published_multi_similarity(option
 
 @pytest.mark.parametrize("detach", [True, False])
 def test_the_loss_is_over_samples_and_produced_embeddings(detach):
-    loss, (points, labels) = (
-        make(detach=detach, num_produced=2, shift_weight=0.2, scale_low=0.5, scale_high=2.0),
-        batch(),
-    )
+    loss = make(detach=detach, num_produced=2, shift_weight=0.2, scale_low=0.5, scale_high=2.0)
+    points, labels = batch()
     torch.manual_seed(3)
     value = loss(points, labels)
     torch.manual_seed(3)

@@ -122,9 +122,8 @@ def test_a_batch_of_one_class_has_the_gradient_of_the_base_loss(fixed_share):
     embeddings, _ = batch()
     labels = torch.full((8,), 2)
     for kind, _ in LOSSES:
-        gradients = [
-            torch.autograd.grad(make(kind, mix_weight=w)(embeddings, labels), embeddings)[0] for w in (0.0, 1.0)
-        ]
+        values = [make(kind, mix_weight=weight)(embeddings, labels) for weight in (0.0, 1.0)]
+        gradients = [torch.autograd.grad(value, embeddings)[0] for value in values]
         assert torch.isfinite(gradients[1]).all()
         torch.testing.assert_close(*gradients)
 

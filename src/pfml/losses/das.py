@@ -133,9 +133,8 @@ class DASLoss(nn.Module):
         points = points.detach() if self.detach else points
         chosen = self.frequencies[labels].topk(self.num_scaled, dim=1).indices  # (B, num_scaled)
         drawn = torch.rand(chosen.shape, dtype=points.dtype, device=points.device)
-        factors = torch.ones_like(points).scatter(
-            1, chosen, self.scale_low + (self.scale_high - self.scale_low) * drawn
-        )
+        scales = self.scale_low + (self.scale_high - self.scale_low) * drawn
+        factors = torch.ones_like(points).scatter(1, chosen, scales)
         slots = (torch.rand(len(labels), device=points.device) * self.filled[labels]).long()  # 0 of an empty memory
         shifts = self.differences[labels * self.memory_size + slots].to(points.dtype)
         return unit(factors * points + self.shift_weight * shifts)

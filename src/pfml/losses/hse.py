@@ -29,9 +29,9 @@ class HSELoss(nn.Module):
     `pfml.data.mixed_crops`), since the loss has an attribute `mixing`. Computed in float32 at least, whatever autocast
     says.
 
-    Published, as others report it: hybrids by CutMix, MixUp and a modified GridMask; parents as weak positives, of which
-    a near one is taken, against a near negative of another class; a loss like NCA. The paper's text and code were not
-    at hand: hybrid_weight, temperature, the shares of the mixes and the grid are ours.
+    Published, as others report it: hybrids by CutMix, MixUp and a modified GridMask; parents as weak positives, of
+    which a near one is taken, against a near negative of another class; a loss like NCA. The paper's text and code were
+    not at hand: hybrid_weight, temperature, the shares of the mixes and the grid are ours.
 
     Args:
         base: The loss of the samples.

@@ -95,7 +95,8 @@ class ProxyAnchorNIRLoss(ProxyAnchorLoss):
 class ConditionalFlow(nn.Module):
     """An invertible function of points given conditions: blocks of affine couplings.
 
-    As in Glow (Kingma and Dhariwal, NeurIPS 2018), a block permutes the features, splits them in halves x1 and x2, and gives, with c the condition:
+    As in Glow (Kingma and Dhariwal, NeurIPS 2018), but with fixed permutations, a block permutes the features, splits
+    them in halves x1 and x2, and gives, with c the condition:
 
         y1 = x1 * exp(s(x2, c)) + t(x2, c)
         y2 = x2 * exp(s'(y1, c)) + t'(y1, c)
