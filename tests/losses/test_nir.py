@@ -33,7 +33,8 @@ def literal(embeddings, labels, loss):
     for x, c in zip(embeddings, labels.tolist(), strict=True):
         proxy = loss.proxies[c, 0] / loss.proxies[c, 0].norm()
         latent, log_volume = flowed(loss.flow, x / x.norm(), proxy)
-        total = total + torch.exp(sum(z**2 for z in latent) / 2 - log_volume)
+        cost = sum(z**2 for z in latent) / 2 - log_volume
+        total = total + (torch.exp(cost) if loss.exponential else cost)
     anchor = proxy_anchor(embeddings, labels, loss.proxies[:, 0], scale=loss.scale, margin=loss.margin)
     return total / len(labels) + loss.alignment * anchor
 
@@ -52,7 +53,9 @@ def batch():
     return embeddings.requires_grad_(), torch.tensor([0, 0, 1, 1, 1, 3, 3])
 
 
-@pytest.mark.parametrize("options", [{}, {"alignment": 0.3, "clamp": 0.7, "scale": 8.0, "margin": 0.2}])
+@pytest.mark.parametrize(
+    "options", [{}, {"alignment": 0.3, "clamp": 0.7, "scale": 8.0, "margin": 0.2}, {"exponential": False}]
+)
 def test_value_and_gradients_are_those_of_the_published_loss(options):
     loss, (embeddings, labels) = make(**options), batch()
     expected = literal(embeddings, labels, loss)

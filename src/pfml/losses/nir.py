@@ -30,7 +30,8 @@ class ProxyAnchorNIRLoss(ProxyAnchorLoss):
     Published, in the authors' code: all of the above with alignment 0.0075 on CUB, 0.01 on Cars, 0.3 on SOP; 5 blocks
     of networks with 8 layers of 128 units, clamp 2; proxies are normal numbers over 8 at the start. Adam, weight decay
     on the backbone only; backbone 1e-5, proxies 0.04, flow 5e-4. The paper writes the log-likelihood, without the
-    exponential; with it the term is bounded, and what the flow explains well ceases to count.
+    exponential (`exponential=False`). With it the term is bounded, and what the flow explains well ceases to count:
+    e falls by far more than 1 as soon as the flow widens the sphere, so that `terms["flow"]` is soon near 0.
 
     Ours: Proxy Anchor's mean is over the classes of the batch, where the code's is over its samples. Exponents above
     20 grow linearly, so that a flow that is far off does not overflow.
@@ -40,6 +41,7 @@ class ProxyAnchorNIRLoss(ProxyAnchorLoss):
         embedding_dim: D, at least 2.
         scale, margin: Of Proxy Anchor.
         alignment: Weight of Proxy Anchor.
+        exponential: Whether exp(e) counts, as in the code, or e, as in the paper.
         num_blocks, depth, width, clamp: Of the flow; see `ConditionalFlow`.
         flow_lr: Learning rate of the flow, whatever that of the proxies is; a schedule lowers both alike.
 
@@ -55,6 +57,7 @@ class ProxyAnchorNIRLoss(ProxyAnchorLoss):
         scale: float = 32.0,
         margin: float = 0.1,
         alignment: float = 0.0075,
+        exponential: bool = True,
         num_blocks: int = 5,
         depth: int = 8,
         width: int = 128,
@@ -66,6 +69,7 @@ class ProxyAnchorNIRLoss(ProxyAnchorLoss):
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {value}")
         self.alignment = alignment
+        self.exponential = bool(exponential)
         self.flow_lr = flow_lr
         self.proxies = nn.Parameter(torch.randn(num_classes, 1, embedding_dim) / 8)
         self.flow = ConditionalFlow(embedding_dim, num_blocks=num_blocks, depth=depth, width=width, clamp=clamp)
@@ -78,8 +82,9 @@ class ProxyAnchorNIRLoss(ProxyAnchorLoss):
         with torch.autocast(embeddings.device.type, enabled=False):
             points, proxies = unit(embeddings.to(wide)), unit(self.proxies[:, 0].to(wide))
             latent, log_determinant = self.flow(points, proxies[labels])
-            exponents = latent.square().sum(dim=1) / 2 - log_determinant
-            flow = _bounded_exp(exponents).sum() / max(len(labels), 1)
+            costs = latent.square().sum(dim=1) / 2 - log_determinant  # e
+            costs = _bounded_exp(costs) if self.exponential else costs
+            flow = costs.sum() / max(len(labels), 1)
             self.terms["flow"] = flow.detach()
             return flow + self.alignment * aligned
 
@@ -89,7 +94,8 @@ class ProxyAnchorNIRLoss(ProxyAnchorLoss):
         return [*super().param_groups(lr, weight_decay), flow]
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, alignment={self.alignment}, flow_lr={self.flow_lr}"
+        rates = f"alignment={self.alignment}, exponential={self.exponential}, flow_lr={self.flow_lr}"
+        return f"{super().extra_repr()}, {rates}"
 
 
 class ConditionalFlow(nn.Module):
