@@ -69,9 +69,12 @@ def value_and_gradients(loss, embeddings, labels):
     """The loss, and the gradients of the embeddings and of what the loss learns; all of them must exist."""
     for parameter in loss.parameters():
         parameter.grad = None
+    memory = {name: buffer.clone() for name, buffer in loss.named_buffers()}
     torch.manual_seed(2)
     value = loss(embeddings, labels)
     value.backward()
+    for name, buffer in loss.named_buffers():
+        buffer.copy_(memory[name])  # so that the next call starts as this one did
     learned = [parameter for group in loss_groups(loss) for parameter in group["params"]]
     assert all(parameter.grad is not None for parameter in learned)
     return value.detach(), embeddings.grad, [parameter.grad for parameter in learned]

@@ -15,7 +15,11 @@ from pfml.losses import (
     S2SDLoss,
     baselines,
     distillation,
+    hse,
 )
+from pfml.losses.das import DASLoss
+from pfml.losses.metrix import MultiSimilarityMetrixLoss, ProxyAnchorMetrixLoss
+from pfml.losses.nir import ProxyAnchorNIRLoss
 from pfml.methods.method import Method
 
 __all__ = ["METHODS"]
@@ -72,6 +76,30 @@ METHODS: dict[str, Method] = {
         {"trust": 0.3},
         learns="proxies (C, 1, D)",
         recipe_file="proxy-anchor",
+    ),
+    "proxy-anchor-nir": Method(
+        ProxyAnchorNIRLoss,
+        "proxy-anchor beside a normalizing flow from samples, given their proxies",
+        "Roth et al., CVPR 2022",
+        learns="proxies (C, 1, D), a flow",
+        recipe_file="proxy-anchor-nir",
+        note="the exponential of the negative log-likelihood, as in the code; the paper has the log-likelihood",
+    ),
+    "proxy-anchor-metrix": Method(
+        ProxyAnchorMetrixLoss,
+        "proxy-anchor, and again with samples mixed with those of other classes",
+        "Venkataramanan et al., ICLR 2022",
+        learns="proxies (C, 1, D)",
+        recipe_file="proxy-anchor-metrix",
+        note="embeddings are mixed (Metrix/embed); the best published variant mixes feature maps",
+    ),
+    "proxy-anchor-hse": Method(
+        hse.proxy_anchor_hse,
+        "proxy-anchor, and crops mixed of two classes that stay nearer to these than to others",
+        "Yang et al., ICCV 2023",
+        learns="proxies (C, 1, D)",
+        recipe_file="proxy-anchor-hse",
+        note="the paper was not at hand: weight, temperature and grid are ours",
     ),
     "proxy-nca": Method(
         baselines.proxy_nca,
@@ -236,6 +264,17 @@ METHODS: dict[str, Method] = {
         recipe_file="margin",
         note="as margin",
     ),
+    "margin-hse": Method(
+        hse.margin_hse,
+        "margin, and crops mixed of two classes that stay nearer to these than to others",
+        "Yang et al., ICCV 2023",
+        miner="negatives drawn against the density of distances",
+        learns="beta (1,)",
+        needs_positives=True,
+        proxy_lr=5e-4,
+        recipe_file="margin-hse",
+        note="as proxy-anchor-hse and margin",
+    ),
     "fast-ap": Method(
         baselines.fast_ap,
         "average precision over a histogram of distances",
@@ -268,6 +307,23 @@ METHODS: dict[str, Method] = {
         needs_positives=True,
         recipe_file="multi-similarity",
         note="beta 50 of the paper, the code has 40",
+    ),
+    "multi-similarity-das": Method(
+        DASLoss,
+        "multi-similarity with its miner, over three more embeddings around each sample",
+        "Liu et al., ECCV 2022",
+        miner="as multi-similarity-miner",
+        needs_positives=True,
+        recipe_file="multi-similarity-das",
+    ),
+    "multi-similarity-metrix": Method(
+        MultiSimilarityMetrixLoss,
+        "multi-similarity with its miner, and again with positives mixed with negatives",
+        "Venkataramanan et al., ICLR 2022",
+        miner="as multi-similarity-miner",
+        needs_positives=True,
+        recipe_file="multi-similarity-metrix",
+        note="embeddings are mixed (Metrix/embed); the best published variant mixes feature maps",
     ),
     "circle": Method(
         baselines.circle,

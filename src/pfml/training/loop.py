@@ -55,7 +55,7 @@ from pfml.storage.files import write_atomically
 from pfml.training.averaging import WeightAverage, largest_share
 from pfml.training.cached_batch import CachedBatch
 from pfml.training.environment import compiled, compiles, precision, reading_lag, reproducible, resolve_device
-from pfml.training.loss_inputs import LossInputs
+from pfml.training.loss_inputs import Crops, LossInputs
 from pfml.training.optimizer import (
     clip_gradients,
     create_optimizer,
@@ -275,19 +275,19 @@ class Training:
         factor = learning_rate_factor(config.schedule, self.step, len(self.batches), config.epochs)
         set_learning_rates(self.optimizer, factor)
         self.optimizer.zero_grad(set_to_none=True)
-        pixels, *others = pixels.chunk(self.inputs.crops_per_image)
-        targets = self.targets(batch, pixels)
-        mixed = torch.autocast(self.device.type, precision(config.autocast), enabled=config.autocast != "none")
-        with self.world.own_draws(config.seed, batch.step), mixed:
-            pieces = CachedBatch(self.network, pixels, config.batch.mini_batch_size)
-            embeddings, inputs = self.inputs.of(pieces.outputs, [pixels, *others][-1])
+        crops = self.crops(batch, pixels)
+        targets = self.targets(batch, crops.own)
+        autocast = torch.autocast(self.device.type, precision(config.autocast), enabled=config.autocast != "none")
+        with self.world.own_draws(config.seed, batch.step), autocast:
+            pieces = CachedBatch(self.network, crops.passed, config.batch.mini_batch_size)
+            embeddings, inputs = self.inputs.of(pieces.outputs, crops, targets)
         checking: AbstractContextManager[list[DeferredCheck]] = (
             deferred_checks() if self.readback.lag else nullcontext([])
         )
         with checking as checks:
             loss = self.energy(embeddings, targets, batch, **inputs)
         self.scaler.scale(loss).backward()
-        with mixed:
+        with autocast:
             pieces.backward()
         agree_on_gradients(self.embedder, self.loss, self.world)
         self.scaler.unscale_(self.optimizer)
@@ -301,6 +301,12 @@ class Training:
             self.weight_average.update()
         self.inputs.follower.update()
         return outcomes
+
+    def crops(self, batch: Batch, pixels: Tensor) -> Crops:
+        """The crops of this rank's shard of a batch, as the loss asks for them."""
+        shard = self.world.shard(len(batch.indices))
+        generator = generator_for(self.config.seed, "mixing", (batch.step << 20) + (shard.start or 0))
+        return self.inputs.crops(pixels, self.data.train.labels[batch.indices[shard]], generator)
 
     def targets(self, batch: Batch, pixels: Tensor) -> Tensor:
         """The targets of this rank's shard of a batch: labels, or the teachers' embeddings of its crops."""
