@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pfml.data import BalancedBatches, ImageSet, RandomBatches, RetrievalData, open_images
+from pfml.data import BalancedBatches, ImageSet, NeighborBatches, RandomBatches, RetrievalData, open_images
 from pfml.data.decoded_images import DecodedImages
 from pfml.data.decoding import listing_all_unreadable
 from pfml.data.image_set import refuse_seen_classes
@@ -61,7 +61,10 @@ def create_batches(images: ImageSet, config: TrainConfig) -> RandomBatches | Bal
         raise ValueError(f"batch.size must not exceed the {len(images)} training images, got {size}")
     if per_class == 0:
         return RandomBatches(len(images), size, config.seed, per_epoch=config.batch.per_epoch)
-    return BalancedBatches(images.labels, size // per_class, per_class, config.seed, per_epoch=config.batch.per_epoch)
+    shape = images.labels, size // per_class, per_class
+    if config.batch.neighbors:
+        return NeighborBatches(*shape, config.batch.neighbors, config.seed, per_epoch=config.batch.per_epoch)
+    return BalancedBatches(*shape, config.seed, per_epoch=config.batch.per_epoch)
 
 
 def learned(embedder: Embedder, data: RetrievalData) -> TrainedOn:
