@@ -87,7 +87,7 @@ class BatchConfig:
         if self.neighbors < 0 or (self.neighbors and (group == 0 or self.size % group)):
             raise ValueError(
                 f"batch.neighbors must be >= 0, and batch.size a multiple of batch.samples_per_class * "
-                f"(batch.neighbors + 1), got {self.neighbors} and {self.size} = {group} * {self.size / max(group, 1):g}"
+                f"(batch.neighbors + 1), got {self.neighbors}, {self.size} and {self.samples_per_class}"
             )
 
 
