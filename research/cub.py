@@ -110,8 +110,10 @@ class Quick(Training):
         if "teacher" in self.extras:
             self.teacher = unit(self.embeddings("train").to(self.device))
 
-    def energy(self, embeddings: Tensor, targets: Tensor, batch: Batch) -> Tensor:
+    def energy(self, embeddings: Tensor, targets: Tensor, batch: Batch, **others: Tensor) -> Tensor:
         """Of images that are two at once, the mean by share; with what candidates add to the loss."""
+        if others:
+            return super().energy(embeddings, targets, batch, **others)
         if self.mixup is None:
             return self.with_extras(embeddings, targets, batch)
         share, other = self.mixup
@@ -233,7 +235,7 @@ class Workbench:
     def __init__(self, device: torch.device, compiling: bool) -> None:
         self.device, self.compiling = device, compiling
         self.embedders: dict[EmbedderConfig, Embedder] = {}
-        self.networks: dict[tuple[EmbedderConfig, int], Callable[[Tensor], Tensor]] = {}
+        self.networks: dict[tuple[EmbedderConfig, int, type], Callable[[Tensor], Tensor]] = {}
 
     def embedder(self, config: EmbedderConfig) -> Embedder:
         """A new model with random head, as the current seed has it."""
@@ -246,11 +248,12 @@ class Workbench:
             kept.trained_on = None
         return kept
 
-    def network(self, embedder: Embedder, config: RunConfig) -> Callable[[Tensor], Tensor]:
-        """The embedder compiled for the batches of `config`."""
-        key = config.model, config.batch.size
+    def network(self, training: Training, config: RunConfig) -> Callable[[Tensor], Tensor]:
+        """What the loss sees of the embedder, compiled for the batches of `config`."""
+        network = training.inputs.network
+        key = config.model, config.batch.size, type(network)
         if key not in self.networks:
-            self.networks[key] = compiled(embedder, self.device)
+            self.networks[key] = compiled(network, self.device)
         return self.networks[key]
 
 
@@ -280,7 +283,7 @@ def run(
         kind = QuickCompiled if bench.compiling else Quick
         training = kind(embedder, data, sources, replace(config, compile=False), RunFolder(Path(folder)), Monitor())
         if isinstance(training, QuickCompiled):
-            training.prepared = bench.network(embedder, config)
+            training.prepared = bench.network(training, config)
         training.extend(extras)
         results = training.run()
         return {

@@ -818,7 +818,7 @@ def teach(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
             base = replace(base, epochs=bench.options.epochs)
         with seeded(int(seed)):
             run = bench.begin(base, one, TeacherRun, corrected=way_to_correct(name))
-            run.compiled_network = bench.networks.network(run.embedder, run.config) if bench.options.compile else None
+            run.compiled_network = bench.networks.network(run, run.config) if bench.options.compile else None
             run.run()
         keep(run.embedder, folder)
         if key_of_teacher(name, task.noise) not in bench.done:
@@ -935,7 +935,7 @@ def learn(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
             corrected = way_to_correct(spec.teachers[0])
             run = bench.begin(base, task, StudentRun, Path(f"{folder}.run"), corrected=corrected)
             run.spec, run.bench = spec, bench
-            run.compiled_network = bench.networks.network(run.embedder, run.config) if bench.options.compile else None
+            run.compiled_network = bench.networks.network(run, run.config) if bench.options.compile else None
             run.continue_from_checkpoint()
             continued = run.state.epoch
             run.run()

@@ -10,7 +10,7 @@ import yaml
 
 from pfml.cli import main
 from pfml.methods import METHODS, create_loss
-from pfml.methods.method import Recipe, chosen_recipe
+from pfml.methods.recipe import Recipe, chosen_recipe
 from pfml.models import EmbedderConfig
 from pfml.runs.config import DataConfig
 from pfml.runs.config_files import plain, read_config

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from pfml.methods.method import Method, PublishedRecipe
+    from pfml.methods import Method
+    from pfml.methods.recipe import PublishedRecipe
 
 __all__ = ["add_methods_arguments", "markdown_table", "methods", "recipe_lines", "recipe_table", "recipe_yaml"]
 
@@ -49,7 +50,13 @@ def add_methods_arguments(parser: ArgumentParser) -> None:
     text = "As in docs/METHODS.md, with recipes and notes."
     parser.add_argument("--markdown", action="store_true", help=text)
     parser.add_argument("--recipe", help="NAME: how it was published, as a file for `pfml train --config`.")
-    parser.add_argument("--dataset", default="cub", help="What the recipe is for: cub, cars, sop, in-shop or another.")
+    parser.add_argument(
+        "--data",
+        "--dataset",
+        dest="dataset",
+        default="cub",
+        help="What the recipe is for: cub, cars, sop, in-shop or another.",
+    )
     parser.add_argument("--backbone", default="resnet50", help="The backbone that it is for.")
     add_json_option(parser)
 

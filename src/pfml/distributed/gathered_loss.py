@@ -31,11 +31,12 @@ class GatheredLoss(nn.Module):
         self.whole = whole
         self.ranks = ranks
 
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """The loss of all ranks' samples: embeddings (b, D) and labels (b,) of this rank."""
+    def forward(self, embeddings: Tensor, labels: Tensor, **inputs: Tensor) -> Tensor:
+        """The loss of all ranks' samples: embeddings (b, D), labels (b,) and other `inputs` (b, ...) of this rank."""
         sizes = [numbers[0] for numbers in self.ranks.control.all_gather_numbers([len(embeddings)])]
         everyone = _Gathered.apply(self.ranks, sizes, embeddings)
-        return self.whole(everyone, self.ranks.all_gather(labels, sizes))
+        others = {name: _Gathered.apply(self.ranks, sizes, rows) for name, rows in inputs.items()}
+        return self.whole(everyone, self.ranks.all_gather(labels, sizes), **others)
 
     @property
     def terms(self) -> dict[str, Tensor]:

@@ -59,6 +59,7 @@ class EmbedderConfig:
         pooling: "avg", "max", "avg+max" (their sum), "gem" (generalized mean) or "token" (the CLS token of a
             vision transformer).
         layer_norm: "none", or LayerNorm without parameters on the pooled "features" or on the "embedding".
+        parts: Unit vectors that the embedding consists of, side by side; 1 but for methods with several heads (DiVA).
         freeze_patch_embedding: Whether the first layer of a vision transformer never trains.
         image_size: Another height and width of what the backbone sees; None for what is usual for the backbone.
         resize: Another short side of test images before their crop of `image_size`; None for the usual ratio of both.
@@ -71,6 +72,7 @@ class EmbedderConfig:
     embedding_dim: int | None = 512
     pooling: str = "avg"
     layer_norm: str = "none"
+    parts: int = 1
     freeze_patch_embedding: bool = False
     image_size: int | None = None
     resize: int | None = None
@@ -141,6 +143,7 @@ class Embedder(nn.Module):
             config.embedding_dim,
             pooling=config.pooling,
             layer_norm=config.layer_norm,
+            parts=config.parts,
             num_prefix_tokens=self.backbone.num_prefix_tokens,
         )
         load_weights(self.backbone, weights)

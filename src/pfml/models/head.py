@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -44,6 +45,8 @@ class Head(nn.Module):
             vision transformer).
         layer_norm: "none", or LayerNorm without parameters on the pooled "features" (HIER) or on the "embedding"
             before it is put on the sphere (HIST).
+        parts: Unit vectors that the embedding consists of, side by side, for methods whose heads are normalized one by
+            one (DiVA); the whole is a unit vector again.
         bias: Whether the linear layer has one.
         num_prefix_tokens: How many tokens stand before those of the patches.
     """
@@ -55,6 +58,7 @@ class Head(nn.Module):
         *,
         pooling: str = "avg",
         layer_norm: str = "none",
+        parts: int = 1,
         bias: bool = True,
         num_prefix_tokens: int = 0,
     ) -> None:
@@ -76,6 +80,9 @@ class Head(nn.Module):
         self.embedding_dim = num_features if embedding_dim is None else embedding_dim
         self.pooling = pooling
         self.layer_norm = layer_norm
+        if not isinstance(parts, int) or parts < 1 or self.embedding_dim % parts:
+            raise ValueError(f"parts must be a divisor of the {self.embedding_dim} dimensions, got {parts!r}")
+        self.parts = parts
         self.num_prefix_tokens = num_prefix_tokens
         self.linear: nn.Linear | None = None
         if embedding_dim is not None:
@@ -92,10 +99,16 @@ class Head(nn.Module):
     def embedded(self, pooled: Tensor) -> Tensor:
         """Unit vectors (B, D) in float32 of what `pooled` returns."""
         with torch.autocast(pooled.device.type, enabled=False):
-            embedding = pooled if self.linear is None else self.linear(pooled.to(self.linear.weight.dtype)).float()
-            if self.layer_norm == "embedding":
-                embedding = F.layer_norm(embedding, (self.embedding_dim,))
-            return unit(embedding)
+            vectors = self.projected(pooled)
+            if self.parts == 1:
+                return unit(vectors)
+            return unit(vectors.unflatten(-1, (self.parts, -1))).flatten(-2) / math.sqrt(self.parts)
+
+    def projected(self, pooled: Tensor) -> Tensor:
+        """What `embedded` puts on the unit sphere, (B, D) in float32, with its length."""
+        with torch.autocast(pooled.device.type, enabled=False):
+            vectors = pooled if self.linear is None else self.linear(pooled.to(self.linear.weight.dtype)).float()
+            return F.layer_norm(vectors, (self.embedding_dim,)) if self.layer_norm == "embedding" else vectors
 
     def pooled(self, features: Tensor, pooling: str | None = None) -> Tensor:
         """What the linear layer gets, or would get with another pooling, (B, C) in float32."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from pfml.methods.method import Method, PublishedRecipe, Recipe
-from pfml.methods.table import LossConfig, method_of
+from pfml.methods import LossConfig, Method, Recipe, method_of
+from pfml.methods.recipe import PublishedRecipe
 from pfml.runs.config import BatchConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 
 __all__ = ["published_recipe", "recipe_config"]
@@ -68,12 +68,14 @@ def _published(recipe: Recipe, config: Config) -> Config:
     optimizer = OptimizerConfig(
         name=recipe.optimizer,  # type: ignore[arg-type]  # checked by the configuration
         lr=recipe.lr,
+        head_lr=recipe.head_lr,
         proxy_lr=recipe.proxy_lr,
         weight_decay=recipe.weight_decay,
         proxy_weight_decay=recipe.proxy_weight_decay,
         eps=recipe.eps,
         momentum=recipe.momentum,
         clip_value=recipe.clip_value,
+        clip_norm=recipe.clip_norm,
     )
     augmentation = config.augmentation
     if recipe.crop_area is not None:
@@ -98,6 +100,8 @@ def _published(recipe: Recipe, config: Config) -> Config:
             model,
             pooling=recipe.pooling or model.pooling,
             layer_norm=recipe.layer_norm or "none",
+            parts=recipe.parts,
+            freeze_patch_embedding=recipe.freeze_patch_embedding,
             embedding_dim=None if dim == "features" else dim or model.embedding_dim,
             image_size=recipe.image_size or model.image_size,
             resize=recipe.resize or model.resize,
@@ -111,7 +115,7 @@ def _schedule(recipe: Recipe) -> ScheduleConfig:
         return ScheduleConfig("milestones", factor=recipe.step_factor, milestones=recipe.milestones)
     if recipe.step_every is not None:
         return ScheduleConfig("step", every=recipe.step_every, factor=recipe.step_factor)
-    return ScheduleConfig()
+    return ScheduleConfig(recipe.schedule or "constant")
 
 
 def _with_positives(batch: BatchConfig) -> BatchConfig:

@@ -59,7 +59,14 @@ class TrainedField:
         return torch.arange(len(self.proxies)).repeat_interleave(self.proxies.shape[1])
 
 
-def save_loss(folder: Path, loss: nn.Module, config: LossConfig, class_names: tuple[str, ...], dim: int) -> None:
+def save_loss(
+    folder: Path,
+    loss: nn.Module,
+    config: LossConfig,
+    class_names: tuple[str, ...],
+    dim: int,
+    num_features: int | None = None,
+) -> None:
     """Write the loss to `folder`, replacing one that is there.
 
     Args:
@@ -68,6 +75,7 @@ def save_loss(folder: Path, loss: nn.Module, config: LossConfig, class_names: tu
         config: Its name and options.
         class_names: In the order of the labels.
         dim: Of the embeddings.
+        num_features: Of the backbone, for a loss with heads of its own on them.
     """
     tensors = {f"{STATE}{name}": value for name, value in loss.state_dict().items()}
     proxies = _proxy_points(loss)
@@ -78,6 +86,7 @@ def save_loss(folder: Path, loss: nn.Module, config: LossConfig, class_names: tu
         "options": config.options,
         "embedding_dim": dim,
         "class_names": list(class_names),
+        **({} if num_features is None else {"num_features": num_features}),
     }
     write_sealed_tensors(folder, NAME, tensors, content, LOSS)
 
@@ -132,11 +141,13 @@ class _Description:
     config: LossConfig
     class_names: tuple[str, ...]
     embedding_dim: int
+    num_features: int | None = None
 
 
 def _rebuilt(description: _Description, tensors: dict[str, Tensor]) -> nn.Module:
     _require_stored(description, tensors)
-    loss = create_loss(description.config, len(description.class_names), description.embedding_dim)
+    sizes = len(description.class_names), description.embedding_dim, description.num_features
+    loss = create_loss(description.config, *sizes)
     loss.load_state_dict(by_prefix(tensors, STATE))
     return loss.eval()
 
@@ -177,7 +188,9 @@ def _stored(folder: RunFolder) -> tuple[_Description, dict[str, Tensor]]:
 def _described(where: Path, content: dict[str, Any]) -> _Description:
     try:
         config = LossConfig(content["loss"]["name"], dict(content["loss"]["options"]))
-        return _Description(config, tuple(map(str, content["class_names"])), int(content["embedding_dim"]))
+        num_features = content.get("num_features")
+        names, dim = tuple(map(str, content["class_names"])), int(content["embedding_dim"])
+        return _Description(config, names, dim, None if num_features is None else int(num_features))
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedFileError(f"{where} must describe a loss, got {error!r}") from None
 

@@ -20,9 +20,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-__all__ = ["WeightAverage", "largest_share"]
+__all__ = ["Follower", "WeightAverage", "largest_share"]
 
 
 def largest_share(steps: int) -> float:
@@ -91,3 +92,24 @@ class WeightAverage:
     def _write(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():
             self._weights[name].copy_(value)
+
+
+class Follower(WeightAverage):
+    """A network whose weights are the running mean of another's: the momentum network of a loss that needs one (DiVA).
+
+    Until the first `update` it is that network itself.
+
+    Args:
+        model: Whose weights it follows.
+        share: Of its old weights in the new ones; with 0 it follows at once.
+    """
+
+    def __init__(self, model: nn.Module, share: float) -> None:
+        super().__init__(model, share)
+        self._model = model
+
+    @torch.no_grad()
+    def __call__(self, images: Tensor) -> Tensor:
+        """What the network returns for these images, without a graph."""
+        result: Tensor = functional_call(self._model, self._means, (images,))
+        return result

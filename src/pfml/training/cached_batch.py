@@ -16,10 +16,10 @@ __all__ = ["CachedBatch"]
 
 
 class CachedBatch:
-    """The embeddings of a batch, and the way back through the network.
+    """What the network returns for a batch, `outputs`, and the way back through the network.
 
     Args:
-        network: Images (B, ...) to embeddings (B, D).
+        network: Images (B, ...) to embeddings or features (B, ...).
         images: The batch.
         size: Of a mini-batch; None, or that of the batch or more, for one ordinary pass.
     """
@@ -29,29 +29,29 @@ class CachedBatch:
         self.pieces = images.split(size) if size is not None and size < len(images) else ()
         self.states: list[tuple[Tensor, Tensor | None]] = []
         if not self.pieces:
-            self.embeddings = network(images)
+            self.outputs = network(images)
             return
         parts = []
         with torch.no_grad():
             for piece in self.pieces:
                 self.states.append(_random_state(piece.device))
                 parts.append(network(piece))
-        self.embeddings = torch.cat(parts).requires_grad_()
+        self.outputs = torch.cat(parts).requires_grad_()
 
     def backward(self) -> None:
-        """Hand the gradient of the embeddings, which a loss has left there, on to the parameters of the network."""
+        """Hand the gradient of the outputs, which a loss has left there, on to the parameters of the network."""
         if not self.pieces:
             return  # autograd has done so
-        gradient = self.embeddings.grad
+        gradient = self.outputs.grad
         if gradient is None:  # of a loss that looked at none of them
             return
-        after = _random_state(self.embeddings.device)
+        after = _random_state(self.outputs.device)
         for piece, part, state in zip(self.pieces, gradient.split(len(self.pieces[0])), self.states, strict=True):
             _set_random_state(state, piece.device)  # so that dropout is the same
-            embeddings = self.network(piece)
-            if embeddings.requires_grad:  # in a warm-up without a head nothing of the network trains
-                embeddings.backward(part)
-        _set_random_state(after, self.embeddings.device)
+            outputs = self.network(piece)
+            if outputs.requires_grad:  # in a warm-up without a head nothing of the network trains
+                outputs.backward(part)
+        _set_random_state(after, self.outputs.device)
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:

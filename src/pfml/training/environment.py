@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pfml.models import Embedder
 from pfml.runs.config import TrainConfig
 from pfml.training.optimizer import OPTIMIZERS
 
@@ -47,20 +46,20 @@ def compiles(config: TrainConfig, device: torch.device, steps: int) -> bool:
     return device.type == "cuda" and not config.deterministic and steps >= COMPILED_FROM
 
 
-def compiled(embedder: Embedder, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """The embedder's forward pass, compiled; on a GPU it and its backward pass are CUDA graphs.
+def compiled(network: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """The network's forward pass, compiled; on a GPU it and its backward pass are CUDA graphs.
 
     Without these, an H200 waits for Python, which launches a ResNet-50's kernels more slowly than they run.
     """
     if device.type != "cuda":
-        return torch.compile(embedder)  # type: ignore[no-any-return]
-    network = torch.compile(embedder, mode="reduce-overhead")
+        return torch.compile(network)  # type: ignore[no-any-return]
+    graphs = torch.compile(network, mode="reduce-overhead")
 
-    def embeddings(pixels: Tensor) -> Tensor:
+    def outputs(pixels: Tensor) -> Tensor:
         torch.compiler.cudagraph_mark_step_begin()
-        return network(pixels).clone()  # the next step writes where this one has left its results
+        return graphs(pixels).clone()  # the next step writes where this one has left its results
 
-    return embeddings
+    return outputs
 
 
 def reading_lag(config: TrainConfig, device: torch.device) -> int:

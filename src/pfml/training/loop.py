@@ -33,6 +33,7 @@ from pfml.data.seeding import generator_for
 from pfml.distributed import World
 from pfml.evaluation import EmbeddedTest, embed, evaluate, proxy_alignment
 from pfml.losses.checks import DeferredCheck, deferred_checks
+from pfml.methods import method_of
 from pfml.models import Embedder
 from pfml.models.adapters import merge_adapters
 from pfml.models.freezing import set_trainable, start_training_mode
@@ -54,6 +55,7 @@ from pfml.storage.files import write_atomically
 from pfml.training.averaging import WeightAverage, largest_share
 from pfml.training.cached_batch import CachedBatch
 from pfml.training.environment import compiled, compiles, precision, reading_lag, reproducible, resolve_device
+from pfml.training.loss_inputs import LossInputs
 from pfml.training.optimizer import (
     clip_gradients,
     create_optimizer,
@@ -68,6 +70,7 @@ from pfml.training.ranks import (
     create_scaler,
     has_proxies,
     load_loss_state,
+    loss_of_all,
     prepare_embedder,
     require_same_task,
     whole_loss,
@@ -125,11 +128,12 @@ class Training:
         self.embedder.trained_on = learned(embedder, data)
         require_matches(data)
         self.batches = create_batches(data.train, config)
+        created = create_rank_loss(config.loss, data.train.num_classes, self.embedder, self.world, loss)
+        self.loss: Any = created.to(self.device)
+        self.inputs = LossInputs(self.embedder, self.loss)
         compiling = config.freeze == "none" and compiles(config, self.device, config.epochs * len(self.batches))
-        self.compiled = compiled(self.embedder, self.device) if compiling else self.embedder
+        self.compiled = compiled(self.inputs.network, self.device) if compiling else self.inputs.network
         self.network = self.compiled
-        sizes = data.train.num_classes, embedder.embedding_dim
-        self.loss: Any = create_rank_loss(config.loss, *sizes, self.world, loss).to(self.device)
         lag = reading_lag(config, self.device)
         self.readback = Readback(self.device, lag=lag)
         self.optimizer = create_optimizer(
@@ -146,7 +150,8 @@ class Training:
         self.teachers = load_teachers(config, data, self.embedder, self.device, config.epochs * len(self.batches))
         self.writer = CheckpointWriter(folder.checkpoints, in_background=self.device.type == "cuda")
         self.data, self.sources, self.config, self.folder, self.monitor = data, sources, config, folder, monitor
-        self.state = TrainingState(self.embedder, self.loss, self.optimizer, self.scaler, self.weight_average)
+        averages = self.weight_average, self.inputs.follower
+        self.state = TrainingState(self.embedder, self.loss, self.optimizer, self.scaler, *averages)
         self.mean_terms: dict[str, float] = {}  # of the last whole epoch
         self.throughput = Throughput()
         self.shutdown = ShutdownRequest()
@@ -184,6 +189,7 @@ class Training:
     def train_epoch(self) -> None:
         """The rest of the current epoch, an evaluation if one is due, a checkpoint."""
         config = self.config
+        self.start_epoch()
         start_training_mode(self.embedder, batch_norm=config.batch_norm)
         set_trainable(
             self.embedder,
@@ -192,7 +198,7 @@ class Training:
             warm_up_epochs=config.warm_up_epochs,
         )
         # compiled for what trains most of the time: torch 2.9 to 2.11 would keep a backward pass without the backbone
-        self.network = self.embedder if config.is_warm_up(self.state.epoch) else self.compiled
+        self.network = self.inputs.network if config.is_warm_up(self.state.epoch) else self.compiled
         self.loss.train()
         self.throughput = Throughput()
         remaining = self.batches.batches(self.state.epoch)[self.state.position :]
@@ -220,6 +226,12 @@ class Training:
         self.state.end_epoch()
         self.save()
         self.stop_if_requested()
+
+    def start_epoch(self) -> None:
+        """Show all training images to a loss that looks at them before every epoch, as evaluation embeds them."""
+        look = getattr(loss_of_all(self.loss), "start_epoch", None)
+        if look is not None and self.state.position == 0:
+            look(self.embeddings("train").to(self.device), self.labels)
 
     def interrupted(self, number: int) -> Interrupted:
         """The exception that ends a run after a shutdown request, once its state is saved."""
@@ -261,12 +273,12 @@ class Training:
         mixed = torch.autocast(self.device.type, precision(config.autocast), enabled=config.autocast != "none")
         with self.world.own_draws(config.seed, batch.step), mixed:
             pieces = CachedBatch(self.network, pixels, config.batch.mini_batch_size)
-            embeddings = pieces.embeddings
+            embeddings, others = self.inputs.of(pieces.outputs, pixels)
         checking: AbstractContextManager[list[DeferredCheck]] = (
             deferred_checks() if self.readback.lag else nullcontext([])
         )
         with checking as checks:
-            loss = self.energy(embeddings, targets, batch)
+            loss = self.energy(embeddings, targets, batch, **others)
         self.scaler.scale(loss).backward()
         with mixed:
             pieces.backward()
@@ -280,6 +292,7 @@ class Training:
         self.scaler.update()
         if batch.epoch >= config.settled_from:
             self.weight_average.update()
+        self.inputs.follower.update()
         return outcomes
 
     def targets(self, batch: Batch, pixels: Tensor) -> Tensor:
@@ -289,10 +302,10 @@ class Training:
         mine = batch.indices[self.world.shard(len(batch.indices))]
         return to_device(self.data.train.labels[mine], self.device)
 
-    def energy(self, embeddings: Tensor, targets: Tensor, batch: Batch) -> Tensor:
+    def energy(self, embeddings: Tensor, targets: Tensor, batch: Batch, **others: Tensor) -> Tensor:
         """The loss of the whole batch; embeddings that are not finite end the run and name the batch."""
         try:
-            loss = self.loss(embeddings, targets)
+            loss = self.loss(embeddings, targets, **others)
         except ValueError as error:
             self.blame(error, embeddings, batch)
         if not isinstance(loss, Tensor) or loss.ndim:
@@ -523,7 +536,8 @@ class Training:
         self.folder.require_there()
         self.embedder.save(self.folder.model)
         names, dim = self.data.train.class_names, self.embedder.embedding_dim
-        save_loss(self.folder.loss, loss, self.config.loss, names, dim)
+        num_features = self.embedder.head.num_features if method_of(self.config.loss.name).has_heads else None
+        save_loss(self.folder.loss, loss, self.config.loss, names, dim, num_features)
         proxies = loss.proxy_points() if has_proxies(self.loss) else None
         if held_out is not None:
             known = held_out.classification(None if proxies is None else proxies.detach()).as_dict()

@@ -32,6 +32,7 @@ __all__ = [
     "has_proxies",
     "load_loss_state",
     "load_optimizer_state",
+    "loss_of_all",
     "loss_state",
     "optimizer_state",
     "prepare_embedder",
@@ -73,14 +74,14 @@ def prepare_embedder(embedder: Embedder, config: TrainConfig, world: World) -> E
 
 
 def create_rank_loss(
-    config: LossConfig, num_classes: int, embedding_dim: int, world: World, own: nn.Module | None = None
+    config: LossConfig, num_classes: int, embedder: Embedder, world: World, own: nn.Module | None = None
 ) -> nn.Module:
     """The loss that `config` describes, or this rank's part of it; `own` is a loss that is there already."""
-    if not isinstance(world, Ranks):
-        return create_loss(config, num_classes, embedding_dim) if own is None else own
+    embedding_dim = embedder.embedding_dim
     method = method_of(config.name)
-    if method.loss is not PotentialFieldLoss:
-        return GatheredLoss(create_loss(config, num_classes, embedding_dim) if own is None else own, world)
+    if not isinstance(world, Ranks) or method.loss is not PotentialFieldLoss:
+        loss = own or create_loss(config, num_classes, embedding_dim, embedder.head.num_features)
+        return GatheredLoss(loss, world) if isinstance(world, Ranks) else loss
     options: dict[str, Any] = {**method.values, **config.options}
     known = inspect.signature(ShardedPotentialFieldLoss).parameters
     for name in options.keys() - known.keys():
@@ -133,11 +134,16 @@ def whole_loss(loss: nn.Module, config: LossConfig, num_classes: int, embedding_
     return whole
 
 
+def loss_of_all(loss: nn.Module) -> nn.Module:
+    """The loss that each rank computes of the whole batch, or this one."""
+    return loss.whole if isinstance(loss, GatheredLoss) else loss
+
+
 def has_proxies(loss: nn.Module) -> bool:
     """Whether there are proxies anywhere."""
     if isinstance(loss, ShardedPotentialFieldLoss):
         return loss.proxies_per_class > 0
-    points = getattr(loss.whole if isinstance(loss, GatheredLoss) else loss, "proxy_points", None)
+    points = getattr(loss_of_all(loss), "proxy_points", None)
     return points is not None and points().shape[1] > 0
 
 
@@ -145,14 +151,14 @@ def loss_state(loss: nn.Module) -> dict[str, Tensor]:
     """The state_dict of one process, on the first rank; all ranks call this."""
     if isinstance(loss, ShardedPotentialFieldLoss):
         return gather_state(loss) or {}
-    return (loss.whole if isinstance(loss, GatheredLoss) else loss).state_dict()
+    return loss_of_all(loss).state_dict()
 
 
 def load_loss_state(loss: nn.Module, state: dict[str, Tensor]) -> None:
     """Give the loss of this rank what it has of the state_dict of one process."""
     if isinstance(loss, ShardedPotentialFieldLoss):
         state = shard_state(state, rank=loss.communicator.rank, world=loss.communicator.world)
-    (loss.whole if isinstance(loss, GatheredLoss) else loss).load_state_dict(state)
+    loss_of_all(loss).load_state_dict(state)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, loss: nn.Module) -> dict[str, Tensor]:

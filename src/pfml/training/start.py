@@ -122,7 +122,7 @@ def load_start(run: Path, loss: LossConfig) -> Start:
     before, names = load_loss_of_classes(run)
     known = learned_proxies(before)
     with torch.random.fork_rng([]):
-        fresh = create_loss(loss, len(names), embedder.embedding_dim)
+        fresh = create_loss(loss, len(names), embedder.embedding_dim, embedder.head.num_features)
     proxies = learned_proxies(fresh)
     if proxies is None:
         return Start(embedder, {}, f"the embedder starts as that of {run}, and what {loss.name} learns starts again")
@@ -157,7 +157,7 @@ def started_loss(
         seed: Of k-means.
     """
     with torch.random.fork_rng([]):
-        loss = create_loss(config, len(class_names), embeddings.shape[1])
+        loss = create_loss(config, len(class_names), embeddings.shape[1], start.embedder.head.num_features)
     proxies = learned_proxies(loss)
     assert proxies is not None
     points, labels = unit(embeddings.detach().float().cpu()), labels.cpu()

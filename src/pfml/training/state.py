@@ -14,7 +14,7 @@ from pfml.models import Embedder, EmbedderConfig
 from pfml.runs.checkpoint import by_prefix
 from pfml.runs.config import TrainConfig
 from pfml.runs.config_files import plain
-from pfml.training.averaging import WeightAverage
+from pfml.training.averaging import Follower, WeightAverage
 from pfml.training.ranks import load_loss_state, load_optimizer_state, loss_state, optimizer_state
 from pfml.training.teachers import teacher_digests
 
@@ -29,7 +29,7 @@ class TrainingState:
     """Everything that changes while a run trains.
 
     Args:
-        embedder, loss, optimizer, scaler, weight_average: Changed in place by each step.
+        embedder, loss, optimizer, scaler, weight_average, follower: Changed in place by each step.
         epoch: Finished epochs.
         position: Finished batches of the current epoch.
         loss_sum: Of the finished batches of the current epoch.
@@ -42,6 +42,7 @@ class TrainingState:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     weight_average: WeightAverage
+    follower: Follower
     epoch: int = 0
     position: int = 0
     loss_sum: float = 0.0
@@ -66,6 +67,7 @@ class TrainingState:
         """All tensors of a checkpoint, on the first rank; all ranks call this together."""
         tensors = self.model_tensors()
         tensors |= {f"average/{name}": value for name, value in self.weight_average.state_dict().items()}
+        tensors |= {f"follower/{name}": value for name, value in self.follower.state_dict().items()}
         moments = optimizer_state(self.optimizer, self.loss)
         tensors |= {f"optimizer/{name}": value for name, value in moments.items()}
         tensors["generator/cpu"] = torch.get_rng_state()
@@ -88,6 +90,7 @@ class TrainingState:
         """Take over what `tensors` and `values` returned when the checkpoint was written."""
         self.embedder.load_state_dict(by_prefix(tensors, "embedder/"))
         self.weight_average.load_state_dict(by_prefix(tensors, "average/"))
+        self.follower.load_state_dict(by_prefix(tensors, "follower/"))
         load_loss_state(self.loss, by_prefix(tensors, "loss/"))
         load_optimizer_state(self.optimizer, self.loss, by_prefix(tensors, "optimizer/"))
         self.scaler.load_state_dict(values["scaler"])
@@ -106,6 +109,7 @@ def run_identity(config: TrainConfig, data: RetrievalData, embedder: Embedder) -
         "config": {one.name: whole[one.name] for one in fields(TrainConfig)},
         "classes": list(data.train.class_names),
         "embedding_dim": embedder.embedding_dim,
+        "num_features": embedder.head.num_features,
         "network": plain(embedder.config),
         "images": data.train.fingerprint(),
         "teachers": teacher_digests(config),
