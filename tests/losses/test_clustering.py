@@ -52,7 +52,10 @@ def literal_refinement(distances, labels, medoids, gamma):
 def literal(points, labels, gamma, refinements):
     points = torch.nn.functional.normalize(points)
     labels, n = labels.tolist(), len(labels)
-    r = [[((points[i] - points[j]) ** 2).sum().sqrt() if i != j else points.new_zeros(()) for j in range(n)] for i in range(n)]
+    r = [
+        [((points[i] - points[j]) ** 2).sum().sqrt() if i != j else points.new_zeros(()) for j in range(n)]
+        for i in range(n)
+    ]
     plain = [[float(x) for x in row] for row in r]
     medoids = literal_greedy(plain, labels, gamma)
     for _ in range(refinements):
@@ -68,9 +71,10 @@ def literal(points, labels, gamma, refinements):
 def batch(n=12, classes=4, seed=2, dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % classes
-    points = torch.randn(n, D, generator=generator, dtype=dtype) + 0.8 * torch.randn(
-        C, D, generator=generator, dtype=dtype
-    )[labels]
+    points = (
+        torch.randn(n, D, generator=generator, dtype=dtype)
+        + 0.8 * torch.randn(C, D, generator=generator, dtype=dtype)[labels]
+    )
     return points.requires_grad_(), labels
 
 

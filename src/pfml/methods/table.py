@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from pfml.losses import HISTLoss, PotentialFieldLoss, ProxyAnchorLoss, ProxyGMLLoss, baselines, distillation
+from pfml.losses import (
+    ClusteringLoss,
+    FactorizedProxyAnchorLoss,
+    HierarchicalTripletLoss,
+    HISTLoss,
+    PotentialFieldLoss,
+    ProxyAnchorLoss,
+    ProxyGMLLoss,
+    RelationalProxyAnchorLoss,
+    baselines,
+    distillation,
+)
 from pfml.methods.method import Method
 
 __all__ = ["METHODS"]
@@ -118,6 +129,24 @@ METHODS: dict[str, Method] = {
         recipe_file="hist",
         note="the network sees sqrt(D) times the point on the sphere",
     ),
+    "drml-pa": Method(
+        RelationalProxyAnchorLoss,
+        "Proxy Anchor on an ensemble of sub-embeddings, each with the samples that it describes best, and on their whole",
+        "Zheng et al., ICCV 2021",
+        learns="proxies (C, 1, D), proxies (K, C, D / K), decoders",
+        recipe_file="drml-pa",
+        model={"relations": 4},
+        note="an embedding layer that relates the sub-embeddings: model.relations",
+    ),
+    "dfml-pa": Method(
+        FactorizedProxyAnchorLoss,
+        "Proxy Anchor on the network, and on the stream of one sub-block per block, which routers choose",
+        "Wang et al., CVPR 2023",
+        learns="proxies (C, 1, D)",
+        recipe_file="dfml-pa",
+        model={"sub_blocks": 3},
+        note="a backbone with routers, model.sub_blocks; how a ResNet is divided is ours, the code has a transformer",
+    ),
     "contrastive": Method(
         baselines.contrastive,
         "positives together, negatives at least neg_margin apart",
@@ -142,6 +171,24 @@ METHODS: dict[str, Method] = {
         needs_positives=True,
         recipe_file="revisiting",
         note="first power of distances; all such triplets, where the paper takes one negative for each positive pair",
+    ),
+    "htl": Method(
+        HierarchicalTripletLoss,
+        "triplet with a margin for each pair of classes, by a tree of classes that is built before every epoch",
+        "Ge et al., ECCV 2018",
+        miner="all triplets; batches of neighboring classes (batch.neighbors)",
+        needs_positives=True,
+        recipe_file="htl",
+        note="squared distances in triplets, as in the tree; the first tree is that of the network as it starts",
+    ),
+    "clustering": Method(
+        ClusteringLoss,
+        "the clustering by labels against the worst one around medoids, by NMI",
+        "Oh Song et al., CVPR 2017",
+        miner="medoids, by a greedy search and local refinement",
+        needs_positives=True,
+        recipe_file="clustering",
+        note="gamma is constant, where the paper lowers it",
     ),
     "lifted-structure": Method(
         baselines.lifted_structure,

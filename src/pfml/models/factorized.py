@@ -35,9 +35,6 @@ from pfml.models.timm_backbone import TimmBackbone
 
 __all__ = ["FactorizedBackbone", "gates"]
 
-#: A unit of a routed stream: its input and its router to its output, and to the same with the gradient of the gates only.
-Unit = Callable[[Tensor, nn.Linear], tuple[Tensor, Tensor]]
-
 
 class FactorizedBackbone(Backbone):
     """An ordinary backbone with routers.
@@ -56,8 +53,8 @@ class FactorizedBackbone(Backbone):
         self.sub_blocks = sub_blocks
         widths = [unit.width for unit in _parts(inner, sub_blocks).units]
         self.routers = nn.ModuleList(nn.Linear(width, sub_blocks, bias=False) for width in widths)
-        for router in self.routers:
-            nn.init.trunc_normal_(router.weight, std=0.02)
+        for weight in self.routers.parameters():
+            nn.init.trunc_normal_(weight, std=0.02)
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.inner(images)
@@ -78,6 +75,9 @@ class FactorizedBackbone(Backbone):
             apart = torch.linalg.vector_norm(by_gates.float() - whole.detach().float(), dim=1 if whole.ndim == 4 else 2)
             distance = distance + apart.flatten(1).sum(dim=1)
         return parts.last(whole), parts.last(routed), distance / parts.depth
+
+    def new_parameters(self) -> list[nn.Parameter]:
+        return list(self.routers.parameters())
 
     def weight_root(self) -> nn.Module:
         return self.inner.weight_root()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pfml.methods import LossConfig, Method, Recipe, method_of
 from pfml.methods.recipe import PublishedRecipe
@@ -36,6 +36,9 @@ def recipe_config(method: str, base: Config, *, published: bool = False) -> Conf
     row = method_of(LossConfig(method).name)
     loss = base.loss if base.loss.name == method else LossConfig(method)
     config = replace(base, loss=loss)
+    if isinstance(config, RunConfig):
+        unset: dict[str, Any] = {name: count for name, count in row.model.items() if getattr(config.model, name) == 1}
+        config = replace(config, model=replace(config.model, **unset))
     if published:
         target = (base.data.name, base.model.backbone) if isinstance(base, RunConfig) else (None, None)
         config = _published(published_recipe(method, *target).recipe, config)
@@ -85,7 +88,12 @@ def _published(recipe: Recipe, config: Config) -> Config:
         loss=replace(config.loss, options={**recipe.options, **config.loss.options}),
         optimizer=optimizer,
         schedule=_schedule(recipe),
-        batch=BatchConfig(recipe.batch_size or config.batch.size, recipe.samples_per_class, recipe.steps_per_epoch),
+        batch=BatchConfig(
+            recipe.batch_size or config.batch.size,
+            recipe.samples_per_class,
+            recipe.steps_per_epoch,
+            neighbors=recipe.neighbors,
+        ),
         augmentation=augmentation,
         average=0.0,
         epochs=recipe.epochs or config.epochs,
