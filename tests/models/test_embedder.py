@@ -245,6 +245,7 @@ def test_every_option_and_the_preprocessing_are_stored(tmp_path: Path) -> None:
         embedding_dim=None,
         pooling="token",
         layer_norm="embedding",
+        parts=3,
         freeze_patch_embedding=True,
         image_size=32,
         resize=40,
