@@ -26,7 +26,7 @@ from pfml.training import BatchConfig, OptimizerConfig, RunConfig, ScheduleConfi
 from small_data import InterruptAt, few_glyphs, small_config, small_embedder
 
 TRAINED = [name for name, method in METHODS.items() if method.trains and not method.from_teachers]
-C, D, F = 4, 8, 10
+C, D, F = 4, 8, 12
 
 
 @cache
@@ -37,9 +37,9 @@ def more_glyphs():
     )
 
 
-def embedder_of(dims):
+def embedder_of(dims, **options):
     torch.manual_seed(0)
-    return create_embedder("convnet", embedding_dim=dims, pooling="avg+max")
+    return create_embedder("convnet", embedding_dim=dims, pooling="avg+max", **options)
 
 
 @cache
@@ -53,16 +53,21 @@ def batch(size=12, classes=C, **options):
 
 
 def created(name, options=None, classes=C):
-    """The loss of a method; one with heads of its own gets the same features in every call."""
+    """The loss of a method; what it asks for besides embeddings is the same in every call."""
     loss = create_loss(LossConfig(name, options or {}), classes, D, F)
-    if getattr(loss, "needs_features", False):
-        loss.register_forward_pre_hook(with_features, with_kwargs=True)
+    loss.register_forward_pre_hook(with_other_inputs, with_kwargs=True)
     return loss
 
 
-def with_features(loss, arguments, others):
-    features = torch.randn(len(arguments[0]), F, generator=torch.Generator().manual_seed(6))
-    return arguments, {"features": features, **others}
+def with_other_inputs(loss, arguments, others):
+    generator, size = torch.Generator().manual_seed(6), len(arguments[0])
+    if getattr(loss, "needs_features", False):
+        others = {"features": torch.randn(size, F, generator=generator), **others}
+    if getattr(loss, "needs_nodes", False):
+        others = {"nodes": torch.randn(size, loss.groups, D // loss.groups, generator=generator), **others}
+    if getattr(loss, "needs_routed", False):
+        others = {"routed": torch.randn(size, D, generator=generator), "distance": torch.rand(size), **others}
+    return arguments, others
 
 
 def value_and_gradients(loss, embeddings, labels):
@@ -92,7 +97,9 @@ def beats_the_untrained_net(name, tmp_path):
         optimizer=OptimizerConfig("adamw", lr=5e-3),
         schedule=ScheduleConfig("one-cycle"),
     )
-    results = train(more_glyphs(), embedder_of(16), recipe_config(name, base), out=tmp_path / "run")
+    results = train(
+        more_glyphs(), embedder_of(16, **METHODS[name].model), recipe_config(name, base), out=tmp_path / "run"
+    )
     assert results["last"]["test"]["recall_at_1"] > untrained_recall() + 0.1
     assert ("alignment" in results) == (created(name).proxy_points().shape[1] > 0)
 
@@ -102,7 +109,7 @@ def resumes_bit_equal(name, tmp_path):
 
     def run(out, **options):
         torch.manual_seed(1)
-        train(few_glyphs(), small_embedder(), config, out=tmp_path / out, **options)
+        train(few_glyphs(), small_embedder(**METHODS[name].model), config, out=tmp_path / out, **options)
 
     run("whole")
     with pytest.raises(KeyboardInterrupt):

@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pfml.data import RetrievalData, Windows
+from pfml.data import NeighborBatches, RetrievalData, Windows
 from pfml.data.cached_features import CachedFeatures
 from pfml.data.crop_transforms import transform_crops
 from pfml.data.image_source import ImageSource
@@ -76,7 +76,14 @@ from pfml.training.ranks import (
     whole_loss,
 )
 from pfml.training.readback import Batch, Outcome, Readback
-from pfml.training.setup import create_batches, learned, on_device, prepare_backbone, require_matches
+from pfml.training.setup import (
+    create_batches,
+    learned,
+    nearest_classes,
+    on_device,
+    prepare_backbone,
+    require_matches,
+)
 from pfml.training.shutdown import Interrupted, ShutdownRequest, catch_shutdown_requests
 from pfml.training.start import Start, started_loss
 from pfml.training.state import TrainingState, require_same_run, run_identity
@@ -232,6 +239,8 @@ class Training:
         look = getattr(loss_of_all(self.loss), "start_epoch", None)
         if look is not None and self.state.position == 0:
             look(self.embeddings("train").to(self.device), self.labels)
+        if isinstance(self.batches, NeighborBatches):
+            self.batches.nearest = nearest_classes(loss_of_all(self.loss), self.batches.classes_per_batch - 1)
 
     def interrupted(self, number: int) -> Interrupted:
         """The exception that ends a run after a shutdown request, once its state is saved."""
