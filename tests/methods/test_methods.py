@@ -26,7 +26,7 @@ from pfml.training import BatchConfig, OptimizerConfig, RunConfig, ScheduleConfi
 from small_data import InterruptAt, few_glyphs, small_config, small_embedder
 
 TRAINED = [name for name, method in METHODS.items() if method.trains and not method.from_teachers]
-C, D = 4, 8
+C, D, F = 4, 8, 12
 
 
 @cache
@@ -37,9 +37,9 @@ def more_glyphs():
     )
 
 
-def embedder_of(dims):
+def embedder_of(dims, **options):
     torch.manual_seed(0)
-    return create_embedder("convnet", embedding_dim=dims, pooling="avg+max")
+    return create_embedder("convnet", embedding_dim=dims, pooling="avg+max", **options)
 
 
 @cache
@@ -52,13 +52,34 @@ def batch(size=12, classes=C, **options):
     return embeddings.requires_grad_(), torch.arange(size) % classes
 
 
+def created(name, options=None, classes=C):
+    """The loss of a method; what it asks for besides embeddings is the same in every call."""
+    loss = create_loss(LossConfig(name, options or {}), classes, D, F)
+    loss.register_forward_pre_hook(with_other_inputs, with_kwargs=True)
+    return loss
+
+
+def with_other_inputs(loss, arguments, others):
+    generator, size = torch.Generator().manual_seed(6), len(arguments[0])
+    if getattr(loss, "needs_features", False):
+        others = {"features": torch.randn(size, F, generator=generator), **others}
+    if getattr(loss, "needs_nodes", False):
+        others = {"nodes": torch.randn(size, loss.groups, D // loss.groups, generator=generator), **others}
+    if getattr(loss, "needs_routed", False):
+        others = {"routed": torch.randn(size, D, generator=generator), "distance": torch.rand(size), **others}
+    return arguments, others
+
+
 def value_and_gradients(loss, embeddings, labels):
     """The loss, and the gradients of the embeddings and of what the loss learns; all of them must exist."""
     for parameter in loss.parameters():
         parameter.grad = None
+    memory = {name: buffer.clone() for name, buffer in loss.named_buffers()}
     torch.manual_seed(2)
     value = loss(embeddings, labels)
     value.backward()
+    for name, buffer in loss.named_buffers():
+        buffer.copy_(memory[name])  # so that the next call starts as this one did
     learned = [parameter for group in loss_groups(loss) for parameter in group["params"]]
     assert all(parameter.grad is not None for parameter in learned)
     return value.detach(), embeddings.grad, [parameter.grad for parameter in learned]
@@ -76,9 +97,11 @@ def beats_the_untrained_net(name, tmp_path):
         optimizer=OptimizerConfig("adamw", lr=5e-3),
         schedule=ScheduleConfig("one-cycle"),
     )
-    results = train(more_glyphs(), embedder_of(16), recipe_config(name, base), out=tmp_path / "run")
+    results = train(
+        more_glyphs(), embedder_of(16, **METHODS[name].model), recipe_config(name, base), out=tmp_path / "run"
+    )
     assert results["last"]["test"]["recall_at_1"] > untrained_recall() + 0.1
-    assert ("alignment" in results) == (create_loss(LossConfig(name), C, D).proxy_points().shape[1] > 0)
+    assert ("alignment" in results) == (created(name).proxy_points().shape[1] > 0)
 
 
 def resumes_bit_equal(name, tmp_path):
@@ -86,7 +109,7 @@ def resumes_bit_equal(name, tmp_path):
 
     def run(out, **options):
         torch.manual_seed(1)
-        train(few_glyphs(), small_embedder(), config, out=tmp_path / out, **options)
+        train(few_glyphs(), small_embedder(**METHODS[name].model), config, out=tmp_path / out, **options)
 
     run("whole")
     with pytest.raises(KeyboardInterrupt):
@@ -101,7 +124,7 @@ def resumes_bit_equal(name, tmp_path):
 
 
 def learns_what_it_says(name, tmp_path):
-    loss = create_loss(LossConfig(name), C, D)
+    loss = created(name)
     embeddings, labels = batch()
     _, gradient, learned = value_and_gradients(loss, embeddings, labels)
     assert gradient.abs().sum() > 0
@@ -111,20 +134,20 @@ def learns_what_it_says(name, tmp_path):
 
 
 def counts_proxies_as_asked(name, tmp_path):
-    loss = create_loss(LossConfig(name), C, D)
+    loss = created(name)
     points = loss.proxy_points()
     assert (points.shape[0], points.shape[2]) == (C, D)
     torch.testing.assert_close(points.norm(dim=2), torch.ones(points.shape[:2]))
     for option in {"proxies_per_class", "centers_per_class"} & set(METHODS[name].option_names()):
         for count in (1, 3):
-            loss = create_loss(LossConfig(name, {option: count}), C, D)
+            loss = created(name, {option: count})
             assert loss.proxy_points().shape == (C, count, D)
             value, *_ = value_and_gradients(loss, *batch())
             assert torch.isfinite(value)
 
 
 def takes_any_number_of_samples_per_class(name, tmp_path):
-    loss = create_loss(LossConfig(name), C, D)
+    loss = created(name)
     cases = [[0, 1, 2, 3], [0, 0, 1, 1], [0, 0, 0, 1], [2, 2, 2, 2], [1], [3, 3], [0, 1], []]
     for labels in cases:
         embeddings = torch.randn(len(labels), D, requires_grad=True)
@@ -134,13 +157,13 @@ def takes_any_number_of_samples_per_class(name, tmp_path):
 
 
 def works_with_one_class(name, tmp_path):
-    value, *gradients = value_and_gradients(create_loss(LossConfig(name), 1, D), *batch(4, classes=1))
+    value, *gradients = value_and_gradients(created(name, classes=1), *batch(4, classes=1))
     assert torch.isfinite(value)
     assert torch.isfinite(gradients[0]).all()
 
 
 def refuses_bad_labels(name, tmp_path):
-    loss = create_loss(LossConfig(name), C, D)
+    loss = created(name)
     embeddings, labels = batch()
     for bad in (-1, C, 2**40):
         wrong = labels.clone()
@@ -158,7 +181,7 @@ def refuses_bad_labels(name, tmp_path):
 
 
 def refuses_bad_embeddings(name, tmp_path):
-    loss = create_loss(LossConfig(name), C, D)
+    loss = created(name)
     embeddings, labels = batch()
     for bad in (torch.nan, torch.inf):
         poisoned = embeddings.detach().clone()
@@ -176,7 +199,7 @@ def refuses_bad_embeddings(name, tmp_path):
 
 
 def keeps_its_parameters_in_float32(name, tmp_path):
-    loss = create_loss(LossConfig(name), C, D)
+    loss = created(name)
     before = {key: (value.dtype, value.data_ptr()) for key, value in loss.named_parameters()}
     embeddings, labels = batch()
     expected, *_ = value_and_gradients(loss, embeddings, labels)
@@ -194,7 +217,7 @@ def keeps_its_parameters_in_float32(name, tmp_path):
 
 
 def survives_extremes(name, tmp_path):
-    loss = create_loss(LossConfig(name), C, D)
+    loss = created(name)
     _, labels = batch()
     directions = batch()[0].detach()
     expected, *_ = value_and_gradients(loss, directions.clone().requires_grad_(), labels)
@@ -313,10 +336,10 @@ def test_every_option_changes_something_of_the_loss(name):
         return  # losses with test files of their own
     for option, default in method.options().items():
         torch.manual_seed(0)
-        usual = create_loss(LossConfig(name), C, D)
+        usual = created(name)
         torch.manual_seed(0)
         other = not default if isinstance(default, bool) else default + 1 if isinstance(default, int) else 0.7
-        changed = create_loss(LossConfig(name, {option: other}), C, D)
+        changed = created(name, {option: other})
         values = []
         for loss in (usual, changed):
             points = torch.randn(24, D, generator=torch.Generator().manual_seed(1)).requires_grad_()

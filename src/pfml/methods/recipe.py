@@ -42,6 +42,7 @@ class Recipe:
         milestones: The learning rates times `step_factor` after each of these epochs instead.
         batch_size: Images per batch.
         samples_per_class: K of P x K sampling; 0 for random batches.
+        neighbors: Classes that come with each anchor class of a batch; see `BatchConfig`.
         steps_per_epoch: Batches of an epoch, where the source counts steps.
         epochs, warm_up_epochs, warm_up_after: As in `TrainConfig`; all epochs, those of the warm-up among them.
         batch_norm, head_start: As in `TrainConfig`.
@@ -71,6 +72,7 @@ class Recipe:
     milestones: tuple[int, ...] = ()
     batch_size: int | None = None
     samples_per_class: int = 0
+    neighbors: int = 0
     steps_per_epoch: int | None = None
     epochs: int | None = None
     warm_up_epochs: int = 0
@@ -103,7 +105,8 @@ class Recipe:
         step = f"x{self.step_factor:g} per {self.step_every}" if self.step_every else self.schedule or ""
         if self.milestones:
             step = f"x{self.step_factor:g} after {', '.join(map(str, self.milestones))}"
-        per_class = f" ({self.samples_per_class} per class)" if self.samples_per_class else ""
+        near = f", {self.neighbors} neighbors" if self.neighbors else ""
+        per_class = f" ({self.samples_per_class} per class{near})" if self.samples_per_class else ""
         of_steps = f" of {self.steps_per_epoch} steps" if self.steps_per_epoch else ""
         after = f" after {self.warm_up_after}" if self.warm_up_after else ""
         resize = f" of {self.resize}" if self.resize else ""

@@ -58,12 +58,15 @@ class BatchConfig:
         per_epoch: Batches in an epoch, for recipes that count steps; None for as many as the training images fill.
         mini_batch_size: Images that pass through the network at a time, where a batch takes more memory than there is:
             the loss sees the whole batch all the same (gradient caching), for a second pass. None for the whole batch.
+        neighbors: Classes that come with each anchor class of a batch, the nearest to it before the epoch, with a loss
+            that says which they are (htl); 0 draws all classes at random.
     """
 
     size: int = 100
     samples_per_class: int = 4
     per_epoch: int | None = None
     mini_batch_size: int | None = None
+    neighbors: int = 0
 
     def __post_init__(self) -> None:
         if self.mini_batch_size is not None and self.mini_batch_size < 1:
@@ -79,6 +82,12 @@ class BatchConfig:
             raise ValueError(
                 f"batch.size must be a multiple of batch.samples_per_class, "
                 f"got {self.size} and {self.samples_per_class}"
+            )
+        group = self.samples_per_class * (self.neighbors + 1)
+        if self.neighbors < 0 or (self.neighbors and (group == 0 or self.size % group)):
+            raise ValueError(
+                f"batch.neighbors must be >= 0, and batch.size a multiple of batch.samples_per_class * "
+                f"(batch.neighbors + 1), got {self.neighbors}, {self.size} and {self.samples_per_class}"
             )
 
 
