@@ -6,13 +6,20 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from pfml.data.sampling import BalancedBatches, EpochBatches, RandomBatches
+from pfml.data.sampling import BalancedBatches, EpochBatches, NeighborBatches, RandomBatches
 
 LABELS = torch.tensor([0] * 3 + [1] * 20 + [2] * 8 + [4] * 9 + [7] * 17)  # classes of unequal size, with gaps
 
 
 def samplers() -> list[EpochBatches]:
-    return [RandomBatches(57, 8, seed=3), BalancedBatches(LABELS, 3, 4, seed=3)]
+    return [RandomBatches(57, 8, seed=3), BalancedBatches(LABELS, 3, 4, seed=3), neighbor_batches(seed=3)]
+
+
+def neighbor_batches(seed: int = 0) -> NeighborBatches:
+    """Of two anchors and their neighbors; classes are near by number, and those without images are not left out."""
+    sampler = NeighborBatches(LABELS, 4, 2, 1, seed=seed)
+    sampler.nearest = torch.tensor([sorted(set(range(8)) - {c}, key=lambda k: (abs(k - c), k)) for c in range(8)])
+    return sampler
 
 
 def test_random_batches_hold_each_image_at_most_once_per_epoch() -> None:
@@ -151,3 +158,31 @@ def test_impossible_batches_are_refused() -> None:
         RandomBatches(57, 8, per_epoch=0)
     with pytest.raises(ValueError, match="must be at least 1, got 3 and 0"):
         BalancedBatches(LABELS, 3, 0)
+
+
+def test_neighbor_batches_bring_the_nearest_free_classes_of_their_anchors() -> None:
+    nearest = {0: [1, 2, 4, 7], 1: [0, 2, 4, 7], 2: [1, 0, 4, 7], 4: [2, 1, 7, 0], 7: [4, 2, 1, 0]}
+    seen = Counter()
+    for epoch in range(4):
+        for batch in neighbor_batches().batches(epoch):
+            first, second, *brought = LABELS[batch].reshape(4, 2)[:, 0].tolist()
+            assert sorted(Counter(LABELS[batch].tolist()).values()) == [2, 2, 2, 2]
+            assert brought[0] == next(c for c in nearest[first] if c != second)
+            assert brought[1] == next(c for c in nearest[second] if c not in (first, brought[0]))
+            seen.update([first, second])
+    assert max(seen.values()) - min(seen.values()) <= 4  # anchors come in rounds, one more or less in each epoch
+
+
+def test_neighbor_batches_follow_what_is_near() -> None:
+    sampler = neighbor_batches()
+    before = torch.stack(sampler.batches(0))
+    sampler.nearest = sampler.nearest.flip(1)
+    assert not torch.equal(torch.stack(sampler.batches(0)), before)
+    sampler.nearest = None
+    assert torch.equal(torch.stack(sampler.batches(0)), torch.stack(BalancedBatches(LABELS, 4, 2).batches(0)))
+
+
+@pytest.mark.parametrize("neighbors", [0, 2])
+def test_neighbors_and_their_anchor_must_divide_the_classes_of_a_batch(neighbors: int) -> None:
+    with pytest.raises(ValueError, match=r"classes_per_batch must be a multiple of neighbors \+ 1, got 4 and"):
+        NeighborBatches(LABELS, 4, 2, neighbors)

@@ -10,7 +10,7 @@ from pfml.data.own_images import without_unreadable
 from pfml.data.preprocessing import Augmentation, Preprocessing
 from pfml.data.readers.folder import read_folder
 from pfml.data.readers.table import read_table
-from pfml.data.sampling import BalancedBatches, RandomBatches
+from pfml.data.sampling import BalancedBatches, NeighborBatches, RandomBatches
 from pfml.data.splits import with_validation, zero_shot
 from pfml.data.windows import Windows
 
@@ -22,6 +22,7 @@ __all__ = [
     "Corruption",
     "ImageSet",
     "LabelNoise",
+    "NeighborBatches",
     "Preprocessing",
     "RandomBatches",
     "RetrievalData",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pfml.data.seeding import generator_for
 
-__all__ = ["BalancedBatches", "EpochBatches", "RandomBatches"]
+__all__ = ["BalancedBatches", "EpochBatches", "NeighborBatches", "RandomBatches"]
 
 
 class EpochBatches(ABC):
@@ -152,6 +152,64 @@ class BalancedBatches(EpochBatches):
 
     def _identity(self) -> dict[str, Any]:
         return {**super()._identity(), "samples_per_class": self.samples_per_class}
+
+
+class NeighborBatches(BalancedBatches):
+    """Balanced batches of classes that are near each other (Ge et al., ECCV 2018): anchors and their nearest classes.
+
+    Anchor classes come in shuffled rounds. Each brings the nearest classes that are not in the batch yet, as `nearest`
+    has them, so a batch is a function of (seed, epoch) and of `nearest`, which follows training.
+
+    Args:
+        labels: (N,), the class of each image.
+        classes_per_batch: P, a multiple of `neighbors` + 1.
+        samples_per_class: K; the batch size is P * K.
+        neighbors: Classes that an anchor class brings.
+        seed: Of the order.
+        per_epoch: Batches in an epoch; None for as many as the images fill.
+
+    Attributes:
+        nearest: (C, P - 1), the nearest other classes of each class, nearest first; None draws all classes as
+            `BalancedBatches` does.
+    """
+
+    def __init__(
+        self,
+        labels: Tensor,
+        classes_per_batch: int,
+        samples_per_class: int,
+        neighbors: int,
+        seed: int = 0,
+        *,
+        per_epoch: int | None = None,
+    ) -> None:
+        super().__init__(labels, classes_per_batch, samples_per_class, seed, per_epoch=per_epoch)
+        if neighbors < 1 or classes_per_batch % (neighbors + 1):
+            raise ValueError(
+                f"classes_per_batch must be a multiple of neighbors + 1, got {classes_per_batch} and {neighbors}"
+            )
+        self.neighbors = neighbors
+        self.nearest: Tensor | None = None
+        self._numbers = {label: number for number, label in enumerate(labels.unique().tolist())}
+
+    def batches(self, epoch: int) -> list[Tensor]:
+        if self.nearest is None:
+            return super().batches(epoch)
+        nearest = self.nearest.tolist()
+        generator = generator_for(self.seed, "neighbor batches", epoch)
+        anchors = _Rounds(list(self._numbers), generator)
+        members = {label: _Rounds(self._members[number], generator) for label, number in self._numbers.items()}
+        found = []
+        for _ in range(len(self)):
+            classes = anchors.take(self.classes_per_batch // (self.neighbors + 1))
+            for anchor in tuple(classes):
+                free = [label for label in nearest[anchor] if label in members and label not in classes]
+                classes += free[: self.neighbors]
+            found.append(torch.tensor([k for label in classes for k in members[label].take(self.samples_per_class)]))
+        return found
+
+    def _identity(self) -> dict[str, Any]:
+        return {**super()._identity(), "neighbors": self.neighbors}
 
 
 class _Rounds:

@@ -14,7 +14,7 @@ from pfml.losses.sample_filter import FIT_LAW, check_trust, fit, trusted
 from pfml.sphere import unit
 from pfml.superposition import Charges
 
-__all__ = ["ProxyAnchorLoss"]
+__all__ = ["ProxyAnchorLoss", "pull_and_push"]
 
 
 class ProxyAnchorLoss(nn.Module):
@@ -69,18 +69,19 @@ class ProxyAnchorLoss(nn.Module):
         labels = check_batch(embeddings, labels, self.proxies)
         wide = torch.promote_types(torch.promote_types(embeddings.dtype, self.proxies.dtype), torch.float32)
         with torch.autocast(embeddings.device.type, enabled=False):
-            cosines = unit(embeddings.to(wide)) @ unit(self.proxies[:, 0].to(wide)).T  # (batch, C)
-            own = F.one_hot(labels, self.num_classes).bool()  # (batch, C)
-            other = ~own
-            if self.training and self.trust:
-                keep = self._trusted(embeddings, labels)[:, None]
-                own, other = own & keep, other & keep
-            pull = _log_one_plus_sum(-self.scale * (cosines - self.margin), own)  # (C,)
-            push = _log_one_plus_sum(self.scale * (cosines + self.margin), other)  # (C,)
-            present = own.any(dim=0).sum().clamp(min=1)
-            pulls, pushes = pull.sum() / present, push.mean()
-            self.terms = {"pull": pulls.detach(), "push": pushes.detach()}
-            return pulls + pushes
+            return self._anchored(embeddings.to(wide), labels)
+
+    def _anchored(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a batch that was checked, in the dtype of its embeddings."""
+        cosines = unit(embeddings) @ unit(self.proxies[:, 0].to(embeddings.dtype)).T  # (batch, C)
+        own = F.one_hot(labels, self.num_classes).bool()  # (batch, C)
+        other = ~own
+        if self.training and self.trust:
+            keep = self._trusted(embeddings, labels)[:, None]
+            own, other = own & keep, other & keep
+        pulls, pushes = pull_and_push(cosines, own, other, self.scale, self.margin)
+        self.terms = {"pull": pulls.detach(), "push": pushes.detach()}
+        return pulls + pushes
 
     def trusted(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Which samples of a batch the filter of `trust` keeps, (batch,) of bool."""
@@ -107,7 +108,21 @@ class ProxyAnchorLoss(nn.Module):
         return f"{self.num_classes}, {self.embedding_dim}, scale={self.scale}, margin={self.margin}{trust}"
 
 
+def pull_and_push(cosines: Tensor, own: Tensor, other: Tensor, scale: float, margin: float) -> tuple[Tensor, Tensor]:
+    """Both terms of Proxy Anchor for samples (B,) and proxies (..., C), scalars or (...).
+
+    Args:
+        cosines: (B, ..., C).
+        own, other: Which proxies pull a sample, which push it, of the same shape; neither for a sample left out.
+        scale, margin: As published.
+    """
+    pull = _log_one_plus_sum(-scale * (cosines - margin), own)
+    push = _log_one_plus_sum(scale * (cosines + margin), other)
+    present = own.any(dim=0).sum(dim=-1).clamp(min=1)
+    return pull.sum(dim=-1) / present, push.mean(dim=-1)
+
+
 def _log_one_plus_sum(exponents: Tensor, counted: Tensor) -> Tensor:
     """log(1 + sum over the counted rows of exp(exponents)), per column, without overflow."""
     exponents = exponents.masked_fill(~counted, -torch.inf)
-    return torch.logsumexp(torch.cat([exponents.new_zeros(1, exponents.shape[1]), exponents]), dim=0)
+    return torch.logsumexp(torch.cat([exponents.new_zeros(1, *exponents.shape[1:]), exponents]), dim=0)

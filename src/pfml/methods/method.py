@@ -28,8 +28,8 @@ class Method:
         learns: What the loss itself learns.
         needs_positives: Whether a sample without positives in its batch contributes nothing, so that K must be >= 2.
         proxy_lr: Learning rate of what the loss learns where all methods share a recipe; None for the shared one.
-        parts: Unit vectors that its embedding consists of, where all methods share a recipe; see `EmbedderConfig`.
         recipe_file: How it was published: a file of `pfml.methods.recipes`; empty if the table has none.
+        model: Counts of `EmbedderConfig` above 1 that the loss needs, where it is not set: parts, relations, sub_blocks.
         note: Where the loss departs from its paper.
         from_teachers: Whether the loss compares with embeddings of teachers in place of labels.
     """
@@ -42,8 +42,8 @@ class Method:
     learns: str = ""
     needs_positives: bool = False
     proxy_lr: float | None = None
-    parts: int = 1
     recipe_file: str = ""
+    model: Mapping[str, int] = field(default_factory=dict)
     note: str = ""
     from_teachers: bool = False
 

@@ -42,6 +42,7 @@ class Recipe:
         milestones: The learning rates times `step_factor` after each of these epochs instead.
         batch_size: Images per batch.
         samples_per_class: K of P x K sampling; 0 for random batches.
+        neighbors: Classes that come with each anchor class of a batch; see `BatchConfig`.
         steps_per_epoch: Batches of an epoch, where the source counts steps.
         epochs, warm_up_epochs, warm_up_after: As in `TrainConfig`; all epochs, those of the warm-up among them.
         batch_norm, head_start: As in `TrainConfig`.
@@ -71,12 +72,13 @@ class Recipe:
     milestones: tuple[int, ...] = ()
     batch_size: int | None = None
     samples_per_class: int = 0
+    neighbors: int = 0
     steps_per_epoch: int | None = None
     epochs: int | None = None
     warm_up_epochs: int = 0
     warm_up_after: int = 0
     batch_norm: Literal["train", "freeze-statistics", "freeze", "freeze-all"] | None = None
-    head_start: Literal["random", "uniform"] = "random"
+    head_start: Literal["random", "uniform", "orthogonal"] = "random"
     crop_area: tuple[float, float] | None = None
     pooling: str | None = None
     layer_norm: str | None = None
@@ -103,13 +105,14 @@ class Recipe:
         step = f"x{self.step_factor:g} per {self.step_every}" if self.step_every else self.schedule or ""
         if self.milestones:
             step = f"x{self.step_factor:g} after {', '.join(map(str, self.milestones))}"
-        per_class = f" ({self.samples_per_class} per class)" if self.samples_per_class else ""
+        near = f", {self.neighbors} neighbors" if self.neighbors else ""
+        per_class = f" ({self.samples_per_class} per class{near})" if self.samples_per_class else ""
         of_steps = f" of {self.steps_per_epoch} steps" if self.steps_per_epoch else ""
         after = f" after {self.warm_up_after}" if self.warm_up_after else ""
         resize = f" of {self.resize}" if self.resize else ""
         width = "without a layer" if self.embedding_dim == "features" else f"{self.embedding_dim} dimensions"
         head = [self.pooling, f"LayerNorm {self.layer_norm}" if self.layer_norm else ""]
-        head += [width if self.embedding_dim else "", "uniform start" if self.head_start == "uniform" else ""]
+        head += [width if self.embedding_dim else "", f"{self.head_start} start" if self.head_start != "random" else ""]
         head += [f"in {self.parts} parts" if self.parts > 1 else ""]
         parts = [
             f"{self.optimizer}{eps}{momentum} {rates}, {decay}",

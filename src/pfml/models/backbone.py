@@ -27,6 +27,10 @@ class Backbone(nn.Module, ABC):
         """The layer that turns patches into tokens, if there is one."""
         return None
 
+    def new_parameters(self) -> list[nn.Parameter]:
+        """Those that no published weights exist for."""
+        return []
+
     def parameter_layers(self) -> list[list[nn.Parameter]]:
         """The parameters by layer, from the images on; by the order in which the module defines its parts."""
         groups: dict[str, list[nn.Parameter]] = {}

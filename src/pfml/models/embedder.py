@@ -16,6 +16,7 @@ from pfml.data.preprocessing import Preprocessing
 from pfml.models.adapters import merged_state
 from pfml.models.backbone import Backbone
 from pfml.models.backbone_table import create_backbone, default_weights
+from pfml.models.factorized import FactorizedBackbone
 from pfml.models.head import Head
 from pfml.models.hub import download_model, is_on_hub, upload_model
 from pfml.models.own_network import OwnNetwork
@@ -60,6 +61,10 @@ class EmbedderConfig:
             vision transformer).
         layer_norm: "none", or LayerNorm without parameters on the pooled "features" or on the "embedding".
         parts: Unit vectors that the embedding consists of, side by side; 1 but for methods with several heads (DiVA).
+        relations: Groups of features with a sub-embedding each, which a relational layer integrates (DRML); 1 for a
+            linear layer.
+        sub_blocks: Sub-blocks of every block of the backbone, with routers that training sends images through one of
+            them by (DFML); 1 for none.
         freeze_patch_embedding: Whether the first layer of a vision transformer never trains.
         image_size: Another height and width of what the backbone sees; None for what is usual for the backbone.
         resize: Another short side of test images before their crop of `image_size`; None for the usual ratio of both.
@@ -73,6 +78,8 @@ class EmbedderConfig:
     pooling: str = "avg"
     layer_norm: str = "none"
     parts: int = 1
+    relations: int = 1
+    sub_blocks: int = 1
     freeze_patch_embedding: bool = False
     image_size: int | None = None
     resize: int | None = None
@@ -84,6 +91,9 @@ class EmbedderConfig:
         for name, side in (("image_size", self.image_size), ("resize", self.resize)):
             if side is not None and (not isinstance(side, int) or side < 1):
                 raise ValueError(f"{name} must be a positive integer or None, got {side!r}")
+        for name, count in (("relations", self.relations), ("sub_blocks", self.sub_blocks)):
+            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+                raise ValueError(f"{name} must be an integer >= 1, got {count!r}")
         for name, switch in (("freeze_patch_embedding", self.freeze_patch_embedding), ("flip_test", self.flip_test)):
             if not isinstance(switch, bool):
                 raise TypeError(f"{name} must be True or False, got {switch!r}")
@@ -144,9 +154,12 @@ class Embedder(nn.Module):
             pooling=config.pooling,
             layer_norm=config.layer_norm,
             parts=config.parts,
+            relations=config.relations,
             num_prefix_tokens=self.backbone.num_prefix_tokens,
         )
         load_weights(self.backbone, weights)
+        if config.sub_blocks > 1:
+            self.backbone = FactorizedBackbone(self.backbone, config.sub_blocks)
         for parameter in self.frozen_parameters():
             parameter.requires_grad_(False)
 
@@ -215,17 +228,31 @@ class Embedder(nn.Module):
         pooled = [self._pooled(self.backbone(view), poolings or (None,)) for view in views]
         return pooled[0] if len(pooled) == 1 else (pooled[0] + pooled[1]) / 2
 
+    def routed_features(self, images: Tensor) -> Tensor:
+        """Features of images as in `forward`, those of the routed stream, and its distance: (B, F + F + 1) in float32.
+
+        Of an embedder with `sub_blocks`; see `FactorizedBackbone.streams`.
+        """
+        if not isinstance(self.backbone, FactorizedBackbone) or images.ndim == 2:
+            raise ValueError(
+                "a routed stream needs images and an embedder with sub_blocks whose backbone is not frozen"
+            )
+        whole, routed, distance = self.backbone.streams(self.preprocessing.normalize(images))
+        pooled = (self._pooled(maps, (None,)) for maps in (whole, routed))
+        return torch.cat([*pooled, distance[:, None].float()], dim=1)
+
     def _pooled(self, maps: Tensor, poolings: Sequence[str | None]) -> Tensor:
         with torch.autocast(maps.device.type, enabled=False):
             return torch.cat([self.head.pooled(maps, pooling) for pooling in poolings], dim=1)
 
     def head_parameters(self) -> list[nn.Parameter]:
         """The parameters that no published weights exist for."""
-        return list(self.head.parameters())
+        return [*self.head.parameters(), *self.backbone.new_parameters()]
 
     def backbone_parameters(self) -> list[nn.Parameter]:
-        """The parameters of the backbone, frozen or not."""
-        return list(self.backbone.parameters())
+        """The parameters of the backbone that published weights exist for, frozen or not."""
+        new = set(self.backbone.new_parameters())
+        return [parameter for parameter in self.backbone.parameters() if parameter not in new]
 
     def frozen_parameters(self) -> list[nn.Parameter]:
         """The parameters that never train: those that the configuration or `freeze_backbone` freezes."""
@@ -242,7 +269,7 @@ class Embedder(nn.Module):
     def freeze_backbone(self, *, but: Collection[nn.Parameter] = ()) -> None:
         """Let no parameter of the backbone train from now on, but those of `but`."""
         kept = set(but)
-        self._frozen = frozenset(each for each in self.backbone.parameters() if each not in kept)
+        self._frozen = frozenset(each for each in self.backbone_parameters() if each not in kept)
         for parameter in self._frozen:
             parameter.requires_grad_(False)
 
@@ -330,6 +357,8 @@ def create_embedder(
     pooling: str = "avg",
     layer_norm: str = "none",
     parts: int = 1,
+    relations: int = 1,
+    sub_blocks: int = 1,
     freeze_patch_embedding: bool = False,
     image_size: int | None = None,
     resize: int | None = None,
@@ -349,6 +378,8 @@ def create_embedder(
             pooling=pooling,
             layer_norm=layer_norm,
             parts=parts,
+            relations=relations,
+            sub_blocks=sub_blocks,
             freeze_patch_embedding=freeze_patch_embedding,
             image_size=image_size,
             resize=resize,

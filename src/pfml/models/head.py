@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pfml.models.relational import RelationalLayer
 from pfml.sphere import unit
 
 __all__ = ["LAYER_NORMS", "POOLINGS", "Head"]
@@ -47,6 +48,8 @@ class Head(nn.Module):
             before it is put on the sphere (HIST).
         parts: Unit vectors that the embedding consists of, side by side, for methods whose heads are normalized one by
             one (DiVA); the whole is a unit vector again.
+        relations: Groups of features with a sub-embedding each, which a `RelationalLayer` integrates in place of the
+            linear layer (DRML); 1 for the linear layer.
         bias: Whether the linear layer has one.
         num_prefix_tokens: How many tokens stand before those of the patches.
     """
@@ -59,6 +62,7 @@ class Head(nn.Module):
         pooling: str = "avg",
         layer_norm: str = "none",
         parts: int = 1,
+        relations: int = 1,
         bias: bool = True,
         num_prefix_tokens: int = 0,
     ) -> None:
@@ -85,7 +89,12 @@ class Head(nn.Module):
         self.parts = parts
         self.num_prefix_tokens = num_prefix_tokens
         self.linear: nn.Linear | None = None
-        if embedding_dim is not None:
+        self.relation: RelationalLayer | None = None
+        if not isinstance(relations, int) or relations < 1 or (relations > 1 and embedding_dim is None):
+            raise ValueError(f"relations must be an integer >= 1, and 1 without an embedding_dim, got {relations!r}")
+        if relations > 1:
+            self.relation = RelationalLayer(num_features, self.embedding_dim, relations)
+        elif embedding_dim is not None:
             self.linear = nn.Linear(num_features, embedding_dim, bias=bias)
             nn.init.kaiming_normal_(self.linear.weight, mode="fan_out")
             if bias:
@@ -107,8 +116,15 @@ class Head(nn.Module):
     def projected(self, pooled: Tensor) -> Tensor:
         """What `embedded` puts on the unit sphere, (B, D) in float32, with its length."""
         with torch.autocast(pooled.device.type, enabled=False):
-            vectors = pooled if self.linear is None else self.linear(pooled.to(self.linear.weight.dtype)).float()
+            layer = self.linear if self.relation is None else self.relation
+            vectors = pooled if layer is None else layer(pooled.to(next(layer.parameters()).dtype)).float()
             return F.layer_norm(vectors, (self.embedding_dim,)) if self.layer_norm == "embedding" else vectors
+
+    def nodes(self, pooled: Tensor) -> Tensor:
+        """The sub-embeddings of a head with relations, unit vectors (B, K, D / K) in float32."""
+        assert self.relation is not None
+        with torch.autocast(pooled.device.type, enabled=False):
+            return self.relation.nodes(pooled.to(self.relation.score.weight.dtype)).float()
 
     def pooled(self, features: Tensor, pooling: str | None = None) -> Tensor:
         """What the linear layer gets, or would get with another pooling, (B, C) in float32."""

@@ -58,12 +58,15 @@ class BatchConfig:
         per_epoch: Batches in an epoch, for recipes that count steps; None for as many as the training images fill.
         mini_batch_size: Images that pass through the network at a time, where a batch takes more memory than there is:
             the loss sees the whole batch all the same (gradient caching), for a second pass. None for the whole batch.
+        neighbors: Classes that come with each anchor class of a batch, the nearest to it before the epoch, with a loss
+            that says which they are (htl); 0 draws all classes at random.
     """
 
     size: int = 100
     samples_per_class: int = 4
     per_epoch: int | None = None
     mini_batch_size: int | None = None
+    neighbors: int = 0
 
     def __post_init__(self) -> None:
         if self.mini_batch_size is not None and self.mini_batch_size < 1:
@@ -79,6 +82,12 @@ class BatchConfig:
             raise ValueError(
                 f"batch.size must be a multiple of batch.samples_per_class, "
                 f"got {self.size} and {self.samples_per_class}"
+            )
+        group = self.samples_per_class * (self.neighbors + 1)
+        if self.neighbors < 0 or (self.neighbors and (group == 0 or self.size % group)):
+            raise ValueError(
+                f"batch.neighbors must be >= 0, and batch.size a multiple of batch.samples_per_class * "
+                f"(batch.neighbors + 1), got {self.neighbors}, {self.size} and {self.samples_per_class}"
             )
 
 
@@ -194,8 +203,9 @@ class TrainConfig:
         lora: Rank of adapters (LoRA) beside the linear layers of a vision transformer, which train in place of the
             backbone itself; what is saved has them added. 0 for none. Needs the package peft.
         head_start: Where the embedding layer starts: "random" (He's normal distribution, as in Proxy Anchor's code);
-            "uniform" (torch's own of a linear layer); or from the features of the training images, "principal" or
-            "whitened", for a backbone with pretrained weights.
+            "uniform" (torch's own of a linear layer); "orthogonal" (rows of length 1 at right angles, as in HIER's
+            code); or from the features of the training images, "principal" or "whitened", for a backbone with
+            pretrained weights.
         batch_norm: "train"; "freeze-statistics" (the affine part trains); "freeze" (Proxy Anchor's sense: statistics
             frozen, the affine part trained once a warm-up has ended); "freeze-all" (the affine part too, throughout).
         average: Share of the old mean in the running mean of the model's weights after each step, which is what is
@@ -221,7 +231,7 @@ class TrainConfig:
     warm_up_after: int = 0
     freeze: Literal["none", "trunk"] = "none"
     lora: int = 0
-    head_start: Literal["random", "uniform", "principal", "whitened"] = "random"
+    head_start: Literal["random", "uniform", "orthogonal", "principal", "whitened"] = "random"
     batch_norm: Literal["train", "freeze-statistics", "freeze", "freeze-all"] = "freeze"
     loss: LossConfig = field(default_factory=LossConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)

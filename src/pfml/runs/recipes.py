@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pfml.methods import LossConfig, Method, Recipe, method_of
 from pfml.methods.recipe import PublishedRecipe
@@ -18,8 +18,8 @@ def recipe_config(method: str, base: Config, *, published: bool = False) -> Conf
     """`base` for `method`, a key of `METHODS`.
 
     All methods share backbone, batch, schedule and epochs of `base`. From the table come the learning rate of what the
-    loss learns, where it is no proxy, positives in the batch for methods that need them, and the parts of an embedding
-    that has several. The options of `base.loss` are kept if it names the same method.
+    loss learns, where it is no proxy, positives in the batch for methods that need them, and what the loss
+    needs of the model. The options of `base.loss` are kept if it names the same method.
 
     Args:
         method: Its name.
@@ -36,6 +36,9 @@ def recipe_config(method: str, base: Config, *, published: bool = False) -> Conf
     row = method_of(LossConfig(method).name)
     loss = base.loss if base.loss.name == method else LossConfig(method)
     config = replace(base, loss=loss)
+    if isinstance(config, RunConfig):
+        unset: dict[str, Any] = {name: count for name, count in row.model.items() if getattr(config.model, name) == 1}
+        config = replace(config, model=replace(config.model, **unset))
     if published:
         target = (base.data.name, base.model.backbone) if isinstance(base, RunConfig) else (None, None)
         config = _published(published_recipe(method, *target).recipe, config)
@@ -57,13 +60,9 @@ def published_recipe(method: str, dataset: str | None = None, backbone: str | No
 
 
 def _shared(row: Method, config: Config) -> Config:
-    from pfml.runs.config import RunConfig
-
-    if row.proxy_lr is not None:
-        config = replace(config, optimizer=replace(config.optimizer, proxy_lr=row.proxy_lr))
-    if isinstance(config, RunConfig) and row.parts > 1:
-        config = replace(config, model=replace(config.model, parts=row.parts))
-    return config
+    if row.proxy_lr is None:
+        return config
+    return replace(config, optimizer=replace(config.optimizer, proxy_lr=row.proxy_lr))
 
 
 def _published(recipe: Recipe, config: Config) -> Config:
@@ -89,7 +88,12 @@ def _published(recipe: Recipe, config: Config) -> Config:
         loss=replace(config.loss, options={**recipe.options, **config.loss.options}),
         optimizer=optimizer,
         schedule=_schedule(recipe),
-        batch=BatchConfig(recipe.batch_size or config.batch.size, recipe.samples_per_class, recipe.steps_per_epoch),
+        batch=BatchConfig(
+            recipe.batch_size or config.batch.size,
+            recipe.samples_per_class,
+            recipe.steps_per_epoch,
+            neighbors=recipe.neighbors,
+        ),
         augmentation=augmentation,
         average=0.0,
         epochs=recipe.epochs or config.epochs,
@@ -104,7 +108,7 @@ def _published(recipe: Recipe, config: Config) -> Config:
             model,
             pooling=recipe.pooling or model.pooling,
             layer_norm=recipe.layer_norm or "none",
-            parts=recipe.parts,
+            parts=max(recipe.parts, model.parts),
             freeze_patch_embedding=recipe.freeze_patch_embedding,
             embedding_dim=None if dim == "features" else dim or model.embedding_dim,
             image_size=recipe.image_size or model.image_size,

@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pfml.data import RetrievalData, Windows
+from pfml.data import NeighborBatches, RetrievalData, Windows
 from pfml.data.cached_features import CachedFeatures
 from pfml.data.crop_transforms import transform_crops
 from pfml.data.image_source import ImageSource
@@ -37,7 +37,7 @@ from pfml.methods import method_of
 from pfml.models import Embedder
 from pfml.models.adapters import merge_adapters
 from pfml.models.freezing import set_trainable, start_training_mode
-from pfml.models.head_init import initialize_head, initialize_uniformly, require_layer
+from pfml.models.head_init import FEATURE_STARTS, draw_head, initialize_head, require_layer
 from pfml.runs.card import write_run_cards
 from pfml.runs.checkpoint import (
     CheckpointWriter,
@@ -55,7 +55,7 @@ from pfml.storage.files import write_atomically
 from pfml.training.averaging import WeightAverage, largest_share
 from pfml.training.cached_batch import CachedBatch
 from pfml.training.environment import compiled, compiles, precision, reading_lag, reproducible, resolve_device
-from pfml.training.loss_inputs import LossInputs
+from pfml.training.loss_inputs import Crops, LossInputs
 from pfml.training.optimizer import (
     clip_gradients,
     create_optimizer,
@@ -76,7 +76,14 @@ from pfml.training.ranks import (
     whole_loss,
 )
 from pfml.training.readback import Batch, Outcome, Readback
-from pfml.training.setup import create_batches, learned, on_device, prepare_backbone, require_matches
+from pfml.training.setup import (
+    create_batches,
+    learned,
+    nearest_classes,
+    on_device,
+    prepare_backbone,
+    require_matches,
+)
 from pfml.training.shutdown import Interrupted, ShutdownRequest, catch_shutdown_requests
 from pfml.training.start import Start, started_loss
 from pfml.training.state import TrainingState, require_same_run, run_identity
@@ -232,6 +239,8 @@ class Training:
         look = getattr(loss_of_all(self.loss), "start_epoch", None)
         if look is not None and self.state.position == 0:
             look(self.embeddings("train").to(self.device), self.labels)
+        if isinstance(self.batches, NeighborBatches):
+            self.batches.nearest = nearest_classes(loss_of_all(self.loss), self.batches.classes_per_batch - 1)
 
     def interrupted(self, number: int) -> Interrupted:
         """The exception that ends a run after a shutdown request, once its state is saved."""
@@ -275,19 +284,19 @@ class Training:
         factor = learning_rate_factor(config.schedule, self.step, len(self.batches), config.epochs)
         set_learning_rates(self.optimizer, factor)
         self.optimizer.zero_grad(set_to_none=True)
-        pixels, *others = pixels.chunk(self.inputs.crops_per_image)
-        targets = self.targets(batch, pixels)
-        mixed = torch.autocast(self.device.type, precision(config.autocast), enabled=config.autocast != "none")
-        with self.world.own_draws(config.seed, batch.step), mixed:
-            pieces = CachedBatch(self.network, pixels, config.batch.mini_batch_size)
-            embeddings, inputs = self.inputs.of(pieces.outputs, [pixels, *others][-1])
+        crops = self.crops(batch, pixels)
+        targets = self.targets(batch, crops.own)
+        autocast = torch.autocast(self.device.type, precision(config.autocast), enabled=config.autocast != "none")
+        with self.world.own_draws(config.seed, batch.step), autocast:
+            pieces = CachedBatch(self.network, crops.passed, config.batch.mini_batch_size)
+            embeddings, inputs = self.inputs.of(pieces.outputs, crops, targets)
         checking: AbstractContextManager[list[DeferredCheck]] = (
             deferred_checks() if self.readback.lag else nullcontext([])
         )
         with checking as checks:
             loss = self.energy(embeddings, targets, batch, **inputs)
         self.scaler.scale(loss).backward()
-        with mixed:
+        with autocast:
             pieces.backward()
         agree_on_gradients(self.embedder, self.loss, self.world)
         self.scaler.unscale_(self.optimizer)
@@ -301,6 +310,12 @@ class Training:
             self.weight_average.update()
         self.inputs.follower.update()
         return outcomes
+
+    def crops(self, batch: Batch, pixels: Tensor) -> Crops:
+        """The crops of this rank's shard of a batch, as the loss asks for them."""
+        shard = self.world.shard(len(batch.indices))
+        generator = generator_for(self.config.seed, "mixing", (batch.step << 20) + (shard.start or 0))
+        return self.inputs.crops(pixels, self.data.train.labels[batch.indices[shard]], generator)
 
     def targets(self, batch: Batch, pixels: Tensor) -> Tensor:
         """The targets of this rank's shard of a batch: labels, or the teachers' embeddings of its crops."""
@@ -390,8 +405,8 @@ class Training:
         start, head = self.config.head_start, self.embedder.head
         if start == "random" or self.start is not None:
             return
-        if start == "uniform":
-            initialize_uniformly(head, generator=generator_for(self.config.seed, "head", 0))
+        if start not in FEATURE_STARTS:
+            draw_head(head, start, generator=generator_for(self.config.seed, "head", 0))
             return
         require_layer(head, start)
         features = self.embeddings("train", features=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from pfml.data import BalancedBatches, ImageSet, RandomBatches, RetrievalData, open_images
+from pfml.data import BalancedBatches, ImageSet, NeighborBatches, RandomBatches, RetrievalData, open_images
 from pfml.data.decoded_images import DecodedImages
 from pfml.data.decoding import listing_all_unreadable
 from pfml.data.image_set import refuse_seen_classes
@@ -23,7 +23,15 @@ from pfml.training.progress import Monitor
 if TYPE_CHECKING:
     from pfml.runs.config import StorageConfig
 
-__all__ = ["create_batches", "learned", "on_device", "open_sources", "prepare_backbone", "require_matches"]
+__all__ = [
+    "create_batches",
+    "learned",
+    "nearest_classes",
+    "on_device",
+    "open_sources",
+    "prepare_backbone",
+    "require_matches",
+]
 
 
 def on_device(embedder: Embedder, device: torch.device) -> Embedder:
@@ -61,7 +69,20 @@ def create_batches(images: ImageSet, config: TrainConfig) -> RandomBatches | Bal
         raise ValueError(f"batch.size must not exceed the {len(images)} training images, got {size}")
     if per_class == 0:
         return RandomBatches(len(images), size, config.seed, per_epoch=config.batch.per_epoch)
-    return BalancedBatches(images.labels, size // per_class, per_class, config.seed, per_epoch=config.batch.per_epoch)
+    shape = images.labels, size // per_class, per_class
+    if config.batch.neighbors:
+        return NeighborBatches(*shape, config.batch.neighbors, config.seed, per_epoch=config.batch.per_epoch)
+    return BalancedBatches(*shape, config.seed, per_epoch=config.batch.per_epoch)
+
+
+def nearest_classes(loss: Any, count: int) -> Tensor:
+    """The nearest other classes of each class, (C, count), as the loss says for `batch.neighbors`."""
+    if not hasattr(loss, "class_neighbors"):
+        raise ValueError(
+            "batch.neighbors needs a loss that knows which classes are near, such as htl: set it to 0 for this one"
+        )
+    nearest: Tensor = loss.class_neighbors(count)
+    return nearest
 
 
 def learned(embedder: Embedder, data: RetrievalData) -> TrainedOn:
