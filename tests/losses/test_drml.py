@@ -29,7 +29,11 @@ def literal(loss, embeddings, labels, features, nodes):
     errors = [
         [
             (
-                (loss.decoder_weights[k] @ nodes[i, k].detach() + loss.decoder_biases[k] - features[i, 3 * k : 3 * k + 3].detach())
+                (
+                    loss.decoder_weights[k] @ nodes[i, k].detach()
+                    + loss.decoder_biases[k]
+                    - features[i, 3 * k : 3 * k + 3].detach()
+                )
                 ** 2
             ).mean()
             for k in range(K)

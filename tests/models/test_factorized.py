@@ -117,7 +117,10 @@ def test_sub_blocks_of_a_transformer_are_those_of_the_authors_conversion():
     def attention(seen, number):
         rows = slice(number * 8, number * 8 + 8)  # two heads of four channels
         query, key, value = (
-            (seen @ block.attn.qkv.weight[k * dim : (k + 1) * dim][rows].T + block.attn.qkv.bias[k * dim : (k + 1) * dim][rows])
+            (
+                seen @ block.attn.qkv.weight[k * dim : (k + 1) * dim][rows].T
+                + block.attn.qkv.bias[k * dim : (k + 1) * dim][rows]
+            )
             .unflatten(2, (2, 4))
             .transpose(1, 2)
             for k in range(3)
@@ -195,7 +198,9 @@ def test_published_weights_load_into_it(tmp_path):
 
 
 def test_other_backbones_are_refused_by_name():
-    with pytest.raises(ValueError, match="sub_blocks need a ResNet, a vision transformer or the convnet, got BNInception"):
+    with pytest.raises(
+        ValueError, match="sub_blocks need a ResNet, a vision transformer or the convnet, got BNInception"
+    ):
         create_embedder("bn_inception", weights="none", sub_blocks=3)
     with pytest.raises(ValueError, match="sub_blocks must be an integer >= 1, got 0"):
         EmbedderConfig(sub_blocks=0)

@@ -48,7 +48,9 @@ def test_a_run_with_neighboring_classes_resumes_bit_equal(tmp_path, monkeypatch)
 
 
 def test_neighbors_need_a_loss_that_knows_them(tmp_path):
-    with pytest.raises(ValueError, match=r"batch\.neighbors needs a loss that knows which classes are near, such as htl"):
+    with pytest.raises(
+        ValueError, match=r"batch\.neighbors needs a loss that knows which classes are near, such as htl"
+    ):
         train(few_glyphs(), small_embedder(), small_config(batch=NEIGHBORS), out=tmp_path / "run")
 
 
