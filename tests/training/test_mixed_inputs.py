@@ -58,19 +58,20 @@ def test_mixed_embeddings_are_those_of_the_mixed_crops():
     embedder, labels = small_embedder().eval(), torch.arange(6) % 3
     inputs = LossInputs(embedder, Recorder())
     images = torch.rand(6, 3, 16, 16)
-    mixed = inputs.mixed(images, labels, generator_for(0, "mixing", 0))
+    crops = inputs.crops(images, labels, generator_for(0, "mixing", 0))
     expected = mix_crops(images, labels, "cutmix", generator_for(0, "mixing", 0))
-    assert torch.equal(mixed.crops, expected.crops)
-    output = embedder(torch.cat([images, mixed.crops]))
-    embeddings, others = inputs.of(output, images, labels, mixed)
+    assert torch.equal(crops.passed, torch.cat([images, expected.crops]))
+    embeddings, others = inputs.of(inputs.network(crops.passed), crops, labels)
     torch.testing.assert_close(embeddings, embedder(images))
     torch.testing.assert_close(others["mixed"], embedder(expected.crops))
     assert torch.equal(others["partner_labels"], labels[expected.partners])
 
 
 def test_a_loss_that_does_not_ask_gets_no_mixed_crops():
-    inputs = LossInputs(small_embedder(), nn.Module())
-    assert inputs.mixed(torch.rand(6, 3, 16, 16), torch.arange(6), generator_for(0, "mixing", 0)) is None
+    images = torch.rand(6, 3, 16, 16)
+    crops = LossInputs(small_embedder(), nn.Module()).crops(images, torch.arange(6), generator_for(0, "mixing", 0))
+    assert crops.mixed is None
+    assert crops.passed is crops.own
 
 
 def test_a_resumed_run_mixes_as_an_uninterrupted_one(tmp_path):
