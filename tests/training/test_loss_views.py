@@ -9,7 +9,7 @@ from torch import nn
 import pfml
 from pfml.data import Augmentation
 from pfml.training import LossConfig, OptimizerConfig
-from pfml.training.loss_inputs import LossInputs
+from pfml.training.loss_inputs import Crops, LossInputs
 from small_data import few_glyphs, small_config, small_embedder
 
 STILL = Augmentation(random_crop=False, flip=0.0)
@@ -74,11 +74,11 @@ def test_features_are_pooled_as_the_loss_asks_and_the_embedding_as_ever(pooling)
     embedder = small_embedder(pooling="avg").eval()
     images = torch.rand(3, 3, 16, 16)
     inputs = LossInputs(embedder, Spread(needs_features=True, feature_pooling=pooling))
-    embeddings, others = inputs.of(inputs.network(images), images)
+    embeddings, others = inputs.of(inputs.network(images), Crops(images, images))
     torch.testing.assert_close(embeddings, embedder(images))
     torch.testing.assert_close(others["features"], embedder.features(images, [pooling or "avg"]))
     cached = embedder.features(images)
-    embeddings, others = inputs.of(inputs.network(cached), cached)
+    embeddings, others = inputs.of(inputs.network(cached), Crops(cached, cached))
     torch.testing.assert_close(embeddings, embedder(images))
     torch.testing.assert_close(others["features"], cached)
 
