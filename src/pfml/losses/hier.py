@@ -40,8 +40,8 @@ class HIERLoss(ProxyAnchorLoss):
     rate of the backbone. Embeddings are ranked by hyperbolic distance (`pfml.evaluation.hyperbolic_recall_at_1`), which
     is the order of cosines if all are clipped.
 
-    Ours: i is never its own k, as it is once in a while in the code. Ten triplets per i by default: a mean of fewer
-    draws of the same distribution, at a fifth of the cost; published recipes have 50. The default of hierarchy_lr is
+    Ours: i is never its own k, as it is once in a while in the code. Four triplets per i by default: a mean of fewer
+    draws of the same distribution, at a tenth of the cost; published recipes have 50. The default of hierarchy_lr is
     ResNet-50's on CUB.
 
     Args:
@@ -79,7 +79,7 @@ class HIERLoss(ProxyAnchorLoss):
         hierarchy_lr: float = 5e-3,
         temperature: float = 0.1,
         neighbors: int = 20,
-        triplets: int = 10,
+        triplets: int = 4,
         curvature: float = 0.1,
         clip_radius: float = 2.3,
     ) -> None:
