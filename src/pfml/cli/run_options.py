@@ -31,7 +31,7 @@ GROUP_FILES = (".yaml", ".yml", ".json")
 DECIDED_BY_RECIPE = (
     "loss", "batch", "optimizer", "schedule", "augmentation", "epochs", "warm_up_epochs", "warm_up_after",
     "head_start", "batch_norm", "average", "model.embedding_dim", "model.pooling", "model.layer_norm",
-    "model.image_size", "model.resize",
+    "model.parts", "model.relations", "model.sub_blocks", "model.image_size", "model.resize",
 )  # fmt: skip
 #: What a student follows its teachers by if no loss is named: the choice of validation classes of CUB.
 STUDENT_LOSS = "relaxed-contrastive"

@@ -1,4 +1,4 @@
-"""Facility location loss (Oh Song et al., CVPR 2017): the labels must cluster a batch better than any other clustering."""
+"""Facility location loss (Oh Song et al., CVPR 2017): labels must cluster a batch better than anything else does."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class ClusteringLoss(nn.Module):
     search is not differentiated, distances to the medoids that it found are. It waits for the device once, for K.
     Computed in float32 at least, whatever autocast says; checked as `PotentialFieldLoss` is.
 
-    Published, in TensorFlow's code by the authors: all of the above with 5 refinements; gamma is left to the user there,
-    and the paper lowers it while it trains.
+    Published, in TensorFlow's code by the authors: all of the above with 5 refinements; gamma is left to the user, and
+    the paper lowers it while it trains.
 
     Ours: gamma is constant. An empty batch and a batch of one class have loss 0.
 

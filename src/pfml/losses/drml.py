@@ -19,8 +19,8 @@ __all__ = ["RelationalProxyAnchorLoss"]
 class RelationalProxyAnchorLoss(nn.Module):
     """Proxy Anchor on the embedding, and on each sub-embedding with the samples that it describes best.
 
-    The embedding layer must be relational (`pfml.models.relational`, model.relations K): the features of a sample x come
-    in K groups x_k, with a sub-embedding n_k each. A decoder R_k describes the group by its sub-embedding:
+    The embedding layer must be relational (`pfml.models.relational`, model.relations K): the features of a sample x
+    come in K groups x_k, with a sub-embedding n_k each. A decoder R_k describes the group by its sub-embedding:
 
         e_k(x) = mean over the group's features of (R_k n_k - x_k)^2,   k(x) = argmin over k of e_k(x)
         loss   = whole_weight * ProxyAnchor(embeddings)

@@ -23,19 +23,21 @@ class HierarchicalTripletLoss(nn.Module):
 
         d_l = d_0 + l (4 - d_0) / levels
 
-    and H(c, k) is the threshold d_l of the level that merges the classes c and k. Then, with Z triplets of an anchor a, a
-    positive p and a negative n of the class y_n in the batch:
+    and H(c, k) is the threshold d_l of the level that merges the classes c and k. Then, with Z triplets of an anchor a,
+    a positive p and a negative n of the class y_n in the batch:
 
         margin(a, n) = beta + H(y_a, y_n) - s_(y_a)
         loss         = 1 / (2 Z) sum over triplets of [ d2(a, p) - d2(a, n) + margin(a, n) ]+
 
-    Before the first tree the margin is `beta`. Sums over triplets come from sorted distances, so that a batch of B takes
-    memory of B^2. Computed in float32 at least, whatever autocast says; checked as `PotentialFieldLoss` is.
+    Before the first tree the margin is `beta`. Sums over triplets come from sorted distances, so that a batch of B
+    takes memory of B^2. Computed in float32 at least, whatever autocast says; checked as `PotentialFieldLoss` is.
 
     Published: 16 levels, beta 0.1, a tree before every epoch, and batches of classes with their nearest classes
-    (`batch.neighbors`; `class_neighbors` says which). The first tree is that of a network trained with the triplet loss.
+    (`batch.neighbors`; `class_neighbors` says which). The first tree is that of a network that the triplet loss has
+    trained. No code is public: these values could not be looked up again but in code of others.
 
-    Ours: the first tree is that of the network as the run starts. "Merges" is transitive (single linkage), which the
+    Ours: the first tree is that of the network as the run starts. Distances of triplets are squared, as those of the
+    tree are, so that margins and distances have one unit. "Merges" is transitive (single linkage), which the
     paper leaves open. A class of one image has the spread d_0. A batch without a triplet has loss 0.
 
     Args:

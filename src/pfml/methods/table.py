@@ -191,7 +191,7 @@ METHODS: dict[str, Method] = {
     ),
     "drml-pa": Method(
         RelationalProxyAnchorLoss,
-        "Proxy Anchor on an ensemble of sub-embeddings, each with the samples that it describes best, and on their whole",
+        "Proxy Anchor on the embedding, and on each sub-embedding with the samples that it describes best",
         "Zheng et al., ICCV 2021",
         learns="proxies (C, 1, D), proxies (K, C, D / K), decoders",
         recipe_file="drml-pa",

@@ -252,8 +252,8 @@ class _Attention:
 
     def whole(self, tokens: Tensor) -> Tensor:
         block = self.block
-        tokens = tokens + block.drop_path1(block.ls1(block.attn(block.norm1(tokens))))
-        return tokens
+        added: Tensor = block.drop_path1(block.ls1(block.attn(block.norm1(tokens))))
+        return tokens + added
 
     def routed(self, tokens: Tensor, router: nn.Linear) -> tuple[Tensor, Tensor]:
         block, attention = self.block, self.block.attn
@@ -275,8 +275,8 @@ class _Mlp:
 
     def whole(self, tokens: Tensor) -> Tensor:
         block = self.block
-        tokens = tokens + block.drop_path2(block.ls2(block.mlp(block.norm2(tokens))))
-        return tokens
+        added: Tensor = block.drop_path2(block.ls2(block.mlp(block.norm2(tokens))))
+        return tokens + added
 
     def routed(self, tokens: Tensor, router: nn.Linear) -> tuple[Tensor, Tensor]:
         block, mlp = self.block, self.block.mlp

@@ -20,8 +20,8 @@ class RelationalLayer(nn.Module):
         s_kl    = relu(score(A_k x~_k - B_l x~_l)),    w_kl = s_kl / sum over k of s_kl
         out_l   = integrate(node_l, sum over k of w_kl node_k)
 
-    N, A, B, score and integrate are linear layers with a bias. `integrate` starts as the node itself, the others as He's
-    normal numbers with fan-out; so the layer starts as K unit vectors side by side.
+    N, A, B, score and integrate are linear layers with a bias. `integrate` starts as the node itself, the others start
+    as He's normal numbers with fan-out; so the layer starts as K unit vectors side by side.
 
     Args:
         num_features: F, a multiple of `groups`.

@@ -436,5 +436,5 @@ class RunConfig(TrainConfig):
         start = None if self.start is None else self.start.expanduser().absolute()
         teachers = tuple(str(Path(each).expanduser().absolute()) for each in self.teachers)
         has_head = self.loss.trains or self.effort is not None
-        model = self.model if has_head else replace(self.model, embedding_dim=None)
+        model = self.model if has_head else replace(self.model, embedding_dim=None, relations=1)
         return replace(self, data=data, model=model, teachers=teachers, start=start)

@@ -47,7 +47,9 @@ def untrained_embedder(config: RunConfig) -> Embedder | None:
     if weights == "none":
         return None
     with seeded(config.seed):
-        return Embedder(replace(model, embedding_dim=None, image_size=None, resize=None))
+        return Embedder(
+            replace(model, embedding_dim=None, parts=1, relations=1, sub_blocks=1, image_size=None, resize=None)
+        )
 
 
 def untrained_scores(
