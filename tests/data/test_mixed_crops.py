@@ -75,6 +75,14 @@ def test_every_crop_of_another_class_may_be_the_partner():
         assert set(partners[:, k].tolist()) == {j for j in range(8) if LABELS[j] != LABELS[k]}
 
 
+def test_rows_of_a_batch_are_mixed_as_in_the_whole():
+    whole = mixed("cutmix")
+    part = mix_crops(crops(), LABELS, "cutmix", generator_for(0, "mixing", 0), slice(3, 6))
+    for name in ("crops", "partners", "partner_labels", "shares"):
+        assert torch.equal(getattr(part, name), getattr(whole, name)[3:6])
+    assert torch.equal(whole.partner_labels, LABELS[whole.partners])
+
+
 def test_with_one_class_a_crop_is_mixed_with_itself():
     got = mix_crops(crops(), torch.zeros(8), "cutmix", generator_for(0, "mixing", 0))
     assert got.partners.tolist() == list(range(8))

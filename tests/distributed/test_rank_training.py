@@ -64,15 +64,18 @@ CASES = {
     "frozen trunk": {"freeze": "trunk"},
     "float16": {"autocast": "float16", "epochs": 1},
     "margin": {"loss": LossConfig("margin"), "optimizer": OptimizerConfig("rmsprop", lr=1e-4, clip_value=0.01)},
+    "mixed crops": {"loss": LossConfig("proxy-anchor-hse"), "epochs": 1},
+    "produced embeddings": {"loss": LossConfig("multi-similarity-das"), "batch": BatchConfig(28, 4), "epochs": 1},
 }
+SLOW_CASES = ("float16", "margin", "mixed crops", "produced embeddings")
 
 
 @pytest.mark.parametrize(
     ("case", "size"),
     [
         ("pfml", 2),
-        *((case, 3) for case in CASES if case not in ("float16", "margin")),
-        *(pytest.param(case, 3, marks=pytest.mark.slow) for case in ("float16", "margin")),
+        *((case, 3) for case in CASES if case not in SLOW_CASES),
+        *(pytest.param(case, 3, marks=pytest.mark.slow) for case in SLOW_CASES),
     ],
 )
 def test_the_steps_are_those_of_one_process(world, tmp_path, case, size):

@@ -61,7 +61,7 @@ def test_mixed_embeddings_are_those_of_the_mixed_crops():
     crops = inputs.crops(images, labels, generator_for(0, "mixing", 0))
     expected = mix_crops(images, labels, "cutmix", generator_for(0, "mixing", 0))
     assert torch.equal(crops.passed, torch.cat([images, expected.crops]))
-    embeddings, others = inputs.of(inputs.network(crops.passed), crops, labels)
+    embeddings, others = inputs.of(inputs.network(crops.passed), crops)
     torch.testing.assert_close(embeddings, embedder(images))
     torch.testing.assert_close(others["mixed"], embedder(expected.crops))
     assert torch.equal(others["partner_labels"], labels[expected.partners])

@@ -20,17 +20,21 @@ class MixedCrops:
     """Mixed crops and what they are made of.
 
     Attributes:
-        crops: (B, 3, height, width).
-        partners: (B,): crop k is mixed with this one of the batch.
-        shares: (B,): how much of it is of crop k.
+        crops: (n, 3, height, width).
+        partners: (n,): each is mixed with this one of the batch.
+        partner_labels: (n,): the classes of these.
+        shares: (n,): how much of a mixed crop is not its partner's.
     """
 
     crops: Tensor
     partners: Tensor
+    partner_labels: Tensor
     shares: Tensor
 
 
-def mix_crops(crops: Tensor, labels: Tensor, mixing: str, generator: torch.Generator) -> MixedCrops:
+def mix_crops(
+    crops: Tensor, labels: Tensor, mixing: str, generator: torch.Generator, rows: slice = slice(None)
+) -> MixedCrops:
     """Each crop mixed with one of another class; with itself if there is no other class.
 
     Args:
@@ -38,16 +42,18 @@ def mix_crops(crops: Tensor, labels: Tensor, mixing: str, generator: torch.Gener
         labels: (B,), on the CPU.
         mixing: A key of `MIXINGS`, or "any" for one of them, drawn for the batch.
         generator: Of the CPU.
+        rows: Which crops are wanted; they do not depend on it.
     """
     if crops.dim() != 4:
         raise ValueError(f"only images can be mixed, (B, 3, height, width), got shape {tuple(crops.shape)}")
     if mixing == "any":
         mixing = list(MIXINGS)[int(torch.randint(len(MIXINGS), (), generator=generator))]
-    partners = to_device(_partners(labels, generator), crops.device)
-    drawn = to_device(torch.rand(4, len(crops), 1, generator=generator), crops.device)
-    keep = MIXINGS[mixing](drawn, *crops.shape[2:]).to(crops.dtype)[:, None]
-    mixed = torch.lerp(crops[partners], crops, keep.expand_as(crops))
-    return MixedCrops(mixed, partners, keep.mean(dim=(1, 2, 3)))
+    chosen = _partners(labels, generator)[rows]
+    drawn = to_device(torch.rand(4, len(crops), 1, generator=generator)[:, rows], crops.device)
+    keep = MIXINGS[mixing](drawn, *crops.shape[2:]).to(crops.dtype)[:, None]  # (n, 1, height, width)
+    partners, partner_labels = to_device(chosen, crops.device), to_device(labels[chosen], crops.device)
+    mixed = torch.lerp(crops[partners], crops[rows], keep.expand_as(crops[rows]))
+    return MixedCrops(mixed, partners, partner_labels, keep.mean(dim=(1, 2, 3)))
 
 
 def _partners(labels: Tensor, generator: torch.Generator) -> Tensor:

@@ -289,7 +289,7 @@ class Training:
         autocast = torch.autocast(self.device.type, precision(config.autocast), enabled=config.autocast != "none")
         with self.world.own_draws(config.seed, batch.step), autocast:
             pieces = CachedBatch(self.network, crops.passed, config.batch.mini_batch_size)
-            embeddings, inputs = self.inputs.of(pieces.outputs, crops, targets)
+            embeddings, inputs = self.inputs.of(pieces.outputs, crops)
         checking: AbstractContextManager[list[DeferredCheck]] = (
             deferred_checks() if self.readback.lag else nullcontext([])
         )
@@ -313,9 +313,8 @@ class Training:
 
     def crops(self, batch: Batch, pixels: Tensor) -> Crops:
         """The crops of this rank's shard of a batch, as the loss asks for them."""
-        shard = self.world.shard(len(batch.indices))
-        generator = generator_for(self.config.seed, "mixing", (batch.step << 20) + (shard.start or 0))
-        return self.inputs.crops(pixels, self.data.train.labels[batch.indices[shard]], generator)
+        generator = generator_for(self.config.seed, "mixing", batch.step)
+        return self.inputs.crops(pixels, self.data.train.labels[batch.indices], generator, self.world)
 
     def targets(self, batch: Batch, pixels: Tensor) -> Tensor:
         """The targets of this rank's shard of a batch: labels, or the teachers' embeddings of its crops."""

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from pfml.data.mixed_crops import MixedCrops, mix_crops
+from pfml.distributed import World
+from pfml.distributed.schedule import shard_sizes
 from pfml.models import Embedder
 from pfml.models.head import POOLINGS
 from pfml.training.averaging import Follower
@@ -96,25 +98,28 @@ class LossInputs:
             return _Features(embedder, list(dict.fromkeys(self.poolings)))
         return embedder
 
-    def crops(self, pixels: Tensor, labels: Tensor, generator: torch.Generator) -> Crops:
-        """The crops of a batch.
+    def crops(self, pixels: Tensor, labels: Tensor, generator: torch.Generator, world: World | None = None) -> Crops:
+        """The crops of a rank's shard of a batch.
 
         Args:
             pixels: Its images, and second crops of them if the loss asks for these.
-            labels: Its classes, on the CPU.
+            labels: The classes of the whole batch, on the CPU.
             generator: Of the CPU, for what is drawn.
+            world: The ranks, which mix crops of the whole batch; None for one process.
         """
         own, *others = pixels.chunk(self.crops_per_image)
-        mixed = None if self.mixing is None else mix_crops(own, labels, self.mixing, generator)
+        mixed, count, ranks = None, len(labels), world or World()
+        if self.mixing is not None:
+            everyone = ranks.all_gather(own, shard_sizes(count, ranks.size))
+            mixed = mix_crops(everyone, labels, self.mixing, generator, ranks.shard(count))
         return Crops(own, others[0] if others else own, mixed)
 
-    def of(self, output: Tensor, crops: Crops, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def of(self, output: Tensor, crops: Crops) -> tuple[Tensor, dict[str, Tensor]]:
         """The embeddings of a batch as the loss wants them, and its other inputs by name.
 
         Args:
             output: What `network` has returned for `crops.passed`.
             crops: The batch.
-            targets: Its labels.
         """
         count, inputs = len(crops.own), dict[str, Tensor]()
         pooled = output
@@ -133,8 +138,8 @@ class LossInputs:
         else:
             embeddings = pooled if isinstance(self.network, Embedder) else self.head.embedded(pooled)
         if crops.mixed is not None:
-            partners = targets[crops.mixed.partners]
-            inputs |= {"mixed": embeddings[count:], "partner_labels": partners, "shares": crops.mixed.shares}
+            inputs |= {"mixed": embeddings[count:], "partner_labels": crops.mixed.partner_labels}
+            inputs["shares"] = crops.mixed.shares
         return embeddings[:count], inputs
 
 
