@@ -97,9 +97,9 @@ def beats_the_untrained_net(name, tmp_path):
         optimizer=OptimizerConfig("adamw", lr=5e-3),
         schedule=ScheduleConfig("one-cycle"),
     )
-    results = train(
-        more_glyphs(), embedder_of(16, **METHODS[name].model), recipe_config(name, base), out=tmp_path / "run"
-    )
+    model = METHODS[name].model
+    embedder = embedder_of(16 * model.get("parts", 1), **model)  # of which each part has enough dimensions
+    results = train(more_glyphs(), embedder, recipe_config(name, base), out=tmp_path / "run")
     assert results["last"]["test"]["recall_at_1"] > untrained_recall() + 0.1
     assert ("alignment" in results) == (created(name).proxy_points().shape[1] > 0)
 
