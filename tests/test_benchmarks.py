@@ -314,6 +314,7 @@ def test_rows_of_training_are_appended_if_there_are_any(tmp_path, monkeypatch):
     assert recorder.rows[-1].note == "failed: SystemExit: 2"
 
 
+@pytest.mark.slow
 def test_a_step_with_teachers_is_compared_with_one_without(tmp_path, monkeypatch):
     def times_ms(step, *_, **options):
         step()
@@ -343,6 +344,7 @@ def test_a_student_follows_the_teachers_that_it_is_measured_with():
 # benchmarks/gpu_trees.py
 
 
+@pytest.mark.slow
 def test_two_trees_are_timed_in_turns(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(gpu_trees, "cases", lambda device: [gpu_trees.Case(200, "random", "none")])
     source = str(ROOT / "src")
@@ -391,6 +393,7 @@ def training_lines(out):
     return csv_lines(out / "training.csv")
 
 
+@pytest.mark.slow
 def test_loop_and_step_are_measured_for_each_method(training_lines):
     timed = [line for line in training_lines if line["network"] == "eager"]
     assert [line["method"] for line in timed] == ["pfml", "proxy-anchor"]
@@ -401,6 +404,7 @@ def test_loop_and_step_are_measured_for_each_method(training_lines):
         assert {"device", "torch", "date"} <= set(line)
 
 
+@pytest.mark.slow
 def test_the_share_of_the_loss_is_measured_at_both_sizes(training_lines):
     shares = [line for line in training_lines if line["network"] == "loss"]
     assert [(line["method"], line["classes"]) for line in shares] == [

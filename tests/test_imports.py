@@ -23,6 +23,7 @@ LAYERS = [
     "half_precision",
     "field",
     "sphere",
+    "hyperbolic",
     "superposition",
     "backends",
     "energy",

@@ -193,6 +193,7 @@ def test_what_gets_a_plan_trains(case, split, tmp_path, capsys, monkeypatch):
         assert ("no training image" if split == "images" else "no image") + " of the class a can be read" in said
 
 
+@pytest.mark.slow
 def test_ten_thousand_classes_are_listed_and_divided(tmp_path):
     for number in range(10_000):
         folder = tmp_path / f"{number}"

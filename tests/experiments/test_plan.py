@@ -39,8 +39,8 @@ def test_keys_are_distinct(name):
 
 
 COUNTS = {
-    "retrieval": 13,
-    "small-embedding": 11,
+    "retrieval": 24,
+    "small-embedding": 12,
     "noise": 7 * 6,
     "alignment": 6,
     "ablation": 7 + 6 + 7 + 7,

@@ -74,9 +74,12 @@ def value_and_gradients(loss, embeddings, labels):
     """The loss, and the gradients of the embeddings and of what the loss learns; all of them must exist."""
     for parameter in loss.parameters():
         parameter.grad = None
+    memory = {name: buffer.clone() for name, buffer in loss.named_buffers()}
     torch.manual_seed(2)
     value = loss(embeddings, labels)
     value.backward()
+    for name, buffer in loss.named_buffers():
+        buffer.copy_(memory[name])  # so that the next call starts as this one did
     learned = [parameter for group in loss_groups(loss) for parameter in group["params"]]
     assert all(parameter.grad is not None for parameter in learned)
     return value.detach(), embeddings.grad, [parameter.grad for parameter in learned]
@@ -220,7 +223,9 @@ def survives_extremes(name, tmp_path):
     expected, *_ = value_and_gradients(loss, directions.clone().requires_grad_(), labels)
     for length in (1e20, 1e-25):
         value, gradient, _ = value_and_gradients(loss, (length * directions).requires_grad_(), labels)
-        torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4)
+        if not getattr(loss, "needs_length", False):
+            torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4)
+        assert torch.isfinite(value)
         assert torch.isfinite(gradient).all()
     awkward = {
         "a zero vector": directions.index_fill(0, torch.tensor([2]), 0.0),
@@ -369,7 +374,7 @@ def test_a_recipe_keeps_the_options_of_the_same_method_only():
     assert recipe_config("semihard", base).loss.options == {}
 
 
-@pytest.mark.parametrize("name", ["normalized-softmax", "nt-xent", "cosface"])
+@pytest.mark.parametrize("name", ["normalized-softmax", "nt-xent", "cosface", "hyp", "hier", "contextual"])
 def test_a_published_recipe_trains_as_it_is_printed(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("pfml.data.datasets.read_glyphs", few_glyphs)
     main(["methods", f"--recipe={name}"])

@@ -150,7 +150,7 @@ def test_every_recipe_names_its_source_and_makes_a_configuration():
         for recipe in method.recipes:
             assert len(recipe.source) > 5, name
             config = published(name, recipe.dataset or "cub", recipe.backbone or "resnet50")
-            create_loss(config.loss, 100, 8, 12)
+            create_loss(config.loss, 100, 8, 4)
             assert config.loss.options.items() >= dict(recipe.options).items()
             assert (config.optimizer.lr, config.batch_norm) == (recipe.lr, recipe.batch_norm)
 

@@ -5,7 +5,7 @@ import torch
 
 from pfml.evaluation import embed
 from pfml.models import create_embedder
-from pfml.models.head_init import initialize_head
+from pfml.models.head_init import draw_head, initialize_head
 from pfml.runs.checkpoint import load_checkpoint
 from pfml.training import train
 from small_data import InterruptAt, few_glyphs, small_config, small_embedder
@@ -49,6 +49,18 @@ def test_a_uniform_head_is_torch_s_own_and_a_function_of_the_seed(tmp_path, monk
         train(few_glyphs(), bare, small_config(head_start="uniform"), out=tmp_path / "bare")
 
 
+def test_an_orthogonal_head_has_rows_of_length_1_at_right_angles_and_no_bias():
+    wide, narrow = (create_embedder("convnet", embedding_dim=dims).head for dims in (8, 512))
+    for head in (wide, narrow):
+        draw_head(head, "orthogonal", generator=torch.Generator().manual_seed(0))
+        assert head.linear.bias.abs().max() == 0
+    torch.testing.assert_close(wide.linear.weight @ wide.linear.weight.T, torch.eye(8))
+    torch.testing.assert_close(narrow.linear.weight.T @ narrow.linear.weight, torch.eye(narrow.num_features))
+    first = wide.linear.weight.clone()
+    draw_head(wide, "orthogonal", generator=torch.Generator().manual_seed(0))
+    assert torch.equal(wide.linear.weight, first)
+
+
 def _end(training):
     training.state.epoch = training.config.epochs
 
@@ -75,7 +87,7 @@ def test_a_resumed_run_does_not_start_its_head_again(tmp_path):
 
 def test_a_start_that_nobody_knows_is_refused():
     with pytest.raises(
-        ValueError, match="head_start must be one of random, uniform, principal, whitened, got 'whiten'"
+        ValueError, match="head_start must be one of random, uniform, orthogonal, principal, whitened, got 'whiten'"
     ):
         small_config(head_start="whiten")
 

@@ -3,6 +3,7 @@
 from pfml.evaluation.alignment import Alignment, proxy_alignment
 from pfml.evaluation.classification import Classification, classification_metrics
 from pfml.evaluation.clustering import kmeans, normalized_mutual_information
+from pfml.evaluation.hyperbolic import hyperbolic_recall_at_1
 from pfml.evaluation.metrics import METRICS, Metric
 from pfml.evaluation.model_evaluation import EmbeddedTest, embed, embed_test, evaluate
 from pfml.evaluation.nearest_neighbors import nearest
@@ -27,6 +28,7 @@ __all__ = [
     "embed_test",
     "evaluate",
     "expand_queries",
+    "hyperbolic_recall_at_1",
     "kmeans",
     "nearest",
     "normalized_mutual_information",

@@ -42,14 +42,15 @@ ROBUST_SWEEPS: dict[str, tuple[float, ...]] = {
     "delta_rep_minus_delta_att": (0.1, 0.3, 0.5, 0.8),
 }
 SWEEPS = {"pfml": PAPER_SWEEPS, "pfml-log": LOG_SWEEPS, "pfml-robust": ROBUST_SWEEPS}
-# The methods of the paper's tables that this package has, and our preset.
+# The methods of the paper's tables, in their order, and our preset.
 RETRIEVAL_METHODS = (
-    "zero-shot", "epshn", "normalized-softmax", "multi-similarity-miner", "soft-triple", "circle", "proxy-nca++",
-    "proxy-gml", "proxy-anchor", "hist", "cpml", "pfml", "pfml-log",
+    "zero-shot", "epshn", "normalized-softmax", "htl", "multi-similarity-miner", "soft-triple", "circle", "diva",
+    "proxy-nca++", "proxy-gml", "proxy-anchor", "dcml-mdw", "drml-pa", "multi-similarity-das", "hist", "hyp", "hier",
+    "dfml-pa", "proxy-anchor-hse", "margin-hse", "proxy-anchor-nir", "cpml", "pfml", "pfml-log",
 )  # fmt: skip
 SMALL_METHODS = (
-    "multi-similarity-miner", "semihard", "lifted-structure", "n-pair", "proxy-nca", "soft-triple", "proxy-anchor",
-    "proxy-gml", "hist", "pfml", "pfml-log",
+    "multi-similarity-miner", "semihard", "lifted-structure", "n-pair", "proxy-nca", "soft-triple", "clustering",
+    "proxy-anchor", "proxy-gml", "hist", "pfml", "pfml-log",
 )  # fmt: skip
 MLRC_METHODS = (
     "contrastive", "triplet", "nt-xent", "proxy-nca", "margin", "margin-per-class", "normalized-softmax", "cosface",

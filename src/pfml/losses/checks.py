@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pfml.tracing import is_traced
 
-__all__ = ["CollapseWarning", "DeferredCheck", "check_batch", "deferred_checks"]
+__all__ = ["CollapseWarning", "DeferredCheck", "check_batch", "checked_sum", "deferred_checks"]
 
 
 class CollapseWarning(UserWarning):
@@ -140,3 +141,18 @@ def _explain(embeddings: Tensor, labels: Tensor, proxies: Tensor, num_classes: i
             CollapseWarning,
             stacklevel=2,
         )
+
+
+def checked_sum(loss: nn.Module, embeddings: Tensor, *, differentiable: bool = False) -> Tensor:
+    """The sum of all that a loss learns, repeated to (C, 1, D): what `check_batch` takes of a loss without proxies.
+
+    Args:
+        loss: Has `num_classes` and `embedding_dim`.
+        embeddings: Whose device counts if the loss learns nothing.
+        differentiable: Whether the loss's parameters get gradients of it.
+    """
+    sums = [one.sum() if differentiable else one.detach().sum() for one in loss.parameters()]
+    device = embeddings.device if isinstance(embeddings, Tensor) else None
+    total = torch.stack(sums).sum() if sums else torch.zeros((), device=device)
+    sizes: Any = loss.num_classes, 1, loss.embedding_dim
+    return total.expand(sizes)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pfml.losses.checks import check_batch
+from pfml.losses.perceptron import linear
 from pfml.sphere import unit
 
 __all__ = ["HISTLoss", "HypergraphNetwork"]
@@ -169,8 +170,8 @@ class HypergraphNetwork(nn.Module):
     def forward(self, nodes: Tensor, incidence: Tensor) -> Tensor:
         """Scores (batch, C) of nodes (batch, D), given incidence (batch, hyperedges); an empty hyperedge is ignored."""
         spread = _propagation(incidence)
-        hidden = self._normalized(spread @ _linear(self.linear1, nodes))
-        return spread @ _linear(self.linear2, F.leaky_relu(hidden, 0.1))
+        hidden = self._normalized(spread @ linear(self.linear1, nodes))
+        return spread @ linear(self.linear2, F.leaky_relu(hidden, 0.1))
 
     def _normalized(self, hidden: Tensor) -> Tensor:
         """The batch norm in the dtype of `hidden`, whatever that of its parameters is."""
@@ -184,11 +185,6 @@ class HypergraphNetwork(nn.Module):
             norm.running_mean.copy_(mean)
             norm.running_var.copy_(variance)
         return hidden
-
-
-def _linear(layer: nn.Linear, points: Tensor) -> Tensor:
-    """The layer in the dtype of `points`."""
-    return F.linear(points, layer.weight.to(points.dtype), layer.bias.to(points.dtype))
 
 
 def _propagation(incidence: Tensor) -> Tensor:

@@ -69,15 +69,19 @@ class ProxyAnchorLoss(nn.Module):
         labels = check_batch(embeddings, labels, self.proxies)
         wide = torch.promote_types(torch.promote_types(embeddings.dtype, self.proxies.dtype), torch.float32)
         with torch.autocast(embeddings.device.type, enabled=False):
-            cosines = unit(embeddings.to(wide)) @ unit(self.proxies[:, 0].to(wide)).T  # (batch, C)
-            own = F.one_hot(labels, self.num_classes).bool()  # (batch, C)
-            other = ~own
-            if self.training and self.trust:
-                keep = self._trusted(embeddings, labels)[:, None]
-                own, other = own & keep, other & keep
-            pulls, pushes = pull_and_push(cosines, own, other, self.scale, self.margin)
-            self.terms = {"pull": pulls.detach(), "push": pushes.detach()}
-            return pulls + pushes
+            return self._anchored(embeddings.to(wide), labels)
+
+    def _anchored(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a batch that was checked, in the dtype of its embeddings."""
+        cosines = unit(embeddings) @ unit(self.proxies[:, 0].to(embeddings.dtype)).T  # (batch, C)
+        own = F.one_hot(labels, self.num_classes).bool()  # (batch, C)
+        other = ~own
+        if self.training and self.trust:
+            keep = self._trusted(embeddings, labels)[:, None]
+            own, other = own & keep, other & keep
+        pulls, pushes = pull_and_push(cosines, own, other, self.scale, self.margin)
+        self.terms = {"pull": pulls.detach(), "push": pushes.detach()}
+        return pulls + pushes
 
     def trusted(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Which samples of a batch the filter of `trust` keeps, (batch,) of bool."""

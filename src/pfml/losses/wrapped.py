@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from pfml.losses.checks import check_batch
+from pfml.losses.checks import check_batch, checked_sum
 from pfml.sphere import unit
 
 __all__ = ["PROXY_LENGTH", "Parts", "WrappedLoss", "wrapped"]
@@ -153,12 +153,7 @@ class WrappedLoss(nn.Module):
         """What `check_batch` looks at, (C, M, D): the proxies, or else the sum of what is learned, repeated."""
         if self._proxies_of is not None:
             return self._proxies_of(self.inner)
-        parameters = list(self.inner.parameters())
-        if not parameters:
-            device = embeddings.device if isinstance(embeddings, Tensor) else None
-            return torch.empty(self.num_classes, 0, self.embedding_dim, device=device)
-        total = torch.stack([one.detach().sum() for one in parameters]).sum()
-        return total.expand(self.num_classes, 1, self.embedding_dim)
+        return checked_sum(self, embeddings)
 
 
 def wrapped(build: Callable[..., Parts]) -> Callable[..., WrappedLoss]:

@@ -29,7 +29,7 @@ class Method:
         needs_positives: Whether a sample without positives in its batch contributes nothing, so that K must be >= 2.
         proxy_lr: Learning rate of what the loss learns where all methods share a recipe; None for the shared one.
         recipe_file: How it was published: a file of `pfml.methods.recipes`; empty if the table has none.
-        model: Counts of `EmbedderConfig` above 1 that the loss needs, where it is not set: relations, sub_blocks.
+        model: Counts of `EmbedderConfig` above 1 that the loss needs where they are not set: parts, relations, ...
         note: Where the loss departs from its paper.
         from_teachers: Whether the loss compares with embeddings of teachers in place of labels.
     """

@@ -78,7 +78,7 @@ class Recipe:
     warm_up_epochs: int = 0
     warm_up_after: int = 0
     batch_norm: Literal["train", "freeze-statistics", "freeze", "freeze-all"] | None = None
-    head_start: Literal["random", "uniform"] = "random"
+    head_start: Literal["random", "uniform", "orthogonal"] = "random"
     crop_area: tuple[float, float] | None = None
     pooling: str | None = None
     layer_norm: str | None = None
@@ -112,7 +112,7 @@ class Recipe:
         resize = f" of {self.resize}" if self.resize else ""
         width = "without a layer" if self.embedding_dim == "features" else f"{self.embedding_dim} dimensions"
         head = [self.pooling, f"LayerNorm {self.layer_norm}" if self.layer_norm else ""]
-        head += [width if self.embedding_dim else "", "uniform start" if self.head_start == "uniform" else ""]
+        head += [width if self.embedding_dim else "", f"{self.head_start} start" if self.head_start != "random" else ""]
         head += [f"in {self.parts} parts" if self.parts > 1 else ""]
         parts = [
             f"{self.optimizer}{eps}{momentum} {rates}, {decay}",

@@ -9,9 +9,10 @@ The layers here are computed instead, in closed form from the features of the tr
 
 Both are centered, and scaled to the size that a random layer has, so that learning rates mean the same.
 
-Two starts are random: "random", He's normal distribution with fan-out and no bias, as Proxy Anchor's, HIST's and
-Multi-Similarity's code has it; and "uniform", torch's own of a linear layer, as SoftTriple's, ProxyGML's and
-ProxyNCA++'s has it. The second is shorter, so that a step turns it further.
+Three starts are random: "random", He's normal distribution with fan-out and no bias, as Proxy Anchor's, HIST's and
+Multi-Similarity's code has it; "uniform", torch's own of a linear layer, as SoftTriple's, ProxyGML's and ProxyNCA++'s
+has it; and "orthogonal", rows of length 1 at right angles and no bias, as Hyp's and HIER's has it. The last two are
+shorter, so that a step turns them further.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from torch import Tensor
 
 from pfml.models.head import Head
 
-__all__ = ["FEATURE_STARTS", "HEAD_STARTS", "ClosedFormHeads", "initialize_head", "set_linear"]
+__all__ = ["FEATURE_STARTS", "HEAD_STARTS", "ClosedFormHeads", "draw_head", "initialize_head", "set_linear"]
 
-HEAD_STARTS = ("random", "uniform", "principal", "whitened")
+HEAD_STARTS = ("random", "uniform", "orthogonal", "principal", "whitened")
 #: Start that looks at the features of the training images -> strength of its whitening.
 FEATURE_STARTS = {"principal": 0.0, "whitened": 0.5}
 
@@ -83,7 +84,7 @@ def initialize_head(head: Head, start: str, features: Tensor, labels: Tensor) ->
 
     Args:
         head: Changed in place.
-        start: One of `FEATURE_STARTS`; "random" and "uniform" leave the layer as it is.
+        start: One of `FEATURE_STARTS`; those that are drawn leave the layer as it is.
         features: What the layer gets for the training images, (N, F).
         labels: Their classes, (N,); "principal" does not look at them.
     """
@@ -104,12 +105,24 @@ def set_linear(layer: torch.nn.Linear, weight: Tensor, bias: Tensor) -> None:
 
 
 @torch.no_grad()
-def initialize_uniformly(head: Head, *, generator: torch.Generator) -> None:
-    """Draw weight and bias of the linear layer between -1 / sqrt(F) and 1 / sqrt(F), as torch does."""
-    if head.linear is None:
-        raise ValueError("head_start='uniform' needs a head with a linear layer: set model.embedding_dim")
+def draw_head(head: Head, start: str, *, generator: torch.Generator) -> None:
+    """Draw the linear layer of `head`.
+
+    Args:
+        head: Changed in place.
+        start: "uniform": weight and bias between -1 / sqrt(F) and 1 / sqrt(F), as torch does; "orthogonal": rows of
+            length 1 at right angles, or columns if there are fewer of them, and no bias.
+        generator: Of the random numbers, on the CPU.
+    """
+    layer = head.linear
+    if layer is None:
+        raise ValueError(f"head_start={start!r} needs a head with a linear layer: set model.embedding_dim")
+    if start == "orthogonal":
+        weight = torch.nn.init.orthogonal_(torch.empty(layer.weight.shape), generator=generator)
+        set_linear(layer, weight, torch.zeros(layer.out_features))
+        return
     bound = 1 / math.sqrt(head.num_features)
-    for parameter in head.linear.parameters():
+    for parameter in layer.parameters():
         parameter.copy_(torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator))
 
 

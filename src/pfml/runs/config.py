@@ -203,8 +203,9 @@ class TrainConfig:
         lora: Rank of adapters (LoRA) beside the linear layers of a vision transformer, which train in place of the
             backbone itself; what is saved has them added. 0 for none. Needs the package peft.
         head_start: Where the embedding layer starts: "random" (He's normal distribution, as in Proxy Anchor's code);
-            "uniform" (torch's own of a linear layer); or from the features of the training images, "principal" or
-            "whitened", for a backbone with pretrained weights.
+            "uniform" (torch's own of a linear layer); "orthogonal" (rows of length 1 at right angles, as in HIER's
+            code); or from the features of the training images, "principal" or "whitened", for a backbone with
+            pretrained weights.
         batch_norm: "train"; "freeze-statistics" (the affine part trains); "freeze" (Proxy Anchor's sense: statistics
             frozen, the affine part trained once a warm-up has ended); "freeze-all" (the affine part too, throughout).
         average: Share of the old mean in the running mean of the model's weights after each step, which is what is
@@ -230,7 +231,7 @@ class TrainConfig:
     warm_up_after: int = 0
     freeze: Literal["none", "trunk"] = "none"
     lora: int = 0
-    head_start: Literal["random", "uniform", "principal", "whitened"] = "random"
+    head_start: Literal["random", "uniform", "orthogonal", "principal", "whitened"] = "random"
     batch_norm: Literal["train", "freeze-statistics", "freeze", "freeze-all"] = "freeze"
     loss: LossConfig = field(default_factory=LossConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)

@@ -18,8 +18,8 @@ def recipe_config(method: str, base: Config, *, published: bool = False) -> Conf
     """`base` for `method`, a key of `METHODS`.
 
     All methods share backbone, batch, schedule and epochs of `base`. From the table come the learning rate of what the
-    loss learns, where it is no proxy, and positives in the batch for methods that need them. The options of `base.loss`
-    are kept if it names the same method.
+    loss learns, where it is no proxy, positives in the batch for methods that need them, and what the loss
+    needs of the model. The options of `base.loss` are kept if it names the same method.
 
     Args:
         method: Its name.
@@ -108,7 +108,7 @@ def _published(recipe: Recipe, config: Config) -> Config:
             model,
             pooling=recipe.pooling or model.pooling,
             layer_norm=recipe.layer_norm or "none",
-            parts=recipe.parts,
+            parts=max(recipe.parts, model.parts),
             freeze_patch_embedding=recipe.freeze_patch_embedding,
             embedding_dim=None if dim == "features" else dim or model.embedding_dim,
             image_size=recipe.image_size or model.image_size,

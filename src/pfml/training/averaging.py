@@ -55,7 +55,7 @@ class WeightAverage:
         if not self.share:
             return
         if not self._means:
-            self._means = {name: weight.clone() for name, weight in self._weights.items()}
+            self._begin()
             return
         self._mix([*self._means.values()], [*self._weights.values()], 0)  # which needs no count of steps
 
@@ -89,6 +89,9 @@ class WeightAverage:
         names = [name for name in self._weights if name in means]
         self._means = {name: torch.empty_like(self._weights[name]).copy_(means[name]) for name in names}
 
+    def _begin(self) -> None:
+        self._means = {name: weight.clone() for name, weight in self._weights.items()}
+
     def _write(self, values: dict[str, Tensor]) -> None:
         for name, value in values.items():
             self._weights[name].copy_(value)
@@ -97,11 +100,11 @@ class WeightAverage:
 class Follower(WeightAverage):
     """A network whose weights are the running mean of another's: the momentum network of a loss that needs one (DiVA).
 
-    Until the first `update` it is that network itself.
+    It starts as that network is when it is first asked.
 
     Args:
         model: Whose weights it follows.
-        share: Of its old weights in the new ones; with 0 it follows at once.
+        share: Of its old weights in the new ones; with 0 it is that network itself.
     """
 
     def __init__(self, model: nn.Module, share: float) -> None:
@@ -111,5 +114,7 @@ class Follower(WeightAverage):
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         """What the network returns for these images, without a graph."""
+        if self.share and not self._means:
+            self._begin()
         result: Tensor = functional_call(self._model, self._means, (images,))
         return result

@@ -37,7 +37,7 @@ from pfml.methods import method_of
 from pfml.models import Embedder
 from pfml.models.adapters import merge_adapters
 from pfml.models.freezing import set_trainable, start_training_mode
-from pfml.models.head_init import initialize_head, initialize_uniformly, require_layer
+from pfml.models.head_init import FEATURE_STARTS, draw_head, initialize_head, require_layer
 from pfml.runs.card import write_run_cards
 from pfml.runs.checkpoint import (
     CheckpointWriter,
@@ -55,7 +55,7 @@ from pfml.storage.files import write_atomically
 from pfml.training.averaging import WeightAverage, largest_share
 from pfml.training.cached_batch import CachedBatch
 from pfml.training.environment import compiled, compiles, precision, reading_lag, reproducible, resolve_device
-from pfml.training.loss_inputs import LossInputs
+from pfml.training.loss_inputs import Crops, LossInputs
 from pfml.training.optimizer import (
     clip_gradients,
     create_optimizer,
@@ -259,17 +259,23 @@ class Training:
                 raise self.interrupted(self.shutdown.number)
 
     def plan(self, batches: list[Tensor]) -> Iterator[Windows]:
-        """Where the images of each batch are cropped, of this rank's shard."""
-        sizes = self.sources["train"].sizes
+        """Where the images of each batch are cropped, of this rank's shard: first crops, then second ones if any."""
+        sizes, count = self.sources["train"].sizes, self.inputs.crops_per_image
         for step, indices in enumerate(batches, start=self.step):
             generator = generator_for(self.config.seed, "crops", step)
-            windows = self.config.augmentation.windows(indices, sizes, self.embedder.preprocessing, generator)
-            yield windows.rows(self.world.shard(len(windows)))
+            repeated = indices.repeat(count)
+            windows = self.config.augmentation.windows(repeated, sizes, self.embedder.preprocessing, generator)
+            mine = torch.arange(len(repeated)).view(count, -1)[:, self.world.shard(len(indices))]
+            yield windows.rows(mine.flatten())
 
     def transformed(self, indices: Tensor, crops: Tensor) -> Tensor:
         """The crops of this rank's shard of a batch after the transforms of finished crops, if there are any."""
         first = self.world.shard(len(indices)).start or 0
-        return transform_crops(crops, self.config.augmentation, self.config.seed, self.step, first)
+        pieces = crops.chunk(self.inputs.crops_per_image)
+        for number, piece in enumerate(pieces):  # in place
+            start = first + number * len(indices)
+            transform_crops(piece, self.config.augmentation, self.config.seed, self.step, start)
+        return crops
 
     def update(self, indices: Tensor, pixels: Tensor) -> list[Outcome]:
         """One step of the optimizer; the outcomes of all steps that have been read back."""
@@ -278,18 +284,19 @@ class Training:
         factor = learning_rate_factor(config.schedule, self.step, len(self.batches), config.epochs)
         set_learning_rates(self.optimizer, factor)
         self.optimizer.zero_grad(set_to_none=True)
-        targets = self.targets(batch, pixels)
-        mixed = torch.autocast(self.device.type, precision(config.autocast), enabled=config.autocast != "none")
-        with self.world.own_draws(config.seed, batch.step), mixed:
-            pieces = CachedBatch(self.network, pixels, config.batch.mini_batch_size)
-            embeddings, others = self.inputs.of(pieces.outputs, pixels)
+        crops = self.crops(batch, pixels)
+        targets = self.targets(batch, crops.own)
+        autocast = torch.autocast(self.device.type, precision(config.autocast), enabled=config.autocast != "none")
+        with self.world.own_draws(config.seed, batch.step), autocast:
+            pieces = CachedBatch(self.network, crops.passed, config.batch.mini_batch_size)
+            embeddings, inputs = self.inputs.of(pieces.outputs, crops, targets)
         checking: AbstractContextManager[list[DeferredCheck]] = (
             deferred_checks() if self.readback.lag else nullcontext([])
         )
         with checking as checks:
-            loss = self.energy(embeddings, targets, batch, **others)
+            loss = self.energy(embeddings, targets, batch, **inputs)
         self.scaler.scale(loss).backward()
-        with mixed:
+        with autocast:
             pieces.backward()
         agree_on_gradients(self.embedder, self.loss, self.world)
         self.scaler.unscale_(self.optimizer)
@@ -304,6 +311,12 @@ class Training:
         self.inputs.follower.update()
         return outcomes
 
+    def crops(self, batch: Batch, pixels: Tensor) -> Crops:
+        """The crops of this rank's shard of a batch, as the loss asks for them."""
+        shard = self.world.shard(len(batch.indices))
+        generator = generator_for(self.config.seed, "mixing", (batch.step << 20) + (shard.start or 0))
+        return self.inputs.crops(pixels, self.data.train.labels[batch.indices[shard]], generator)
+
     def targets(self, batch: Batch, pixels: Tensor) -> Tensor:
         """The targets of this rank's shard of a batch: labels, or the teachers' embeddings of its crops."""
         if self.teachers is not None:
@@ -311,10 +324,10 @@ class Training:
         mine = batch.indices[self.world.shard(len(batch.indices))]
         return to_device(self.data.train.labels[mine], self.device)
 
-    def energy(self, embeddings: Tensor, targets: Tensor, batch: Batch, **others: Tensor) -> Tensor:
+    def energy(self, embeddings: Tensor, targets: Tensor, batch: Batch, **inputs: Tensor) -> Tensor:
         """The loss of the whole batch; embeddings that are not finite end the run and name the batch."""
         try:
-            loss = self.loss(embeddings, targets, **others)
+            loss = self.loss(embeddings, targets, **inputs)
         except ValueError as error:
             self.blame(error, embeddings, batch)
         if not isinstance(loss, Tensor) or loss.ndim:
@@ -392,8 +405,8 @@ class Training:
         start, head = self.config.head_start, self.embedder.head
         if start == "random" or self.start is not None:
             return
-        if start == "uniform":
-            initialize_uniformly(head, generator=generator_for(self.config.seed, "head", 0))
+        if start not in FEATURE_STARTS:
+            draw_head(head, start, generator=generator_for(self.config.seed, "head", 0))
             return
         require_layer(head, start)
         features = self.embeddings("train", features=True)
