@@ -34,8 +34,8 @@ class ClusteringLoss(nn.Module):
     Published, in TensorFlow's code by the authors: all of the above with 5 refinements; gamma is left to the user, and
     the paper lowers it while it trains.
 
-    Ours: gamma is constant, and its default is not the authors' (on glyphs 10 does better than 1). An empty batch and a batch of one
-    class have loss 0.
+    Ours: gamma is constant, and its default is not the authors' (on glyphs 10 does better than 1). An empty batch and a
+    batch of one class have loss 0.
 
     Args:
         num_classes: C; labels must lie in [0, C).
