@@ -56,7 +56,7 @@ def literal(points, labels, gamma, refinements):
         [((points[i] - points[j]) ** 2).sum().sqrt() if i != j else points.new_zeros(()) for j in range(n)]
         for i in range(n)
     ]
-    plain = [[float(x) for x in row] for row in r]
+    plain = [[x.item() for x in row] for row in r]
     medoids = literal_greedy(plain, labels, gamma)
     for _ in range(refinements):
         medoids = literal_refinement(plain, labels, medoids, gamma)

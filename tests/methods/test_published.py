@@ -155,6 +155,20 @@ def test_every_recipe_names_its_source_and_makes_a_configuration():
             assert (config.optimizer.lr, config.batch_norm) == (recipe.lr, recipe.batch_norm)
 
 
+def test_a_method_brings_what_it_needs_of_the_model_with_and_without_its_recipe():
+    for method, field, count in (("drml-pa", "relations", 4), ("dfml-pa", "sub_blocks", 3)):
+        assert getattr(published(method).model, field) == count
+        base = RunConfig(data=DataConfig("cub"), model=EmbedderConfig("resnet50"))
+        assert getattr(recipe_config(method, base).model, field) == count
+        chosen = RunConfig(data=DataConfig("cub"), model=EmbedderConfig("resnet50", **{field: 2}))
+        assert getattr(recipe_config(method, chosen, published=True).model, field) == 2
+        assert getattr(recipe_config("proxy-anchor", base).model, field) == 1
+
+
+def test_htl_draws_neighboring_classes():
+    assert published("htl", backbone="bn_inception").batch == BatchConfig(640, 10, neighbors=3)
+
+
 A, B, C, D = (
     Recipe("adam", 1.0, "a", dataset="cub", backbone="resnet50"),
     Recipe("adam", 2.0, "b", dataset="sop", backbone="bn_inception"),

@@ -242,10 +242,12 @@ def test_every_option_and_the_preprocessing_are_stored(tmp_path: Path) -> None:
     embedder = create_embedder(
         "vit_tiny_patch16_224",
         weights="none",
-        embedding_dim=None,
+        embedding_dim=12,
         pooling="token",
         layer_norm="embedding",
         parts=3,
+        relations=2,
+        sub_blocks=3,
         freeze_patch_embedding=True,
         image_size=32,
         resize=40,

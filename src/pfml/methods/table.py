@@ -248,7 +248,7 @@ METHODS: dict[str, Method] = {
         miner="medoids, by a greedy search and local refinement",
         needs_positives=True,
         recipe_file="clustering",
-        note="gamma is constant, where the paper lowers it",
+        note="gamma is constant and ours, the paper lowers it",
     ),
     "lifted-structure": Method(
         baselines.lifted_structure,
