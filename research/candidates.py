@@ -9,7 +9,7 @@ from typing import Any
 
 from pfml.experiments.tune import with_value
 from pfml.methods import LossConfig
-from pfml.runs.config import RunConfig
+from pfml.runs.config import RunConfig, ScheduleConfig
 from pfml.runs.config_files import read_config
 from pfml.runs.recipes import recipe_config
 
@@ -30,6 +30,7 @@ AS_PUBLISHED = (
 PROXY_ANCHOR, FIELD = "cub-resnet50_he-proxy_anchor", "cub-resnet50_he-pfml"
 FOLDER = "cub-efficientnet_lite0-folder"
 COSINE = {"schedule.name": "cosine"}
+HALVED = ScheduleConfig("step", every=5, factor=0.5)
 #: What helped the baseline in the first round.
 PLUS = COSINE | {"optimizer.weight_decay": 1e-2, "augmentation.scale": (0.2, 1.0)}
 
@@ -420,6 +421,17 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "p no proxy pairs": (FIELD, PAPER | {"loss.options": NO_PROXY_PAIRS | {"reduction": "sum"}}),
     # other methods as their authors train them, with our network and in bfloat16
     **{f"q {method}": (PROXY_ANCHOR, {PUBLISHED: method}) for method in AS_PUBLISHED},
+    # ... those that are far below what was published, with one value changed, 20 epochs
+    "q hyp, rates halved every 5 epochs": (PROXY_ANCHOR, {PUBLISHED: "hyp", "schedule": HALVED, "epochs": 20}),
+    "q contextual, avg+max": (PROXY_ANCHOR, {PUBLISHED: "contextual", "model.pooling": "avg+max", "epochs": 20}),
+    "q proxy-anchor-metrix, weight .1": (
+        PROXY_ANCHOR,
+        {PUBLISHED: "proxy-anchor-metrix", "loss.options": {"mix_weight": 0.1}, "epochs": 20},
+    ),
+    "q drml-pa, scale 32, margin .1": (
+        PROXY_ANCHOR,
+        {PUBLISHED: "drml-pa", "loss.options": {"scale": 32.0, "margin": 0.1}, "epochs": 20},
+    ),
     # the recipe with one of its values changed
     "a recipe": (FIELD, _recommended()),
     **{f"a M {proxies}": (FIELD, _recommended(proxies_per_class=proxies)) for proxies in (1, 2, 15)},
@@ -459,7 +471,9 @@ def candidate_config(name: str) -> RunConfig:
     base, changes = CANDIDATES[name]
     config = base_config(base)
     if PUBLISHED in changes:
-        return recipe_config(changes[PUBLISHED], config, published=True)
+        method, options = changes[PUBLISHED], changes.get("loss.options", {})
+        config = recipe_config(method, replace(config, loss=LossConfig(method, options)), published=True)
+        changes = {path: value for path, value in changes.items() if path not in (PUBLISHED, "loss.options")}
     if "loss.name" in changes:
         config = replace(config, loss=LossConfig(changes["loss.name"], changes["loss.options"]))
     for path, value in changes.items():
