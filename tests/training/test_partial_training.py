@@ -218,7 +218,7 @@ def test_gradients_of_mini_batches_are_those_of_the_batch_with_their_own_dropout
     def gradients(size):
         network.zero_grad()
         batch = CachedBatch(network, images, size)
-        (batch.embeddings @ batch.embeddings.T).exp().sum().backward()
+        (batch.outputs @ batch.outputs.T).exp().sum().backward()
         batch.backward()
         return [parameter.grad.clone() for parameter in network.parameters()]
 
@@ -228,10 +228,10 @@ def test_gradients_of_mini_batches_are_those_of_the_batch_with_their_own_dropout
     dropping = nn.Sequential(nn.Dropout(0.5))
     ones = torch.ones(6, 50, requires_grad=True)
     batch = CachedBatch(dropping, ones, 2)
-    batch.embeddings.sum().backward()
+    batch.outputs.sum().backward()
     state = torch.get_rng_state()
     batch.backward()
-    assert torch.equal(ones.grad, batch.embeddings.detach())  # 2 where it was kept, else 0
+    assert torch.equal(ones.grad, batch.outputs.detach())  # 2 where it was kept, else 0
     assert torch.equal(torch.get_rng_state(), state)
 
 
