@@ -10,6 +10,9 @@ from pfml.models.embedder import Embedder
 
 __all__ = ["ModelIdentity", "OtherModelError"]
 
+#: Options that came later -> their value in models from before, which are the same models with it.
+LATER = {"flip_test": False, "parts": 1, "relations": 1, "sub_blocks": 1}
+
 
 class OtherModelError(ValueError):
     """Vectors of one model were given to an index or a threshold of another one."""
@@ -42,8 +45,9 @@ class ModelIdentity:
         """
         structure = asdict(embedder.config)
         del structure["weights"]  # where training began: the weights themselves are hashed
-        if not structure["flip_test"]:
-            del structure["flip_test"]  # a model from before this option is the same model
+        for option, off in LATER.items():
+            if structure[option] == off:
+                del structure[option]
         settings = {"embedder": structure, "preprocessing": embedder.preprocessing.to_dict()}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         for name, tensor in sorted(embedder.state_dict().items()):
