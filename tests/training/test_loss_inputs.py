@@ -1,14 +1,19 @@
 """What a loss may ask of the loop beside unit embeddings: lengths, features, a momentum network, a look at all."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import pfml
+from pfml.data import Augmentation
 from pfml.methods import LossConfig
 from pfml.models.head import Head
 from pfml.runs.checkpoint import load_checkpoint
+from pfml.training import OptimizerConfig
+from pfml.training.loss_inputs import Crops, LossInputs
 from small_data import InterruptAt, few_glyphs, small_config, small_embedder
 
 
@@ -144,3 +149,79 @@ def test_an_embedding_of_several_parts_is_a_unit_vector_of_unit_vectors():
     torch.testing.assert_close(head.embedded(pooled)[:, :2], F.normalize(head.projected(pooled)[:, :2]) / 2)
     with pytest.raises(ValueError, match="parts must be a divisor of the 8 dimensions, got 3"):
         Head(6, 8, parts=3)
+
+
+STILL = Augmentation(random_crop=False, flip=0.0)
+
+
+class Spread(nn.Module):
+    """Pushes embeddings apart, and keeps all that it was called with."""
+
+    def __init__(self, **asks):
+        super().__init__()
+        self.calls = []
+        for name, value in asks.items():
+            setattr(self, name, value)
+
+    def forward(self, embeddings, labels, **inputs):
+        self.calls.append({"embeddings": embeddings.detach(), "labels": labels, **inputs})
+        return (embeddings @ embeddings.T).mean()
+
+
+def calls(out, augmentation=STILL, **asks):
+    torch.manual_seed(0)
+    loss = Spread(**asks)
+    sgd = OptimizerConfig("sgd", lr=1e-3)
+    config = small_config(
+        epochs=1, batch_norm="freeze-all", optimizer=sgd, loss=LossConfig(), augmentation=augmentation
+    )
+    pfml.train(few_glyphs(), small_embedder(), config, loss=loss, out=out)
+    return loss.calls
+
+
+@pytest.mark.parametrize(
+    ("second", "augmentation", "differ"),
+    [
+        (False, Augmentation(), False),
+        (True, STILL, False),  # the same images in the same order
+        (True, Augmentation(), True),
+        (True, replace(STILL, erasing=1.0), True),
+        (False, replace(STILL, erasing=1.0), False),
+    ],
+)
+def test_a_momentum_network_sees_the_same_crops_unless_the_loss_asks_for_others(second, augmentation, differ, tmp_path):
+    """At the first step it is the network that trains."""
+    first = calls(tmp_path, augmentation=augmentation, momentum=0.5, needs_second_crop=second)[0]
+    distances = (first["followed"] - first["embeddings"]).norm(dim=1)
+    assert (distances > 1e-3).all() if differ else (distances < 1e-5).all()
+
+
+def test_second_crops_need_a_network_that_sees_them():
+    assert LossInputs(small_embedder(), Spread(needs_second_crop=True)).crops_per_image == 1
+    assert LossInputs(small_embedder(), Spread(needs_second_crop=True, momentum=0.5)).crops_per_image == 2
+
+
+def test_second_crops_leave_the_images_of_a_batch_as_they_are(tmp_path):
+    plain = calls(tmp_path / "plain")
+    assert "followed" not in plain[0]
+    other = calls(tmp_path / "other", momentum=0.5, needs_second_crop=True)
+    assert [call["labels"].tolist() for call in plain] == [call["labels"].tolist() for call in other]
+
+
+@pytest.mark.parametrize("pooling", [None, "avg+max", "max"])
+def test_features_are_pooled_as_the_loss_asks_and_the_embedding_as_ever(pooling):
+    embedder = small_embedder(pooling="avg").eval()
+    images = torch.rand(3, 3, 16, 16)
+    inputs = LossInputs(embedder, Spread(needs_features=True, feature_pooling=pooling))
+    embeddings, others = inputs.of(inputs.network(images), Crops(images, images))
+    torch.testing.assert_close(embeddings, embedder(images))
+    torch.testing.assert_close(others["features"], embedder.features(images, [pooling or "avg"]))
+    cached = embedder.features(images)
+    embeddings, others = inputs.of(inputs.network(cached), Crops(cached, cached))
+    torch.testing.assert_close(embeddings, embedder(images))
+    torch.testing.assert_close(others["features"], cached)
+
+
+def test_an_unknown_pooling_is_refused():
+    with pytest.raises(ValueError, match="feature_pooling must be one of avg, max, .* got 'mean'"):
+        LossInputs(small_embedder(), Spread(needs_features=True, feature_pooling="mean"))
