@@ -73,6 +73,7 @@ def test_the_source_archive_holds_the_files_of_the_repository_and_no_others(arch
 
 def test_the_metadata_says_what_an_index_asks_for(archive):
     _, metadata = archive
+    assert metadata["Metadata-Version"] == "2.4"
     assert metadata["Name"] == "pfml"
     assert metadata["Version"] == __version__
     assert metadata["License-Expression"] == "MIT"
@@ -157,3 +158,7 @@ def test_the_citation_is_of_this_version_and_prefers_the_paper():
 def test_the_changelog_has_a_section_of_this_version():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.search(rf"^## {re.escape(__version__)}\b", text, re.MULTILINE)
+
+
+def test_the_readme_names_the_wheel_of_this_version():
+    assert re.findall(r"dist/pfml-(.+?)-py3", (ROOT / "README.md").read_text(encoding="utf-8")) == [__version__]
