@@ -1,5 +1,5 @@
 # make demo and make test set up .venv on first use, make test-floor .venv-floor.
-.PHONY: help demo test test-slow test-floor browser lint format bench bench-gpu reproduce-glyphs clean
+.PHONY: help demo test test-slow test-floor browser lint format dist bench bench-gpu reproduce-glyphs clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,6 +14,7 @@ help:
 	@echo "make test-slow  run the tests that take minutes"
 	@echo "make test-floor run the quick tests with the oldest versions that pyproject.toml allows (.venv-floor, 8 GB)"
 	@echo "make lint       check style and types"
+	@echo "make dist       build the wheel and the source archive, check them for an index (dist/)"
 	@echo "make bench      time the field and the evaluation on this CPU (out/bench/)"
 	@echo "make format     fix style"
 	@echo "make bench-gpu  time the field, the loss, the evaluation, teachers and training on this GPU (out/bench/gpu.csv, gpu.png)"
@@ -70,6 +71,11 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
 
 bench: $(READY)
 	$(BIN)/python benchmarks/evaluation.py

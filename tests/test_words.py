@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "Makefile")
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "SECURITY.md", "Makefile")
 SUFFIXES = {".py", ".js", ".html", ".css", ".yaml", ".j2", ".md"}
 
 #: A word that was replaced, as a pattern -> what to write instead. Help texts stand in the sources.

@@ -140,10 +140,11 @@ def test_options_that_do_not_belong_together_are_refused(options, said, tmp_path
     assert said in failure("embed", tmp_path, tmp_path, "--out=x", *options)
 
 
-def test_a_missing_ray_is_named_with_its_extra(monkeypatch):
+def test_a_missing_ray_is_named_with_its_extra_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr("pfml.packages.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"ray: pip install 'pfml\[ray\]'"):
-        list(RayEngine().embed(small_embedder(), [["a.png"]], batch_size=1, workers=1))
+    said = failure("embed", tmp_path, tmp_path, f"--out={tmp_path / 'vectors'}", "--engine=ray")
+    assert "needs the package ray: pip install 'pfml[ray]'" in said
+    assert not (tmp_path / "vectors").exists()
 
 
 @pytest.mark.slow

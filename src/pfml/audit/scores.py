@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pfml.evaluation import nearest
+from pfml.packages import pip_install
 
 __all__ = [
     "SCORES",
@@ -73,7 +74,7 @@ def cleanlab_scores(votes: Tensor, labels: Tensor) -> LabelScores:
     try:
         from cleanlab.rank import get_label_quality_scores  # type: ignore[import-untyped]
     except ImportError:
-        raise ImportError("the comparison with cleanlab needs it: pip install 'pfml[audit]'") from None
+        raise ImportError(f"the comparison with cleanlab needs it: {pip_install('audit')}") from None
     smooth = votes + 1e-3
     probabilities = smooth / smooth.sum(dim=1, keepdim=True)
     quality = get_label_quality_scores(labels.numpy(), probabilities.numpy(), method="self_confidence")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pfml.cli.console import create_console, print_json, print_model
 from pfml.cli.parser import add_device_option, add_json_option, add_quiet_option
+from pfml.packages import pip_install
 from pfml.terminal import print_line, readable, shell_words
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def _compared(console: Console, run: Path | None, compare: bool | None) -> list[
         return []
     if compare or find_spec("cleanlab") is not None:
         return list(SCORES)
-    print_line(console, "cleanlab is not installed and not compared: pip install 'pfml[audit]'")
+    print_line(console, f"cleanlab is not installed and not compared: {pip_install('audit')}")
     return [name for name in SCORES if name != CLEANLAB]
 
 

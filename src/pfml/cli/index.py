@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pfml.cli.console import create_console, preferred_run, print_json, print_model
 from pfml.cli.input_images import end_with_unreadable, print_unreadable, refuse_images_first, unreadable_content
 from pfml.cli.parser import add_device_option, add_json_option, add_quiet_option
+from pfml.packages import pip_install
 from pfml.terminal import print_line, readable
 
 if TYPE_CHECKING:
@@ -241,7 +242,7 @@ def _approximate(console: Console, index: ImageIndex, asked: str) -> None:
     else:
         built = None
         if len(index) >= IVF_FROM:
-            print_line(console, "approximate search of so many images needs faiss: pip install 'pfml[faiss]'")
+            print_line(console, f"approximate search of so many images needs faiss: {pip_install('faiss')}")
     if built is not None:
         how = f"{built.probes:,} of {built.lists:,} lists in {built.precision}, recall@10 {built.recall:.3f}"
         print_line(console, f"approximate search: {how}, {built.bytes / 2**20:,.0f} MiB")

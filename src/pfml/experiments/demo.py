@@ -64,8 +64,9 @@ def run_demo(
     with seeded(seed):
         untrained = Embedder(config.model).to(resolve_device(config.device))
     trained = {}
+    length = "1 epoch" if epochs == 1 else f"{epochs} epochs"
     for method, (name, loss) in losses.items():
-        print_line(console, f"training {name}: {epochs} epochs, in {out / 'runs' / method}")
+        print_line(console, f"training {name}: {length}, in {out / 'runs' / method}")
         trained[method] = _trained(name, data, replace(config, loss=loss), out / "runs" / method, console)
     demo = Demo(out, data, config, _pixels(data), _untrained(untrained, data), trained)
     _print_table(console, scores_table(demo))

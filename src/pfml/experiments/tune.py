@@ -21,6 +21,7 @@ from pfml.data import RetrievalData
 from pfml.data.splits import for_choices
 from pfml.experiments.run_key import stable_config
 from pfml.models import Embedder
+from pfml.packages import pip_install
 from pfml.runs.config import RunConfig
 from pfml.runs.config_files import plain, write_config
 from pfml.runs.data import load_checked, prepare_data
@@ -198,7 +199,7 @@ def tune(
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
     except ImportError:
-        raise ImportError("tuning needs the package optuna: pip install 'pfml[tune]'") from None
+        raise ImportError(f"tuning needs the package optuna: {pip_install('tune')}") from None
 
     if trials < 1:
         raise ValueError(f"trials must be at least 1, got {trials}")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pfml.losses.wrapped import Parts, wrapped
+from pfml.packages import pip_install
 from pfml.sphere import unit
 
 __all__ = [
@@ -49,9 +50,7 @@ def library() -> ModuleType:
         import pytorch_metric_learning
         from pytorch_metric_learning import distances, losses, miners, reducers, regularizers  # noqa: F401
     except ImportError as error:
-        raise ImportError(
-            f"this method needs pytorch-metric-learning ({error}): pip install 'pfml[methods]'"
-        ) from error
+        raise ImportError(f"this method needs pytorch-metric-learning ({error}): {pip_install('methods')}") from error
     return pytorch_metric_learning
 
 

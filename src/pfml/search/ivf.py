@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfml.packages import require_packages
+from pfml.packages import pip_install, require_packages
 from pfml.search.backends import BACKENDS, ExactSearcher, Vectors, best_of_both, num_allowed, vectors_at
 from pfml.storage.files import DamagedFileError, read_while_replaced, sha256_of
 from pfml.storage.manifest import Format, read_manifest
@@ -332,7 +332,7 @@ def choose_backend(
         return Choice("exact" if asked == "auto" else asked, manifest=manifest)
     meanwhile = f"exact search of {entries:,} images"
     if find_spec("faiss") is None:
-        return Choice("exact", f"{meanwhile}: pip install 'pfml[faiss]' for approximate search", None, manifest)
+        return Choice("exact", f"{meanwhile}; for approximate search, {pip_install('faiss')}", None, manifest)
     try:
         file = open_ivf(folder, shards, None if before is None else before.file)
     except DamagedFileError as error:

@@ -62,6 +62,7 @@ class RayEngine:
             raise ValueError(f"actors must be at least 1, got {self.actors}")
         if self.gpus_per_actor is not None and not 0 <= self.gpus_per_actor < float("inf"):
             raise ValueError(f"gpus_per_actor must be at least 0, got {self.gpus_per_actor}")
+        require_packages("ray", purpose="embedding on a cluster", install="pfml[ray]")
 
     def embed(
         self,
@@ -77,7 +78,6 @@ class RayEngine:
         Raises:
             OSError: If the cluster cannot be reached, or workers die over and over.
         """
-        require_packages("ray", purpose="embedding on a cluster", install="pfml[ray]")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         unfinished = {number: _Parts(paths, batch_size) for number, paths in enumerate(lists)}
