@@ -29,7 +29,10 @@ def cli_page() -> str:
     from pfml.cli.commands import GROUPS
     from pfml.cli.parser import create_parser
 
-    text = ["# Commands and options", "Made from the parsers at build time. Conventions: [the command line](../COMMANDS.md)."]
+    text = [
+        "# Commands and options",
+        "Made from the parsers at build time. Conventions: [the command line](../COMMANDS.md).",
+    ]
     with mock.patch.dict("os.environ", COLUMNS="100"):
         for title, commands in GROUPS.items():
             text.append(f"## {title}")
@@ -45,9 +48,9 @@ def config_page() -> str:
 
     text = [
         "# Configuration keys",
-        "Made from the dataclasses at build time. A key `lr` of the group `optimizer` is `--optimizer.lr` on the command "
-        "line and `OptimizerConfig(lr=...)` in Python. `pfml train ... --print_config` prints a whole file. Options of "
-        "a loss: `pfml methods`, [methods](../METHODS.md#the-table).",
+        "Made from the dataclasses at build time. A key `lr` of the group `optimizer` is `--optimizer.lr` on the "
+        "command line and `OptimizerConfig(lr=...)` in Python. `pfml train ... --print_config` prints a whole file. "
+        "Options of a loss: `pfml methods`, [methods](../METHODS.md#the-table).",
         *_groups(RunConfig, ""),
     ]
     return "\n\n".join(text) + "\n"
@@ -133,7 +136,9 @@ def external_resources(site: Path) -> list[str]:
         parser.feed(page.read_text(encoding="utf-8"))
         found += [f"{page.relative_to(site)}: {address}" for address in parser.found]
     for sheet in sorted(site.rglob("*.css")):
-        for address in re.findall(r"(?:url\(|@import\s+)[\"']?((?:https?:)?//[^\"')\s]+)", sheet.read_text(encoding="utf-8")):
+        for address in re.findall(
+            r"(?:url\(|@import\s+)[\"']?((?:https?:)?//[^\"')\s]+)", sheet.read_text(encoding="utf-8")
+        ):
             found.append(f"{sheet.relative_to(site)}: {address}")
     return found
 
