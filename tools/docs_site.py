@@ -33,7 +33,7 @@ def cli_page() -> str:
         "# Commands and options",
         "Made from the parsers at build time. Conventions: [the command line](../COMMANDS.md).",
     ]
-    with mock.patch.dict("os.environ", COLUMNS="100"):
+    with mock.patch.dict("os.environ", COLUMNS="84"):
         for title, commands in GROUPS.items():
             text.append(f"## {title}")
             for name, command in commands.items():
