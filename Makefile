@@ -1,5 +1,5 @@
 # make demo and make test set up .venv on first use, make test-floor .venv-floor.
-.PHONY: help demo test test-slow test-floor browser lint format dist bench bench-gpu reproduce-glyphs clean
+.PHONY: help demo test test-slow test-floor browser lint format dist bench bench-gpu docs reproduce-glyphs clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -17,6 +17,7 @@ help:
 	@echo "make dist       build the wheel and the source archive, check them for an index (dist/)"
 	@echo "make bench      time the field and the evaluation on this CPU (out/bench/)"
 	@echo "make format     fix style"
+	@echo "make docs       build the documentation site (out/site/index.html); needs no network"
 	@echo "make bench-gpu  time the field, the loss, the evaluation, teachers and training on this GPU (out/bench/gpu.csv, gpu.png)"
 	@echo "make reproduce-glyphs  run all experiments of the paper on the embedded glyphs, at most 40 minutes on 2 cores"
 
@@ -76,6 +77,10 @@ dist: $(READY)
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/python -m twine check --strict dist/*
+
+# Strict: a dead link, or a page that would load anything from elsewhere, fails.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(READY)
 	$(BIN)/python benchmarks/evaluation.py

@@ -21,7 +21,7 @@ from pfml.typos import did_you_mean
 if TYPE_CHECKING:
     from pfml.runs.config import RunConfig
 
-__all__ = ["add_run_options", "described_recipe", "parsed_run_values"]
+__all__ = ["add_run_options", "described_recipe", "field_texts", "parsed_run_values"]
 
 #: What may follow --data.
 DATA_TAKES = "a folder with a folder per class in it, a CSV with the columns path and label, or the name of a data set"
@@ -106,7 +106,7 @@ def described_recipe(name: str | None, config: RunConfig) -> list[str]:
 
 def _add_fields(parser: Any, config: type, prefix: str, title: str) -> None:
     """An option for each field, and a section of the help for each group of them."""
-    texts, hints = _field_texts(config), get_type_hints(config)
+    texts, hints = field_texts(config), get_type_hints(config)
     section = parser.add_argument_group(title or "the run")
     if prefix:
         _add_group_option(section, prefix)
@@ -163,7 +163,7 @@ def _add_loss_options(parser: Parser, arguments: list[str]) -> None:
             parser.add_argument(option, type=_yaml_value(option[2:]), default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
-def _field_texts(config: type) -> dict[str, str]:
+def field_texts(config: type) -> dict[str, str]:
     """What the docstrings of a dataclass and of its bases say about its fields, in words of the command line."""
     from docstring_parser import parse
 
