@@ -1,5 +1,5 @@
 # make demo and make test set up .venv on first use, make test-floor .venv-floor.
-.PHONY: help demo test test-slow test-floor browser lint format bench bench-gpu reproduce-glyphs clean
+.PHONY: help demo test test-slow test-floor browser lint format bench bench-quick bench-gpu reproduce-glyphs clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -15,6 +15,7 @@ help:
 	@echo "make test-floor run the quick tests with the oldest versions that pyproject.toml allows (.venv-floor, 8 GB)"
 	@echo "make lint       check style and types"
 	@echo "make bench      time the field and the evaluation on this CPU (out/bench/)"
+	@echo "make bench-quick  compare ratios with benchmarks/baseline.json, fail beyond 25 %"
 	@echo "make format     fix style"
 	@echo "make bench-gpu  time the field, the loss, the evaluation, teachers and training on this GPU (out/bench/gpu.csv, gpu.png)"
 	@echo "make reproduce-glyphs  run all experiments of the paper on the embedded glyphs, at most 40 minutes on 2 cores"
@@ -74,6 +75,9 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/field.py
+
+bench-quick: $(READY)
+	$(BIN)/python benchmarks/quick.py
 
 bench-gpu: $(READY)
 	$(BIN)/python benchmarks/gpu.py
