@@ -1,5 +1,5 @@
 # make demo and make test set up .venv on first use, make test-floor .venv-floor.
-.PHONY: help demo test test-slow test-floor browser lint format dist bench bench-gpu docs reproduce-glyphs clean
+.PHONY: help demo test test-slow test-floor browser lint format dist bench bench-quick bench-gpu docs reproduce-glyphs clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -16,6 +16,7 @@ help:
 	@echo "make lint       check style and types"
 	@echo "make dist       build the wheel and the source archive, check them for an index (dist/)"
 	@echo "make bench      time the field and the evaluation on this CPU (out/bench/)"
+	@echo "make bench-quick  compare ratios with benchmarks/baseline.json, fail beyond 25 %"
 	@echo "make format     fix style"
 	@echo "make docs       build the documentation site (out/site/index.html); needs no network"
 	@echo "make bench-gpu  time the field, the loss, the evaluation, teachers and training on this GPU (out/bench/gpu.csv, gpu.png)"
@@ -85,6 +86,9 @@ docs: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/field.py
+
+bench-quick: $(READY)
+	$(BIN)/python benchmarks/quick.py
 
 bench-gpu: $(READY)
 	$(BIN)/python benchmarks/gpu.py

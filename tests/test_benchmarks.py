@@ -26,8 +26,10 @@ import field as field_benchmark
 import gpu
 import gpu_teachers
 import gpu_trees
+import growth
 import measure
 import method_cost
+import quick
 import training
 from charge_sets import CLUSTERS, DELTA, charge_set, share_inside
 from exact_rows import exact_gradient_rows
@@ -510,3 +512,69 @@ def test_every_dependency_has_a_line_in_the_list_of_licenses():
     for requirement in [*project["dependencies"], *(one for needed in extras.values() for one in needed)]:
         name = re.match(r"[A-Za-z0-9._-]+", requirement)[0]
         assert f"| {name} |" in listed, f"{name}: python tools/licenses.py > docs/LICENSES.md"
+
+
+# benchmarks/quick.py
+
+
+def test_a_row_beyond_the_tolerance_is_named_and_one_within_it_is_not():
+    baseline = {"fast": 1.0, "slow": 2.0}
+    assert quick.regressions({"fast": 1.24, "slow": 2.0}, baseline) == []
+    assert quick.regressions({"fast": 0.5, "slow": 2.6}, baseline) == [
+        "slow: 2.60 products, 30% above its baseline of 2.00"
+    ]
+    assert len(quick.regressions({"fast": math.nan, "new": 1.0}, baseline)) == 2
+
+
+def test_the_guard_fails_on_slower_code_and_says_which_row(monkeypatch, tmp_path, capsys):
+    work = torch.randn(128, 128)
+
+    def product():
+        return [work @ work for _ in range(20)]
+
+    def twice():
+        return product(), product()
+
+    monkeypatch.setattr(quick, "ROWS", {"same": lambda: (product, product), "other": lambda: (product, product)})
+    arguments = ["--baseline", str(tmp_path / "baseline.json"), "--rounds", "15"]
+    assert quick.main([*arguments, "--write"]) == 0
+    monkeypatch.setitem(quick.ROWS, "other", lambda: (twice, product))
+    capsys.readouterr()
+    assert quick.main(arguments) == 1
+    assert re.search(r"^other: .* above its baseline", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_the_stored_baseline_has_every_row():
+    assert set(json.loads(quick.BASELINE.read_text())) == set(quick.ROWS)
+
+
+@pytest.mark.slow
+def test_no_row_is_slower_than_its_baseline():
+    assert quick.regressions(quick.ratios(), json.loads(quick.BASELINE.read_text())) == []
+
+
+# benchmarks/growth.py
+
+
+def test_the_exponent_of_a_power_is_fitted():
+    sizes = [10, 100, 1_000, 10_000]
+    assert growth.exponent(sizes, [9.0, *(size**1.5 for size in sizes[1:])]) == pytest.approx(1.5)
+
+
+def test_sizes_that_would_take_too_long_are_estimated_and_marked(monkeypatch):
+    monkeypatch.setattr(growth, "_cost", lambda size: size**2 / 1e6)
+    curve = growth.Curve("square", lambda size: size, (100, 1_000, 10_000), dims=1)
+    points = growth.measured(curve, seconds=10.0)
+    assert [point.estimated for point in points] == [False, False, True]
+    assert [point.cost for point in points] == pytest.approx([1.0, 1e2, 1e4])
+
+
+def test_the_growth_of_small_sizes_is_tabulated_and_drawn(monkeypatch, tmp_path, capsys):
+    small = tuple(replace(curve, sizes=(200, 400)) for curve in growth.CURVES)
+    monkeypatch.setattr(growth, "CURVES", small)
+    assert growth.main(["--out", str(tmp_path)]) == 0
+    lines = csv_lines(tmp_path / "growth.csv")
+    assert {line["curve"] for line in lines} == {curve.name for curve in small}
+    assert all(float(line["seconds"]) > 0 for line in lines)
+    assert (tmp_path / "growth.png").stat().st_size > 5_000
+    assert "exact search" in capsys.readouterr().out

@@ -47,6 +47,10 @@ FEW = 1 / 1024
 FEW_AT_LEAST = 256
 #: Up to this share of a tile's pairs a list of pairs beats a matrix of them; a GPU multiplies faster than it sorts.
 SPARSE = {"cpu": 1 / 12, "cuda": 1 / 2000}
+#: A tile on the diagonal is computed in this many strips, each from the diagonal on.
+STRIPS = 4
+#: ... that are at least this high, below which products are slow.
+SMALLEST_STRIP = 64
 
 #: Bound on the error of r^2 from a product, by its precision, relative to |a|^2 + |b|^2.
 EDGE = {torch.float32: 2e-6, torch.float64: 4e-15}
@@ -86,25 +90,43 @@ class Tile:
         return self.left.largest_square + self.right.largest_square
 
     def squared_distances(self, dtype: torch.dtype) -> Tensor:
-        """r^2 from one product, (rows, columns)."""
+        """r^2 from one product, (rows, columns); infinite below the diagonal, of which little is computed."""
         a, b = self.left.centered(self.rows, dtype), self.right.centered(self.columns, dtype)
         a_squares = self.left.squared_norms[self.rows, None].to(dtype)
         b_squares = self.right.squared_norms[None, self.columns].to(dtype)
+        if self.on_diagonal:
+            squares = a.new_full((len(a), len(b)), math.inf)
+            for strip in slices(len(a), _even_split(len(a), max(len(a) // STRIPS, SMALLEST_STRIP))):
+                right = slice(strip.start, len(b))
+                part = squares[strip, right]
+                torch.addmm(b_squares[:, right], a[strip], b[right].T, alpha=-2, out=part).add_(a_squares[strip])
+                height = len(part)
+                part[:, :height].masked_fill_(part.new_ones(height, height, dtype=torch.bool).tril_(), math.inf)
+            return squares
         return torch.addmm(b_squares, a, b.T, alpha=-2).add_(a_squares)
 
-    def same_class(self) -> Tensor:
-        """Which pairs share a class, (rows, columns)."""
-        return self.left.labels[self.rows, None] == self.right.labels[None, self.columns]
-
-    def once(self, pairs: Tensor) -> Tensor:
-        """`pairs` with each pair counted once, and no charge paired with itself or its copy; in place."""
-        if self.on_diagonal:
-            return pairs.triu_(diagonal=1)
+    def without_copies(self, squares: Tensor) -> Tensor:
+        """`squares`, infinite for a charge and its copy; in place."""
         if self.left.copied_rows is not None:
             itself = self.left.copied_rows[self.rows] - self.columns.start  # (rows,)
-            i = ((itself >= 0) & (itself < pairs.shape[1])).nonzero().squeeze(1)
-            pairs[i, itself[i]] = False
-        return pairs
+            i = ((itself >= 0) & (itself < squares.shape[1])).nonzero().squeeze(1)
+            squares[i, itself[i]] = math.inf
+        return squares
+
+    def positives(self) -> Tensor:
+        """The pairs of one class that are to be counted, as positions in the flattened tile, row by row."""
+        own, others = self.left.labels[self.rows], self.right.labels[self.columns]
+        ordered, order = others.sort(stable=True)
+        first = torch.searchsorted(ordered, own)  # (rows,)
+        counts = torch.searchsorted(ordered, own, right=True) - first
+        i = torch.arange(len(own), device=own.device).repeat_interleave(counts)  # (k,)
+        j = order[torch.arange(len(i), device=own.device) + (first - counts.cumsum(0) + counts)[i]]
+        listed = i * len(others) + j
+        if self.on_diagonal:
+            return listed[j > i]
+        if self.left.copied_rows is not None:
+            return listed[j + self.columns.start != self.left.copied_rows[self.rows][i]]
+        return listed
 
     def ends(self, listed: Tensor) -> tuple[Tensor, Tensor]:
         """Row and column, within the tile, of pairs that are listed as positions in the flattened tile."""
@@ -173,30 +195,33 @@ def _label_range(group: TileGroup, rows: slice) -> tuple[int, int]:
 
 def _superpose(tile: Tile, field: Field, own: Counts, other: Counts, may_share_class: bool) -> None:
     """Add what the pairs of a tile do to each other."""
-    squares = tile.squared_distances(tile.left.points.dtype)
-    if not may_share_class:
-        out_of_reach = field.other_pair.stop**2 + EDGE[squares.dtype] * tile.scale
-        if squares.amin().item() < out_of_reach:  # most tiles end here
-            _interact(tile, squares, None, field.other_pair, OTHER, other)
+    squares = tile.without_copies(tile.squared_distances(tile.left.points.dtype))
+    if may_share_class:
+        positives = tile.positives()
+        if any(own):
+            _interact(tile, squares, positives, field.own_pair, OWN, own)
+        squares.view(-1).index_fill_(0, positives, math.inf)
+    if not any(other):
         return
-    same_class = tile.same_class()
-    different_class = ~same_class
-    if any(own):
-        _interact(tile, squares, tile.once(same_class), field.own_pair, OWN, own)
-    if any(other):
-        _interact(tile, squares, tile.once(different_class), field.other_pair, OTHER, other)
+    limit = field.other_pair.stop**2 + EDGE[squares.dtype] * tile.scale
+    if limit == math.inf:
+        _interact(tile, squares, _listed(squares != math.inf), field.other_pair, OTHER, other)
+    elif squares.amin().item() < limit:  # most tiles end here
+        _interact(tile, squares, _listed(squares < limit), field.other_pair, OTHER, other)
 
 
-def _interact(
-    tile: Tile, squares: Tensor, candidates: Tensor | None, pair: Interaction, channel: int, counts: Counts
-) -> None:
-    """Add one interaction of the candidate pairs (None: all pairs of the tile), whose r^2 are in `squares`."""
-    margin = EDGE[squares.dtype] * tile.scale
-    listed = _within_reach(squares, candidates, pair.stop**2 + margin)  # (k,)
-    if not len(listed):
-        return
+def _listed(pairs: Tensor) -> Tensor:
+    """The pairs that are True, as positions in the flattened tile."""
+    return pairs.view(-1).nonzero().squeeze(1)
+
+
+def _interact(tile: Tile, squares: Tensor, listed: Tensor, pair: Interaction, channel: int, counts: Counts) -> None:
+    """Add one interaction of the listed pairs, whose r^2 are in `squares`."""
     if len(listed) <= _few(squares):
-        return _add_from_differences(tile, listed, pair, channel, counts)
+        if len(listed):
+            _add_from_differences(tile, listed, pair, channel, counts)
+        return
+    margin = EDGE[squares.dtype] * tile.scale
     picked = squares.view(-1).index_select(0, listed)  # (k,)
     delicate = _delicate(picked, pair, margin, NEAR[tile.left.points.dtype, squares.dtype] * tile.scale)
     num_delicate = int(delicate.count_nonzero())
@@ -208,6 +233,8 @@ def _interact(
     energy, slope = pair.potential_and_slope(r)
     slope = torch.where(r > 0, slope / r, 0.0)  # r = 0 is left only where there is no force
     done_or_inert = delicate
+    if pair.stop < math.inf:
+        done_or_inert |= r >= pair.stop
     if pair.start > 0:
         done_or_inert |= r < pair.start
     energy.masked_fill_(done_or_inert, 0.0)
@@ -220,18 +247,6 @@ def _interact(
 def _few(squares: Tensor) -> int:
     """How many pairs of a tile are quicker from differences than from another product."""
     return max(int(squares.numel() * FEW), FEW_AT_LEAST)
-
-
-def _within_reach(squares: Tensor, candidates: Tensor | None, limit: float) -> Tensor:
-    """The candidate pairs with r^2 < limit, as positions in the flattened tile."""
-    if limit == math.inf:
-        if candidates is None:
-            return torch.arange(squares.numel(), device=squares.device)
-        return candidates.view(-1).nonzero().squeeze(1)
-    inside = squares < limit
-    if candidates is not None:
-        inside &= candidates
-    return inside.view(-1).nonzero().squeeze(1)
 
 
 def _delicate(squares: Tensor, pair: Interaction, margin: float, near: float) -> Tensor:
@@ -247,9 +262,7 @@ def _add_delicate(tile: Tile, squares: Tensor, listed: Tensor, pair: Interaction
     if len(listed) > CROWD_PAIRS:
         listed = _add_crowds(tile, listed, pair, channel, counts)
     if len(listed) > _few(squares) and squares.dtype != torch.float64:
-        candidates = torch.zeros_like(squares, dtype=torch.bool)
-        candidates.view(-1)[listed] = True
-        return _interact(tile, tile.squared_distances(torch.float64), candidates, pair, channel, counts)
+        return _interact(tile, tile.squared_distances(torch.float64), listed, pair, channel, counts)
     _add_from_differences(tile, listed, pair, channel, counts)
 
 
@@ -279,9 +292,7 @@ def _add_crowd(tile: Tile, i: Tensor, j: Tensor, pair: Interaction, channel: int
     crowd = Tile(left, right, slice(0, len(left)), slice(0, len(right)), on_diagonal=False)
     if crowd.scale > CROWD_SCALE * tile.scale:
         return False
-    candidates = torch.zeros(len(left), len(right), dtype=torch.bool, device=i.device)
-    candidates[i, j] = True
-    _interact(crowd, crowd.squared_distances(left.points.dtype), candidates, pair, channel, counts)
+    _interact(crowd, crowd.squared_distances(left.points.dtype), i * len(right) + j, pair, channel, counts)
     tile.left.add_copies(left)
     tile.right.add_copies(right)
     return True
@@ -353,5 +364,9 @@ def _add_as_matrix(tile: Tile, listed: Tensor, energy: Tensor, slope: Tensor, ch
     matrix.view(-1).index_copy_(0, listed, slope)
     matrix *= counts.left * left.slopes[channel, rows, None] + counts.right * right.slopes[channel, None, columns]
     a, b = left.centered(rows, slope.dtype), right.centered(columns, slope.dtype)
+    if tile.on_diagonal:  # both ends are rows of one gradient: one product
+        matrix = matrix + matrix.T
+        left.gradient[rows] += torch.addmm(matrix.sum(dim=1)[:, None] * a, matrix, a, alpha=-1)
+        return
     left.gradient[rows] += torch.addmm(matrix.sum(dim=1)[:, None] * a, matrix, b, alpha=-1)
     right.gradient[columns] += torch.addmm(matrix.sum(dim=0)[:, None] * b, matrix.T, a, alpha=-1)
