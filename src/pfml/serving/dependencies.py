@@ -19,6 +19,7 @@ __all__ = [
     "ErrorResponse",
     "ImageResponse",
     "SharedService",
+    "class_of",
     "display_name",
     "entry_of",
     "image_response",
@@ -88,6 +89,14 @@ def entry_of(service: Service, image: int) -> Entry:
         return service.gallery.index.entry(image)
     except (KeyError, RuntimeError, OverflowError):  # numbers beyond 64 bits are not ids either
         raise UnknownNameError(f"the index has no image {image}") from None
+
+
+def class_of(service: Service, name: str) -> str:
+    """The class that responses call `name`; UnknownNameError (404) if there is none, also in the newest state."""
+    with suppress(UnknownNameError):
+        return service.class_named(name)
+    service.gallery.refresh()
+    return service.class_named(name)
 
 
 def name_of(service: Service, image: int) -> str:

@@ -21,6 +21,7 @@ from pfml.serving.dependencies import (
     ErrorResponse,
     ImageResponse,
     SharedService,
+    class_of,
     display_name,
     entry_of,
     image_response,
@@ -196,10 +197,11 @@ async def images(
     """The images of the index in pages."""
 
     def page() -> ImagesResponse:
+        name = None if class_name is None else class_of(service, class_name)
         contents = service.gallery.contents()
         ids = contents.ids
-        if class_name is not None:
-            ids = ids[contents.labels == contents.class_names.index(service.class_named(class_name))]
+        if name is not None:
+            ids = ids[contents.labels == contents.class_names.index(name)]
         elif order == "mixed":
             ids = ids[_one_of_each(contents.labels)]
         if where:
