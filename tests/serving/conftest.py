@@ -136,7 +136,12 @@ def one_page(browser, address):
     page.set_default_timeout(1000 * LIMIT)
     page.wrong = []
     page.on("pageerror", lambda error: page.wrong.append(str(error)))
-    page.on("console", lambda message: page.wrong.append(message.text) if message.type == "error" else None)
+    page.on(
+        "console",
+        lambda message: (
+            page.wrong.append(f"{message.text} {message.location['url']}") if message.type == "error" else None
+        ),
+    )
     page.on(
         "request",
         lambda request: None if request.url.startswith((address, "blob:")) else page.wrong.append(request.url),

@@ -181,7 +181,9 @@ export function start({ classes, edits, searchByImage }) {
     return inTurn(async () => {
       if (!similar.some((one) => [one.class_name, one.into].includes(from.name) && [one.class_name, one.into].includes(into.name))) return;
       isSwapped = false;
-      if (await edits.make({ kind: "merge", class_name: from.name, into: into.name })) open(into.name);
+      if (!(await edits.make({ kind: "merge", class_name: from.name, into: into.name }))) return;
+      similar = similar.filter((one) => ![one.class_name, one.into].includes(from.name)); // before the server is asked again
+      open(into.name);
     });
   }
 
