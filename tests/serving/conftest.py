@@ -126,6 +126,11 @@ def address(service):
         yield f"http://127.0.0.1:{server.port}/"
 
 
+def said(message):
+    """An error of the console and the address that it is about."""
+    return f"{message.text} {message.location['url']}"
+
+
 @pytest.fixture(scope="module")
 def one_page(browser, address):
     """A page that lists errors of its scripts, and any request to elsewhere, as `wrong`."""
@@ -136,12 +141,7 @@ def one_page(browser, address):
     page.set_default_timeout(1000 * LIMIT)
     page.wrong = []
     page.on("pageerror", lambda error: page.wrong.append(str(error)))
-    page.on(
-        "console",
-        lambda message: (
-            page.wrong.append(f"{message.text} {message.location['url']}") if message.type == "error" else None
-        ),
-    )
+    page.on("console", lambda message: page.wrong.append(said(message)) if message.type == "error" else None)
     page.on(
         "request",
         lambda request: None if request.url.startswith((address, "blob:")) else page.wrong.append(request.url),
