@@ -152,7 +152,7 @@ def search_by(page: Any, image: Path) -> None:
 
 def search(page: Any, folder: Path) -> None:
     """Results of an image that the index does not have."""
-    search_by(page, folder / "new" / "coffee.jpg")
+    search_by(page, folder / "new" / "flower.jpg")
 
 
 def unknown(page: Any, folder: Path) -> None:
@@ -172,11 +172,15 @@ def map_(page: Any, folder: Path) -> None:
     page.click("#tab-map")
     page.wait_for_selector("#map-canvas[data-drawn]")
     page.check("#map-suspects")
+    page.select_option("#map-class", "cat")
+    page.wait_for_selector("#map-legend:not([hidden])")
 
 
 def audit(page: Any, folder: Path) -> None:
-    """The first suspect."""
+    """A suspect and the images around it."""
     page.click("#tab-audit")
+    page.locator("#audit-list .queued", has_text="→ cat").first.click()
+    page.wait_for_load_state("networkidle")
     page.wait_for_selector("#suspect-neighbors img")
 
 
@@ -197,11 +201,14 @@ PAGES: dict[str, tuple[str, Callable[[Any, Path], None]]] = {
     "audit": ("light", audit),
     "classes": ("light", classes),
 }
-#: Screenshot of a file of the run -> the file, the part of it that is on top.
+#: Screenshot of a page of the run -> its file, the heading or caption that is on top.
 FILES = {
-    "report": ("run/report.html", "body"),
-    "audit-report": ("run/audit/audit.html", "body"),
+    "report": ("report.html", "The ladder"),
+    "report-queries": ("report.html", "What a query finds"),
+    "audit-report": ("audit/audit.html", "retina, rather cat?"),
 }
+#: What `pfml train` calls the first run on the folder.
+RUN = "runs/photos-1"
 WINDOW = {"width": 1200, "height": 760}
 
 
@@ -219,15 +226,15 @@ def main() -> None:
     from playwright.sync_api import sync_playwright
 
     if not arguments.keep:
-        for name in ("photos", "new", "run"):
+        for name in ("photos", "new", "runs"):
             shutil.rmtree(folder / name, ignore_errors=True)
         print(f"{write_folder(folder, wheels[-1])} labels are wrong")
-        pfml(folder, "train", "--data", "photos", "--effort", "seconds", "--out", "run", "--device", "cpu")
-        pfml(folder, "audit", "run")
-        pfml(folder, "index", "run", "photos")
-        pfml(folder, "calibrate", "run")
+        pfml(folder, "train", "--data", "photos", "--effort", "seconds", "--device", "cpu")
+        pfml(folder, "audit", RUN)
+        pfml(folder, "index", RUN, "photos")
+        pfml(folder, "calibrate", RUN)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    with served(folder, "run") as address, sync_playwright() as driver:
+    with served(folder, RUN) as address, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         for name, (scheme, act) in PAGES.items():
             page = browser.new_page(viewport=WINDOW, color_scheme=scheme)
@@ -238,8 +245,8 @@ def main() -> None:
             page.close()
         for name, (file, top) in FILES.items():
             page = browser.new_page(viewport=WINDOW)
-            page.goto((folder / file).as_uri())
-            page.locator(top).first.scroll_into_view_if_needed()
+            page.goto((folder / RUN / file).as_uri())
+            page.get_by_text(top, exact=True).first.evaluate("one => scrollTo(0, one.getBoundingClientRect().top - 24)")
             shoot(page, arguments.out / f"{name}.png")
             page.close()
         browser.close()
