@@ -132,14 +132,15 @@ def served(folder: Path, run: str) -> Iterator[str]:
 
 
 def shoot(page: Any, out: Path) -> None:
-    """A screenshot of what the window shows, in at most 256 colors and `LIMIT` bytes."""
+    """A screenshot of what the window shows, in as many colors as `LIMIT` bytes have room for."""
     page.wait_for_load_state("networkidle")
     page.wait_for_timeout(400)  # transitions
     image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    for colors in (256, 192, 128, 96, 64):
-        image.quantize(colors, dither=Image.Dither.NONE).save(out, optimize=True)
+    for colors in (None, 256, 192, 128, 96, 64):
+        shown = image if colors is None else image.quantize(colors, dither=Image.Dither.NONE)
+        shown.save(out, optimize=True)
         if out.stat().st_size <= LIMIT:
-            print(f"{out.name}: {out.stat().st_size / 1000:.0f} kB, {colors} colors", flush=True)
+            print(f"{out.name}: {out.stat().st_size / 1000:.0f} kB, {colors or 'all'} colors", flush=True)
             return
     raise ValueError(f"{out.name} must fit into {LIMIT} bytes, got {out.stat().st_size} with 64 colors")
 
@@ -172,6 +173,11 @@ def map_(page: Any, folder: Path) -> None:
     page.click("#tab-map")
     page.wait_for_selector("#map-canvas[data-drawn]")
     page.check("#map-suspects")
+
+
+def potential(page: Any, folder: Path) -> None:
+    """The map in the shades of a class's potential."""
+    map_(page, folder)
     page.select_option("#map-class", "cat")
     page.wait_for_selector("#map-legend:not([hidden])")
 
@@ -197,7 +203,7 @@ PAGES: dict[str, tuple[str, Callable[[Any, Path], None]]] = {
     "unknown": ("light", unknown),
     "why": ("light", why),
     "map": ("light", map_),
-    "map-dark": ("dark", map_),
+    "map-dark": ("dark", potential),
     "audit": ("light", audit),
     "classes": ("light", classes),
 }
