@@ -49,9 +49,7 @@ PHOTOGRAPHS = {
     "brick": Photograph("scikit-image", "skimage/data/brick.png", "CC0 Textures", "CC0"),
     "cat": Photograph("scikit-image", "skimage/data/chelsea.png", "Stefan van der Walt", "CC0"),
     "coffee": Photograph("scikit-image", "skimage/data/coffee.png", "Rachel Michetti", "CC0"),
-    "coins": Photograph(
-        "scikit-image", "skimage/data/coins.png", "Brooklyn Museum", "no known copyright restrictions"
-    ),
+    "coins": Photograph("scikit-image", "skimage/data/coins.png", "Brooklyn Museum", "no known copyright restrictions"),
     "flower": Photograph("scikit-learn", "sklearn/datasets/images/flower.jpg", "vultilion", "CC BY 2.0"),
     "galaxies": Photograph("scikit-image", "skimage/data/hubble_deep_field.jpg", "NASA", "public domain"),
     "grass": Photograph("scikit-image", "skimage/data/grass.png", "CC0 Textures", "CC0"),

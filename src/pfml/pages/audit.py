@@ -121,7 +121,8 @@ def _others(audit: Audit, faults: Faults, names: list[str]) -> list[dict[str, An
     classes = audit.images.class_names
     sections: dict[str, list[tuple[str, tuple[int, ...], str]]] = {"Outliers": [], "Classes": [], "Poor images": []}
     for far in faults.outliers:
-        text = f"{_named(audit, far.index, names)}. Other images are at {far.distance:.2f}; the median is {far.usual:.2f}"
+        distances = f"Other images are at {far.distance:.2f}; the median is {far.usual:.2f}"
+        text = f"{_named(audit, far.index, names)}. {distances}"
         sections["Outliers"].append(("Far from all others", (far.index,), text))
     for fault in faults.classes:
         parts = " and ".join(f"{size:,}" for size in fault.sizes)
