@@ -72,6 +72,7 @@ def crowded(unloaded, address):
     unloaded.unroute("**/api/map")
 
 
+@pytest.mark.slow  # a server that sends so many, and software rendering
 def test_a_hundred_thousand_points_are_drawn_and_moved_smoothly(crowded):
     page = crowded
     assert page.locator("#map-canvas").get_attribute("data-drawn-by") == "webgl"
