@@ -374,7 +374,13 @@ def test_a_recipe_keeps_the_options_of_the_same_method_only():
     assert recipe_config("semihard", base).loss.options == {}
 
 
-@pytest.mark.parametrize("name", ["normalized-softmax", "nt-xent", "cosface", "hyp", "hier", "contextual"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "normalized-softmax", "nt-xent", "cosface", "hyp", "contextual",
+        pytest.param("hier", marks=pytest.mark.slow),  # 512 proxies, and triplets of each
+    ],
+)  # fmt: skip
 def test_a_published_recipe_trains_as_it_is_printed(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("pfml.data.datasets.read_glyphs", few_glyphs)
     main(["methods", f"--recipe={name}"])

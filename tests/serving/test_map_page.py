@@ -85,6 +85,7 @@ def test_a_map_without_proxies_has_no_switch_for_them(unloaded, address):
     expect(unloaded.locator("#map-proxies-label")).to_be_visible()
 
 
+@pytest.mark.slow  # a server that sends so many, and software rendering
 def test_a_hundred_thousand_points_are_drawn_and_moved_smoothly(crowded):
     page = crowded
     assert page.locator("#map-canvas").get_attribute("data-drawn-by") == "webgl"
