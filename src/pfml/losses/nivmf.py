@@ -208,7 +208,7 @@ def vmf_samples(directions: Tensor, concentrations: Tensor, count: int) -> Tenso
     b = (dim - 1) / (2 * k + torch.sqrt(4 * k.square() + (dim - 1) ** 2))
     shape = torch.full((count, TRIES, len(k)), (dim - 1) / 2, dtype=torch.float64, device=k.device)
     with torch.no_grad():
-        z = torch.distributions.Beta(shape, shape).sample()
+        z = torch.distributions.Beta(shape, shape, validate_args=False).sample()
         below = 1 - (1 - b) * z
         gain = 2 * k * b * (1 / (1 + b) - z / below) + (dim - 1) * torch.log((1 + b) / (2 * below))
         accepted = gain >= torch.rand_like(z).log()
