@@ -24,8 +24,9 @@ PUBLISHED = "published"
 #: Methods that are compared by their own recipes; the longest come first, so that no process ends alone.
 AS_PUBLISHED = (
     "proxy-nca++", "hist", "proxy-gml", "soft-triple", "proxy-anchor", "multi-similarity-miner", "hyp", "hier",
-    "proxy-anchor-nir", "proxy-anchor-nivmf", "diva", "multi-similarity-das", "dcml-mdw", "drml-pa", "dfml-pa", "proxy-anchor-hse",
-    "margin-hse", "htl", "clustering", "contextual", "s2sd", "proxy-anchor-metrix", "multi-similarity-metrix",
+    "proxy-anchor-nir", "proxy-anchor-nivmf", "diva", "multi-similarity-das", "dcml-mdw", "drml-pa", "dfml-pa",
+    "proxy-anchor-hse", "margin-hse", "htl", "clustering", "contextual", "s2sd", "proxy-anchor-metrix",
+    "multi-similarity-metrix",
 )  # fmt: skip
 PROXY_ANCHOR, FIELD = "cub-resnet50_he-proxy_anchor", "cub-resnet50_he-pfml"
 FOLDER = "cub-efficientnet_lite0-folder"

@@ -68,7 +68,8 @@ def is_late(deadline: float) -> bool:
 
 class Quick(Training):
     """A run that leaves results and no checkpoint unless its time is up; it also averages its weights over about a
-    hundred steps."""
+    hundred steps.
+    """
 
     mean: WeightAverage
     deadline: float = math.inf
@@ -501,7 +502,9 @@ def main() -> None:
     parser.add_argument("--done", type=Path, nargs="+", default=[], help="files of results that are not made again")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop runs when the command has taken so long")
-    parser.add_argument("--keep", type=Path, help="folder for runs that --seconds has stopped; the same command resumes them")
+    parser.add_argument(
+        "--keep", type=Path, help="folder for runs that --seconds has stopped; the same command resumes them"
+    )
     options = parser.parse_args()
     if options.seconds < math.inf and (options.keep is None or options.variants):
         parser.error("--seconds needs --keep FOLDER, where stopped runs stay, and goes without --variants")

@@ -123,8 +123,11 @@ def test_a_run_whose_time_is_up_is_resumed_by_the_same_command(research, monkeyp
     (line,) = command(*limited, "1000")
     assert line["seconds_from_epoch"] == 2
     assert not list((tmp_path / "kept").iterdir())
-    curves = [[(one["epoch"], one["loss"], one["test"]["recall_at_1"]) for one in each["history"]] for each in (whole, line)]
-    assert curves[0] == curves[1]
+
+    def curve(line):
+        return [(one["epoch"], one["loss"], one["test"]["recall_at_1"]) for one in line["history"]]
+
+    assert curve(line) == curve(whole)
     assert len(command(*limited, "1000")) == 1
     with pytest.raises(SystemExit):
         command("--seconds=5")

@@ -102,7 +102,7 @@ def test_the_normalizer_is_that_of_bessel_functions(dim):
     """log C(k) = (D / 2 - 1) log k - log I(k) + constant; its slope is that of the integral above."""
     order, lengths = dim / 2 - 1, torch.tensor([0.5, 2.0, 18.0, 60.0, 200.0], dtype=torch.float64)
     exact = [order * math.log(k) - math.log(ive(order, k)) - k for k in lengths.tolist() if ive(order, k) > 0]
-    k = lengths[-len(exact):].requires_grad_()
+    k = lengths[-len(exact) :].requires_grad_()
     ours = log_normalizer(k, dim)
     differences = torch.diff(ours.detach()), torch.diff(torch.tensor(exact, dtype=torch.float64))
     torch.testing.assert_close(*differences, rtol=0.2 / dim if dim < 64 else 2e-3, atol=1e-4)
@@ -117,7 +117,9 @@ def test_512_dimensions_have_the_parabola_of_the_published_code():
     torch.testing.assert_close(log_normalizer(k, 512), parabola, rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize(("dim", "k"), [(2, 1.5), (3, 0.0), (3, 4.0), (16, 0.5), (16, 30.0), (512, 18.0), (512, 4000.0)])
+@pytest.mark.parametrize(
+    ("dim", "k"), [(2, 1.5), (3, 0.0), (3, 4.0), (16, 0.5), (16, 30.0), (512, 18.0), (512, 4000.0)]
+)
 def test_draws_have_the_mean_and_spread_of_their_distribution(dim, k):
     torch.manual_seed(0)
     count = 20000 if dim < 100 else 4000

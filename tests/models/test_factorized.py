@@ -237,9 +237,7 @@ def test_published_weights_load_into_it(tmp_path):
 
 
 def test_other_backbones_are_refused_by_name():
-    with pytest.raises(
-        ValueError, match="sub_blocks need a ResNet, BN-Inception, a vision transformer or the convnet, got EfficientNet"
-    ):
+    with pytest.raises(ValueError, match="sub_blocks need a ResNet, BN-Inception, .* or the convnet, got EfficientNet"):
         create_embedder("efficientnet_lite0", weights="none", sub_blocks=3)
     with pytest.raises(ValueError, match="sub_blocks must be an integer >= 1, got 0"):
         EmbedderConfig(sub_blocks=0)

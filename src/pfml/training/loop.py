@@ -421,7 +421,7 @@ class Training:
                 whole = started_loss(self.config.loss, self.start, names, points, self.data.train.labels, seed=seed)
                 load_loss_state(self.loss, whole.state_dict())
                 return
-        loss = loss_of_all(self.loss)
+        loss: Any = loss_of_all(self.loss)
         if getattr(loss, "proxies_ready", True):
             return
         embeddings = self.embeddings("train")
