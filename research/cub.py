@@ -67,9 +67,7 @@ def is_late(deadline: float) -> bool:
 
 
 class Quick(Training):
-    """A run that leaves results and no checkpoint unless its time is up; it also averages its weights over about a
-    hundred steps.
-    """
+    """A run that leaves results, and a checkpoint if its time is up; it also averages its weights over ~100 steps."""
 
     mean: WeightAverage
     deadline: float = math.inf

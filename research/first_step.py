@@ -3,7 +3,8 @@
     python research/first_step.py --root CUB_200_2011 --weights resnet50_he.safetensors
 
 Adam's eps is 1e-4 in Hyp's recipe, beside which small gradients hardly move a weight: its first step is
-|g| / (|g| + eps) of the rate, here the mean over the backbone's weights. One batch of training images, untrained network, test crops.
+|g| / (|g| + eps) of the rate, here the mean over the backbone's weights. One batch of training images, untrained
+network, test crops.
 """
 
 from __future__ import annotations
