@@ -29,9 +29,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from pfml.data import ImageSet, LabelNoise, RetrievalData, corrupt, load_data
 from pfml.data.splits import divided
+from pfml.evaluation import RetrievalMetrics
 from pfml.evaluation.metrics import HEADLINE
 from pfml.ladder.crossfit import divisions
 from pfml.ladder.fine_tuning import FineTuning
@@ -92,10 +94,7 @@ def pilot(options: argparse.Namespace) -> None:
     nothing = every.of_classes([])
     backbone = create_embedder("efficientnet_lite0", weights=options.weights, embedding_dim=None).eval().to(device)
     whole = Features(backbone, RetrievalData("cub", every, nothing, protocol="none"))
-    for view in views_of(whole):
-        start = time.perf_counter()
-        whole.of(view)
-        print(view, f"{time.perf_counter() - start:.1f} s", flush=True)
+    pass_once(whole, views_of(whole), options.features)
     tasks = folders(PILOT, ["classes", "images"], options.seeds)
     with ThreadPoolExecutor(options.jobs) as pool, open(options.out, "a", encoding="utf-8") as file:
         for lines in pool.map(lambda folder: list(pilot_lines(whole, every, folder)), tasks):
@@ -174,22 +173,20 @@ def backbone_width(features: Features) -> int:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Work up the ladder of each folder."""
+    """Work up the ladder of each folder; judge the model by the images held out, and by many more of these classes."""
     torch.set_num_threads(options.threads)
     every = load_data("cub", options.root).test
     tasks = folders(tuple(MEASURED[k] for k in options.only), options.protocols, options.seeds)
-    used = torch.cat([chosen_images(every, folder) for folder in tasks]).unique()
+    classes = torch.cat([every.labels[chosen_images(every, folder)] for folder in tasks]).unique()
+    used = torch.isin(every.labels, classes).nonzero()[:, 0]
+    position = torch.full((len(every),), -1, dtype=torch.int64)
+    position[used] = torch.arange(len(used))
     backbone = create_embedder("efficientnet_lite0", weights=options.weights, embedding_dim=None).eval()
     some = every.subset(used)
     whole = Features(
         backbone.to(resolve_device(options.device)), RetrievalData("cub", some, some.of_classes([]), protocol="none")
     )
-    position = torch.full((len(every),), -1, dtype=torch.int64)
-    position[used] = torch.arange(len(used))
-    for view in dict.fromkeys((whole.base.view, *(each.view for each in whole.views()))):
-        start = time.perf_counter()
-        whole.of(view)
-        print(view, f"{len(used):,} images, {time.perf_counter() - start:.1f} s", flush=True)
+    pass_once(whole, [whole.base.view, *(each.view for each in whole.views())], options.features)
     deadline = time.time() + 60 * options.minutes
     for folder in tasks:
         if time.time() > deadline:
@@ -210,17 +207,68 @@ def measure(options: argparse.Namespace) -> None:
             )
         assert found.before is not None
         assert found.after is not None
+        seconds = time.perf_counter() - start
+        more, more_rows = with_further_images(every, data)
+        their_features = features_of(whole, more, {role: position[own] for role, own in more_rows.items()})
+        base = their_features.base
+        before, after = (
+            _metrics(more, _held_out(more, partial(their_features.embedded, embedder, candidate)))
+            for embedder, candidate in ((whole.backbone, base), (found.embedder, found.chosen.candidate))
+        )
         line = {
-            "folder": folder.__dict__, "effort": options.effort, "seconds": time.perf_counter() - start,
+            "folder": folder.__dict__, "effort": options.effort, "seconds": seconds,
             "kept": str(found.chosen.candidate), "rung": found.chosen.name,
             "rungs": [each.as_dict() for each in found.rungs],
-            "before": {key: found.before.as_dict()[key] for key in HEADLINE},
-            "after": {key: found.after.as_dict()[key] for key in HEADLINE},
-            "queries": found.after.num_queries, "commit": options.commit,
+            **judged(found.before, found.after), "further": judged(before, after), "commit": options.commit,
         }  # fmt: skip
         with open(options.out, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         print_line(line)
+
+
+def with_further_images(every: ImageSet, data: RetrievalData) -> tuple[RetrievalData, dict[str, torch.Tensor]]:
+    """The same training images, tested by all images of the test classes among `every` that do not train."""
+    trained = {str(path) for path in data.train.images}
+    names = {name: k for k, name in enumerate(every.class_names)}
+    test = every.of_classes([names[name] for name in data.test.class_names])
+    test = test.subset([k for k, path in enumerate(test.images) if str(path) not in trained])
+    where = {str(path): k for k, path in enumerate(every.images)}
+    more = data.with_parts({"test": test})
+    return more, {role: torch.tensor([where[str(p)] for p in part.images]) for role, part in more.parts.items()}
+
+
+def judged(before: RetrievalMetrics, after: RetrievalMetrics) -> dict[str, Any]:
+    """What a line says of both models."""
+    scores = {
+        name: {key: each.as_dict()[key] for key in HEADLINE} for name, each in (("before", before), ("after", after))
+    }
+    return {**scores, "queries": after.num_queries}
+
+
+def pass_once(whole: Features, views: list[View], cache: Path | None) -> None:
+    """Compute the features of all images in these views, or read them from a file that an earlier call has written."""
+    images = whole.data.train.fingerprint()[:12]
+    for view in dict.fromkeys(views):
+        start, name = time.perf_counter(), f"{images} {view}.safetensors"
+        file = None if cache is None else cache / name
+        size, sides = view.image_size, (False, True) if view.flip_test else (False,)
+        if file is not None and file.is_file():
+            for key, points in load_file(file).items():
+                mirrored, _, pooling = key.partition(" ")
+                whole._passes.setdefault((size, mirrored == "mirrored", "train"), {})[pooling] = points
+        whole.of(view)
+        if file is not None and not file.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            found = {side: whole._passes[size, side, "train"] for side in sides}
+            save_file(
+                {
+                    f"{'mirrored' if side else 'plain'} {pooling}": points.contiguous()
+                    for side, poolings in found.items()
+                    for pooling, points in poolings.items()
+                },
+                file,
+            )
+        print(view, f"{len(whole.data.train):,} images, {time.perf_counter() - start:.1f} s", flush=True)
 
 
 def print_line(line: dict[str, Any]) -> None:
@@ -293,29 +341,41 @@ def command(options: argparse.Namespace) -> None:
 
 
 def table(path: Path) -> str:
-    """Means over seeds, and the worst single run, as Markdown."""
+    """Means over seeds and the worst single run, as Markdown: by all further images, then by those held out."""
     lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    tables = []
+    for effort in dict.fromkeys(line["effort"] for line in lines):
+        own = [line for line in lines if line["effort"] == effort]
+        further = [line | line["further"] for line in own if "further" in line]
+        tables += [f"{effort}, all images of the test classes that do not train:", "\n".join(rows_of(further))]
+        tables += [f"{effort}, the images held out of the folder:", "\n".join(rows_of(own))]
+    return "\n\n".join(tables)
+
+
+def rows_of(lines: list[dict[str, Any]]) -> list[str]:
+    """The rows of one table."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for line in lines:
         folder = Folder(**line["folder"])
-        groups.setdefault((folder.protocol, line["effort"], folder.name), []).append(line)
-        groups.setdefault((folder.protocol, line["effort"], "**all**"), []).append(line)
-    rows = [
-        "| classes | effort | folder | runs | R@1 before | gain: mean | worst | MAP@R before | gain: mean | worst |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for (protocol, effort, name), found in sorted(groups.items()):
-        cells = []
+        for name in (folder.name, "**all**"):
+            groups.setdefault(("unseen" if folder.protocol == "classes" else "known", name), []).append(line)
+    columns = ["classes", "folder", "runs", "queries"]
+    columns += [f"{metric} {cell}" for metric in ("R@1", "MAP@R") for cell in ("before", "gain: mean", "worst")]
+    rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for (classes, name), found in sorted(groups.items(), reverse=True):
+        counts = sorted({line["queries"] for line in found})
+        cells = [
+            classes,
+            name,
+            f"{len(found)}",
+            " to ".join(dict.fromkeys(f"{each:,}" for each in counts[:: len(counts) - 1 or 1])),
+        ]
         for key in HEADLINE:
             gains = [100 * (line["after"][key] - line["before"][key]) for line in found]
-            cells += [
-                f"{100 * mean(line['before'][key] for line in found):.1f}",
-                f"{mean(gains):+.1f}",
-                f"{min(gains):+.1f}",
-            ]
-        known = "unseen" if protocol == "classes" else "known"
-        rows.append(f"| {known} | {effort} | {name} | {len(found)} | {' | '.join(cells)} |")
-    return "\n".join(rows)
+            before = mean(line["before"][key] for line in found)
+            cells += [f"{100 * before:.1f}", f"{mean(gains):+.1f}", f"{min(gains):+.1f}"]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
 
 
 def main() -> None:
@@ -327,6 +387,9 @@ def main() -> None:
     parser.add_argument("--weights", default="package")
     parser.add_argument("--out", default="results/folders.jsonl")
     parser.add_argument("--work", default="/tmp/folders", help="where folders are made")
+    parser.add_argument(
+        "--features", type=Path, help="folder where the features of all images are kept for later calls"
+    )
     parser.add_argument("--link", action="store_true", help="link images instead of copying them")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--effort", default="minutes")

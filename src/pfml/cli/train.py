@@ -53,7 +53,7 @@ def train(
     proves to be better than the pretrained backbone is kept (--effort).
     """
     from pfml.distributed.launch import FailedElsewhereError, Launch, open_world
-    from pfml.ladder.run import ignored_by_ladder, refuse_other_options
+    from pfml.ladder.run import ignored_by_ladder
     from pfml.runs.config import RunConfig
     from pfml.runs.config_files import read_config
     from pfml.runs.final import read_validated
@@ -71,9 +71,6 @@ def train(
         config = replace(config, effort="minutes")
     if config.effort is not None:
         _require_one_process(config, launch)
-        refuse_other_options(given or ())
-        if shape is not None or config.teachers:
-            raise ValueError("--effort works up the ladder by itself: leave out --ensemble and --teachers")
     if student_epochs is not None and shape is None:
         raise ValueError("--student_epochs is about the student of --ensemble N, which must be given")
     # what is printed with --print_config or --json goes to a file or a program, without the reasons
