@@ -126,11 +126,12 @@ def test_options_that_are_typed_beside_the_effort_of_a_file_are_refused_too(run,
 
     said = failure(f"--config={file}", "--epochs=3", "--optimizer.lr=0.1")
     assert "leave out --epochs, --optimizer.lr, or leave out the effort in --config to train directly" in said
-    assert "leave out --recipe, or leave out --effort" in failure(
-        "--data", photos, "--effort=seconds", "--recipe=triplet"
-    )
+    assert "leave out --recipe, or" in failure("--data", photos, "--effort=seconds", "--recipe=triplet")
     assert "leave out --ensemble, or" in failure(f"--config={file}", "--ensemble=2")
-    assert failure("--from", run, "--data", photos, "--epochs=3").endswith("leave out --epochs"), "RUN has the effort"
+    (tmp_path / "more" / "new").mkdir(parents=True)
+    Image.new("RGB", (40, 40)).save(tmp_path / "more" / "new" / "0.png")
+    said = failure("--from", run, "--data", tmp_path / "more", "--epochs=3")
+    assert said.endswith("leave out --epochs"), "the effort is that of RUN"
     assert not (tmp_path / "run").exists()
 
 

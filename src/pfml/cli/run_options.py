@@ -276,6 +276,8 @@ def _layers(typed: dict[str, Any], files: list[str], recipe: str | None, parser:
         del content["data"]["split_seed"]  # by which an older run divided its own images
     loss = typed.get("loss", {}).get("name")
     if recipe is not None:
+        if _merged(content, typed).get("effort") is not None:
+            raise ValueError("the ladder decides by itself how to train: leave out --recipe, or leave out the effort")
         if loss not in (None, recipe):
             raise ValueError(f"--recipe {recipe} trains {recipe}: leave out --loss.name")
         content = _merged(content, _recipe_content(recipe, _merged(content, typed)))
@@ -315,7 +317,7 @@ def _refuse_beside_an_effort(config: RunConfig, typed: dict[str, Any], values: d
 
     if config.effort is None:
         return
-    asked = [*_leaves(typed), *(name for name in ("recipe", "ensemble") if values.get(name) is not None)]
+    asked = [*_leaves(typed), *(["ensemble"] if values.get("ensemble") is not None else [])]
     where = "--effort" if "effort" in typed else "the effort in --config" if "config" in values else None
     refuse_other_options(asked, where)
 

@@ -186,7 +186,10 @@ def tune(
     out = out or free_folder(Path("out/tune"), f"{Path(config.data.name).stem}-{config.loss.name}")
     for line in described_recipe(recipe, config):
         print_line(console, line)
-    print_line(console, f"{config.loss.name} on {config.data.name}: {', '.join(ranges)}; {trials} trials in {out}")
+    print_line(
+        console,
+        f"{config.loss.name} on {config.data.name}: {', '.join(ranges)}; {trials} trial{'s' * (trials != 1)} in {out}",
+    )
 
     def show(trial: dict[str, Any]) -> None:
         values = ", ".join(f"{name.rpartition('.')[2]} {value:.4g}" for name, value in trial["values"].items())
