@@ -16,7 +16,7 @@ from PIL import Image
 ROOT = Path(__file__).parents[1]
 TOOL = run_path(str(ROOT / "tools" / "notebooks.py"))
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
-LARGEST = 400_000  # bytes of a file
+LARGEST = 420 * 1024  # bytes of a file
 WIDEST = 2200  # pixels of an image, at twice the resolution
 #: Where a machine would show in an output, and what goes stale: paths, times and speeds, terminal commands, warnings.
 NOISE = (

@@ -1,9 +1,9 @@
 """What the documentation site has beside docs/: a hook of mkdocs, named in mkdocs.yml and run by `make docs`.
 
 It adds the pages that are generated (commands from their parsers, configuration keys from the dataclasses, notebooks
-from their files) and those of the repository's root, gives headings the anchors that they have on GitHub, and fails the build
-if a page would load anything from elsewhere. mkdocs is imported where it calls a hook, so the pages can be made without
-it.
+from their files) and those of the repository's root, gives headings the anchors that they have on GitHub, and fails the
+build if a page would load anything from elsewhere. mkdocs is imported where it calls a hook, so the pages can be made
+without it.
 """
 
 from __future__ import annotations
