@@ -129,7 +129,6 @@ def test_the_page_of_a_notebook_has_its_text_its_code_and_its_outputs(tmp_path):
         ("[a](docs/LOSS.md#options)", "[a](LOSS.md#options)"),
         ("[a](README.md)", "[a](index.md)"),
         ("[MIT](../LICENSE)", "MIT"),
-        ("[conduct](CODE_OF_CONDUCT.md)", "conduct"),
         ("[a](notebooks/loss.ipynb)", "[a](notebooks/loss.md)"),
         ("[a](loss.ipynb#an-anchor)", "[a](loss.md#an-anchor)"),
         ("[a](LOSS.md), [b](../LOSS.md)", "[a](LOSS.md), [b](../LOSS.md)"),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 #: Pages of the repository's root that are pages of the site too.
-ROOT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+ROOT_PAGES = ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
 NOTEBOOKS = tuple(sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")))
 
 
@@ -143,7 +143,7 @@ def with_site_links(text: str) -> str:
     text = re.sub(rf"\]\(\.\./({'|'.join(map(re.escape, ROOT_PAGES))})", r"](\1", text)
     text = re.sub(r"\]\(docs/", "](", text)
     text = re.sub(r"\]\(((?:\w+/)*\w+)\.ipynb(?=[)#])", r"](\1.md", text)
-    return re.sub(r"\[([^\]]+)\]\((?:\.\./)?(?:LICENSE|CITATION\.cff|CODE_OF_CONDUCT\.md)\)", r"\1", text)
+    return re.sub(r"\[([^\]]+)\]\((?:\.\./)?(?:LICENSE|CITATION\.cff)\)", r"\1", text)
 
 
 class _Resources(HTMLParser):
