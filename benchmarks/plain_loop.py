@@ -111,8 +111,8 @@ def _plain_model(comparison: Comparison) -> nn.Module:
 
     from pfml.models.backbone_table import create_backbone
 
-    # the name that timm has for it
-    backbone = timm.create_model(create_backbone(comparison.backbone)[0].timm_name, num_classes=0)
+    name = create_backbone(comparison.backbone)[0].timm_name
+    backbone = timm.create_model(name, num_classes=0)
     return nn.Sequential(backbone, nn.Linear(backbone.num_features, DIMENSION))
 
 

@@ -12,6 +12,7 @@ from pfml.cli.error_reporting import current_launch, exit_with_error
 from pfml.cli.parser import create_parser
 from pfml.cli.run_options import parsed_run_values
 from pfml.distributed.torchrun import Launch
+from pfml.training.shutdown import Interrupted
 from pfml.typos import did_you_mean
 from pfml.version import __version__
 
@@ -64,13 +65,13 @@ def parsed_values(name: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def run(name: str, values: dict[str, Any]) -> None:
-    """Call the function of the command `name`; errors that only training raises are known once it is loaded."""
-    from pfml.training.loop import NonFiniteLossError
-    from pfml.training.shutdown import Interrupted
-
+    """Call the function of the command `name`; an error that training alone raises is known once that is loaded."""
     try:
         COMMANDS[name].function(**values)
-    except NonFiniteLossError as error:
+    except RuntimeError as error:
+        loop = sys.modules.get("pfml.training.loop")
+        if loop is None or not isinstance(error, loop.NonFiniteLossError):
+            raise
         exit_with_error(f"pfml {name}", error)
     except Interrupted as interrupt:
         with suppress(OSError):  # the terminal may be gone, whose end is SIGHUP
