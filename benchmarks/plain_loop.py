@@ -143,8 +143,11 @@ def plain(comparison: Comparison) -> Epoch:
 
 
 def network_alone(comparison: Comparison) -> Epoch:
-    """The network of the plain loop, forward and backward on one batch of random numbers, and nothing else."""
-    model = _plain_model(comparison).train()
+    """The network as pfml has it, forward and backward on one batch of random numbers, and nothing else."""
+    from pfml.memory import keep_freed_memory
+
+    keep_freed_memory()
+    model = _plain_model(comparison).train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     images = torch.rand(comparison.batch, 3, CROP, CROP)
 
     def epoch(_: int) -> None:
