@@ -85,7 +85,9 @@ def _timed(command: Sequence[str]) -> tuple[float, float]:
 # --- index
 
 
-def index_rates(folder: Path, images: int, rounds: int, root: Path | None = None) -> dict[str, list[tuple[float, float]]]:
+def index_rates(
+    folder: Path, images: int, rounds: int, root: Path | None = None
+) -> dict[str, list[tuple[float, float]]]:
     """What is done to each image -> its seconds and processor seconds in each turn.
 
     The network alone gets random numbers in batches as large; `pfml index` reads, decodes, embeds and writes.
