@@ -26,10 +26,10 @@ from rich.console import Console
 from rich.table import Table
 
 from machine import OthersClock
-from photos import class_folders, photographs
 from pfml.memory import keep_freed_memory
 from pfml.models import Embedder, create_embedder
 from pfml.search import ImageIndex, ModelIdentity, list_images, update_index
+from photos import class_folders, photographs
 
 __all__ = ["first_batch", "index_rates", "main", "start_times"]
 
@@ -142,7 +142,7 @@ from pfml import cli
 from pfml.models.embedder import Embedder
 from pfml.training import progress
 
-remark, track, save, step = progress.ProgressMonitor.remark, progress.ProgressMonitor.track, Embedder.save, progress.ProgressMonitor.step
+remark, save = progress.ProgressMonitor.remark, Embedder.save
 
 def tracked(self, items, description, total):
     for item in items:

@@ -37,8 +37,6 @@ from rich.table import Table
 from torch import Tensor
 
 from machine import BUSY, OthersClock, environment
-from photos import photographs
-from plain_loop import CONTESTANTS, Comparison, Times, compare
 from pfml.data import ImageSet, RetrievalData, load_data, open_images
 from pfml.data.decoded_images import DecodedImages
 from pfml.data.image_source import ImageSource
@@ -53,6 +51,8 @@ from pfml.training import BatchConfig, LossConfig, Monitor, OptimizerConfig, Tra
 from pfml.training.environment import compiled, precision, reproducible, resolve_device
 from pfml.training.loop import Training, on_device
 from pfml.training.optimizer import create_optimizer
+from photos import photographs
+from plain_loop import CONTESTANTS, Comparison, Times, compare
 
 __all__ = ["Row", "Setting", "benchmark", "loss_share", "main", "measure", "results_table", "synthetic_data"]
 

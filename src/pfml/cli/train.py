@@ -494,7 +494,7 @@ def _finish_ladder(out: Path, console: Console, monitor: Monitor) -> dict[str, A
 def _untrained(
     config: RunConfig, data: PreparedData, out: Path, monitor: Monitor, world: World, prepared: Prepared
 ) -> Untrained | None:
-    """The metrics of the pretrained model without training; None without one, or where nothing trains or is held out."""
+    """The metrics of the pretrained model; None without one, or where nothing trains or is held out."""
     from pfml.data.decoding import listing_all_unreadable
     from pfml.runs.folder import RunFolder
     from pfml.suggest.comparison import Untrained, untrained_embedder, untrained_scores

@@ -1,7 +1,7 @@
 """EfficientNet-Lite0 (Google, 2020), the backbone whose ImageNet weights come with a package.
 
-It is timm's `tf_efficientnet_lite0`, to the bit and by the names of its parameters. It is written out here since importing
-timm takes longer than all else that `pfml search` of one image does (docs/PERFORMANCE.md).
+It is timm's `tf_efficientnet_lite0`, to the bit and by the names of its parameters. It is written out here since
+importing timm takes longer than all else that `pfml search` of one image does (docs/PERFORMANCE.md).
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class _InvertedResidual(nn.Module):
 
 
 class _Convolution(nn.Conv2d):
-    """A convolution without bias, padded as TensorFlow does: one more on the right and at the bottom where it is odd."""
+    """A convolution without bias, padded as by TensorFlow: what is odd, at the right and at the bottom."""
 
     def __init__(self, channels: int, width: int, kernel: int, *, stride: int = 1, groups: int = 1) -> None:
         super().__init__(
