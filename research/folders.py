@@ -2,6 +2,7 @@
 
     python research/folders.py pilot --root CUB_200_2011 --out pilot.jsonl     # classes 1 to 100: every candidate
     python research/folders.py measure --root CUB_200_2011 --out results/folders.jsonl    # classes 101 to 200
+    python research/folders.py further --root CUB_200_2011 results/folders.jsonl    # judged by more images
     python research/folders.py command --root CUB_200_2011 --out commands.jsonl           # the same by the command
     python research/folders.py table results/folders.jsonl
 
@@ -29,17 +30,32 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from pfml.data import ImageSet, LabelNoise, RetrievalData, corrupt, load_data
 from pfml.data.splits import divided
+from pfml.evaluation import RetrievalMetrics
 from pfml.evaluation.metrics import HEADLINE
 from pfml.ladder.crossfit import divisions
 from pfml.ladder.fine_tuning import FineTuning
 from pfml.ladder.heads import LinearHead, closed_form_grid, train_head
-from pfml.ladder.ladder import FEW_IMAGES, LARGER, Features, Rung, View, _held_out, _Ladder, _metrics, climb, fit
+from pfml.ladder.ladder import (
+    FEW_IMAGES,
+    LARGER,
+    Candidate,
+    Features,
+    Rung,
+    View,
+    _held_out,
+    _Ladder,
+    _metrics,
+    climb,
+    fit,
+)
 from pfml.ladder.run import _fitting_field
-from pfml.models import create_embedder
+from pfml.models import Embedder, create_embedder
 from pfml.runs.config import RunConfig
+from pfml.storage.files import write_atomically
 from pfml.training.environment import resolve_device
 from pfml.training.progress import Monitor
 
@@ -92,10 +108,7 @@ def pilot(options: argparse.Namespace) -> None:
     nothing = every.of_classes([])
     backbone = create_embedder("efficientnet_lite0", weights=options.weights, embedding_dim=None).eval().to(device)
     whole = Features(backbone, RetrievalData("cub", every, nothing, protocol="none"))
-    for view in views_of(whole):
-        start = time.perf_counter()
-        whole.of(view)
-        print(view, f"{time.perf_counter() - start:.1f} s", flush=True)
+    pass_once(whole, views_of(whole), options.features)
     tasks = folders(PILOT, ["classes", "images"], options.seeds)
     with ThreadPoolExecutor(options.jobs) as pool, open(options.out, "a", encoding="utf-8") as file:
         for lines in pool.map(lambda folder: list(pilot_lines(whole, every, folder)), tasks):
@@ -174,38 +187,28 @@ def backbone_width(features: Features) -> int:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Work up the ladder of each folder."""
-    torch.set_num_threads(options.threads)
-    every = load_data("cub", options.root).test
+    """Work up the ladder of each folder; judge the model by the images held out, and by many more of these classes."""
     tasks = folders(tuple(MEASURED[k] for k in options.only), options.protocols, options.seeds)
-    used = torch.cat([chosen_images(every, folder) for folder in tasks]).unique()
-    backbone = create_embedder("efficientnet_lite0", weights=options.weights, embedding_dim=None).eval()
-    some = every.subset(used)
-    whole = Features(
-        backbone.to(resolve_device(options.device)), RetrievalData("cub", some, some.of_classes([]), protocol="none")
-    )
-    position = torch.full((len(every),), -1, dtype=torch.int64)
-    position[used] = torch.arange(len(used))
-    for view in dict.fromkeys((whole.base.view, *(each.view for each in whole.views()))):
-        start = time.perf_counter()
-        whole.of(view)
-        print(view, f"{len(used):,} images, {time.perf_counter() - start:.1f} s", flush=True)
+    every = Everything(options, tasks)
     deadline = time.time() + 60 * options.minutes
     for folder in tasks:
         if time.time() > deadline:
             break
-        data, rows = data_of(every, folder)
+        data, rows = data_of(every.images, folder)
         start = time.perf_counter()
-        features = features_of(whole, data, {role: position[own] for role, own in rows.items()})
+        features = every.features(data, rows)
         config = RunConfig(seed=folder.seed, device=options.device)
-        with TemporaryDirectory() as trainings:
+        with TemporaryDirectory() as own:
+            name = "-".join(map(str, folder.__dict__.values()))
+            trainings = Path(own if options.trainings is None else options.trainings) / name
             found = climb(
                 features.backbone,
                 data,
                 _fitting_field,
                 effort=options.effort,
                 seed=folder.seed,
-                fine_tune=FineTuning(config, data.train, Path(trainings), _fitting_field, Monitor()),
+                fine_tune=FineTuning(config, data.train, trainings, _fitting_field, Said()),
+                monitor=Said(),
                 features=features,
             )
         assert found.before is not None
@@ -214,13 +217,116 @@ def measure(options: argparse.Namespace) -> None:
             "folder": folder.__dict__, "effort": options.effort, "seconds": time.perf_counter() - start,
             "kept": str(found.chosen.candidate), "rung": found.chosen.name,
             "rungs": [each.as_dict() for each in found.rungs],
-            "before": {key: found.before.as_dict()[key] for key in HEADLINE},
-            "after": {key: found.after.as_dict()[key] for key in HEADLINE},
-            "queries": found.after.num_queries, "commit": options.commit,
+            **judged(found.before, found.after), "commit": options.commit,
+            "further": every.judged(data, found.embedder, found.chosen.candidate),
         }  # fmt: skip
         with open(options.out, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         print_line(line)
+
+
+def further(options: argparse.Namespace) -> None:
+    """Fit what each stored line has kept once more, and add how it does on all further images of the test classes."""
+    lines = [json.loads(text) for text in options.file.read_text(encoding="utf-8").splitlines()]
+    every = Everything(options, [Folder(**line["folder"]) for line in lines if "further" not in line])
+    for line in lines:
+        folder = Folder(**line["folder"])
+        settings = next(each["settings"] for each in line["rungs"] if each["candidate"] == line["kept"])
+        if "further" in line or settings["is_fine_tuned"]:
+            continue
+        data, rows = data_of(every.images, folder)
+        features, candidate = every.features(data, rows), Candidate.of(settings)
+
+        def train(some: torch.Tensor, labels: torch.Tensor, start: LinearHead, seed: int = folder.seed) -> LinearHead:
+            return train_head(some, labels, start, _fitting_field, seed=seed)
+
+        embedder = fit(features, candidate, train)
+        again = _metrics(data, _held_out(data, partial(features.embedded, embedder, candidate))).as_dict()
+        line["further"] = every.judged(data, embedder, candidate)
+        write_atomically(options.file, "".join(json.dumps(each) + "\n" for each in lines).encode())
+        differences = ", ".join(f"{100 * (again[key] - line['after'][key]):+.2f}" for key in HEADLINE)
+        print_line(
+            line | line["further"] | {"kept": f"{line['kept']} (held out, against the stored line: {differences})"}
+        )
+
+
+class Everything:
+    """All images of the classes of some folders, and their features."""
+
+    def __init__(self, options: argparse.Namespace, tasks: list[Folder]) -> None:
+        torch.set_num_threads(options.threads)
+        self.images = load_data("cub", options.root).test
+        labels = self.images.labels
+        classes = torch.cat([labels[chosen_images(self.images, folder)] for folder in tasks]).unique()
+        used = torch.isin(labels, classes).nonzero()[:, 0]
+        self.position = torch.full((len(labels),), -1, dtype=torch.int64)
+        self.position[used] = torch.arange(len(used))
+        some = self.images.subset(used)
+        backbone = create_embedder("efficientnet_lite0", weights=options.weights, embedding_dim=None).eval()
+        backbone = backbone.to(resolve_device(options.device))
+        self.whole = Features(backbone, RetrievalData("cub", some, some.of_classes([]), protocol="none"))
+        pass_once(self.whole, [self.whole.base.view, *(each.view for each in self.whole.views())], options.features)
+
+    def features(self, data: RetrievalData, rows: dict[str, torch.Tensor]) -> Features:
+        """Those of a folder, whose images have these positions among all."""
+        return features_of(self.whole, data, {role: self.position[own] for role, own in rows.items()})
+
+    def judged(self, data: RetrievalData, embedder: Embedder, candidate: Candidate) -> dict[str, Any]:
+        """The backbone and a candidate, tested by all images of the test classes that do not train."""
+        trained = {str(path) for path in data.train.images}
+        names = {name: k for k, name in enumerate(self.images.class_names)}
+        test = self.images.of_classes([names[name] for name in data.test.class_names])
+        test = test.subset([k for k, path in enumerate(test.images) if str(path) not in trained])
+        more, where = data.with_parts({"test": test}), {str(path): k for k, path in enumerate(self.images.images)}
+        rows = {role: torch.tensor([where[str(path)] for path in part.images]) for role, part in more.parts.items()}
+        features = self.features(more, rows)
+        return judged(
+            *(
+                _metrics(more, _held_out(more, partial(features.embedded, each, kind)))
+                for each, kind in ((features.backbone, features.base), (embedder, candidate))
+            )
+        )
+
+
+def judged(before: RetrievalMetrics, after: RetrievalMetrics) -> dict[str, Any]:
+    """What a line says of the backbone and of the model."""
+    scores = {
+        name: {key: each.as_dict()[key] for key in HEADLINE} for name, each in (("before", before), ("after", after))
+    }
+    return {**scores, "queries": after.num_queries}
+
+
+class Said(Monitor):
+    """Prints what the ladder says."""
+
+    def remark(self, text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def pass_once(whole: Features, views: list[View], cache: Path | None) -> None:
+    """Compute the features of all images in these views, or read them from a file that an earlier call has written."""
+    images = whole.data.train.fingerprint()[:12]
+    for view in dict.fromkeys(views):
+        start, name = time.perf_counter(), f"{images} {view}.safetensors"
+        file = None if cache is None else cache / name
+        size, sides = view.image_size, (False, True) if view.flip_test else (False,)
+        if file is not None and file.is_file():
+            for key, points in load_file(file).items():
+                mirrored, _, pooling = key.partition(" ")
+                whole._passes.setdefault((size, mirrored == "mirrored", "train"), {})[pooling] = points
+        whole.of(view)
+        if file is not None and not file.is_file():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            found = {side: whole._passes[size, side, "train"] for side in sides}
+            save_file(
+                {
+                    f"{'mirrored' if side else 'plain'} {pooling}": points.contiguous()
+                    for side, poolings in found.items()
+                    for pooling, points in poolings.items()
+                },
+                file,
+            )
+        print(view, f"{len(whole.data.train):,} images, {time.perf_counter() - start:.1f} s", flush=True)
 
 
 def print_line(line: dict[str, Any]) -> None:
@@ -293,40 +399,52 @@ def command(options: argparse.Namespace) -> None:
 
 
 def table(path: Path) -> str:
-    """Means over seeds, and the worst single run, as Markdown."""
+    """Means over seeds and the worst single run, as Markdown: by all further images, then by those held out."""
     lines = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    tables = []
+    for effort in dict.fromkeys(line["effort"] for line in lines):
+        own = [line for line in lines if line["effort"] == effort]
+        further = [line | line["further"] for line in own if "further" in line]
+        tables += [f"{effort}, all images of the test classes that do not train:", "\n".join(rows_of(further))]
+        tables += [f"{effort}, the images held out of the folder:", "\n".join(rows_of(own))]
+    return "\n\n".join(tables)
+
+
+def rows_of(lines: list[dict[str, Any]]) -> list[str]:
+    """The rows of one table."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for line in lines:
         folder = Folder(**line["folder"])
-        groups.setdefault((folder.protocol, line["effort"], folder.name), []).append(line)
-        groups.setdefault((folder.protocol, line["effort"], "**all**"), []).append(line)
-    rows = [
-        "| classes | effort | folder | runs | R@1 before | gain: mean | worst | MAP@R before | gain: mean | worst |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for (protocol, effort, name), found in sorted(groups.items()):
-        cells = []
+        for name in (folder.name, "**all**"):
+            groups.setdefault(("unseen" if folder.protocol == "classes" else "known", name), []).append(line)
+    columns = ["classes", "folder", "runs", "queries"]
+    columns += [f"{metric} {cell}" for metric in ("R@1", "MAP@R") for cell in ("before", "gain: mean", "worst")]
+    rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for (classes, name), found in sorted(groups.items(), key=lambda item: (item[0][0] == "known", item[0][1])):
+        counts = sorted(line["queries"] for line in found)
+        ends = dict.fromkeys(f"{count:,}" for count in (counts[0], counts[-1]))
+        cells = [classes, name, f"{len(found)}", " to ".join(ends)]
         for key in HEADLINE:
             gains = [100 * (line["after"][key] - line["before"][key]) for line in found]
-            cells += [
-                f"{100 * mean(line['before'][key] for line in found):.1f}",
-                f"{mean(gains):+.1f}",
-                f"{min(gains):+.1f}",
-            ]
-        known = "unseen" if protocol == "classes" else "known"
-        rows.append(f"| {known} | {effort} | {name} | {len(found)} | {' | '.join(cells)} |")
-    return "\n".join(rows)
+            before = mean(line["before"][key] for line in found)
+            cells += [f"{100 * before:.1f}", f"{mean(gains):+.1f}", f"{min(gains):+.1f}"]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
 
 
 def main() -> None:
     """Parse and do."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("pilot", "measure", "command", "table"))
+    parser.add_argument("what", choices=("pilot", "measure", "further", "command", "table"))
     parser.add_argument("file", nargs="?", type=Path)
     parser.add_argument("--root", type=Path)
     parser.add_argument("--weights", default="package")
     parser.add_argument("--out", default="results/folders.jsonl")
     parser.add_argument("--work", default="/tmp/folders", help="where folders are made")
+    parser.add_argument(
+        "--features", type=Path, help="folder where the features of all images are kept for later calls"
+    )
+    parser.add_argument("--trainings", type=Path, help="folder where trainings of the last rung resume")
     parser.add_argument("--link", action="store_true", help="link images instead of copying them")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--effort", default="minutes")
@@ -342,7 +460,7 @@ def main() -> None:
     if options.what == "table":
         print(table(options.file))
     else:
-        {"pilot": pilot, "measure": measure, "command": command}[options.what](options)
+        {"pilot": pilot, "measure": measure, "further": further, "command": command}[options.what](options)
 
 
 if __name__ == "__main__":

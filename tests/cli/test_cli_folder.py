@@ -409,6 +409,7 @@ def test_tuning_on_a_folder_suggests_what_fits_the_classes_that_trials_train_on(
 @pytest.mark.parametrize(
     ("classes", "more", "words"),
     [
+        (3, (), "must have 4 of them, got 1: add class folders until there are 8, of which half train"),
         (4, (), "tuning divides the training classes once more"),
         (10, ("--batch.size=100", "--batch.samples_per_class=4"), "lower batch.size to 8 or less"),
     ],

@@ -115,6 +115,26 @@ def test_options_that_the_ladder_decides_are_refused(photos, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_options_that_are_typed_beside_the_effort_of_a_file_are_refused_too(run, photos, tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text(f"{{effort: seconds, epochs: 5, data: {{name: '{photos}'}}}}")
+
+    def failure(*options):
+        with pytest.raises(SystemExit) as exit_:
+            main(["train", *map(str, options), "--out", str(tmp_path / "run")])
+        return str(exit_.value.code)
+
+    said = failure(f"--config={file}", "--epochs=3", "--optimizer.lr=0.1")
+    assert "leave out --epochs, --optimizer.lr, or leave out the effort in --config to train directly" in said
+    assert "leave out --recipe, or" in failure("--data", photos, "--effort=seconds", "--recipe=triplet")
+    assert "leave out --ensemble, or" in failure(f"--config={file}", "--ensemble=2")
+    (tmp_path / "more" / "new").mkdir(parents=True)
+    Image.new("RGB", (40, 40)).save(tmp_path / "more" / "new" / "0.png")
+    said = failure("--from", run, "--data", tmp_path / "more", "--epochs=3")
+    assert said.endswith("leave out --epochs"), "the effort is that of RUN"
+    assert not (tmp_path / "run").exists()
+
+
 def printed(capsys, *arguments):
     main(["train", *map(str, arguments), "--print_config", "--device=cpu"])
     return capsys.readouterr().out
@@ -167,13 +187,17 @@ def test_what_a_file_says_of_the_training_and_the_ladder_decides_is_named(run, p
 @pytest.mark.parametrize("split", ["classes", "images"])
 def test_the_page_gets_the_embeddings_of_the_model_that_is_kept(photos, tmp_path, split):
     model, data = EmbedderConfig("efficientnet_lite0"), DataConfig(str(photos), split=split)
-    done = run_ladder(RunConfig(model=model, data=data, effort="seconds", device="cpu"), tmp_path / "run")
+    embeds_again = mock.patch("pfml.training.runner.embed_test", side_effect=AssertionError("embedded a second time"))
+    with embeds_again:
+        done = run_ladder(RunConfig(model=model, data=data, effort="seconds", device="cpu"), tmp_path / "run")
     own = analyze_run(tmp_path / "run", device="cpu").search
     given = analyze_run(tmp_path / "run", device="cpu", embeddings=done.embeddings).search
     torch.testing.assert_close(given.embeddings, own.embeddings)
     assert (given.gallery is None) == (split == "classes")
     if split == "images":
         torch.testing.assert_close(given.gallery, own.gallery)
+        right = (own.gallery_labels[own.first] == own.labels).double().mean().item()
+        assert done.results["last"]["known"]["accuracy"]["nearest"]["value"] == pytest.approx(right)
 
 
 def test_the_ladder_opens_its_images_as_storage_says(photos, tmp_path):

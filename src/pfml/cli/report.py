@@ -41,7 +41,7 @@ def report(
         )
     console = create_console(quiet=quiet)
     path = write_run_page(run, out, device=device, track=ProgressMonitor(console).track)
-    print_line(console, f"{path}: curves, search results, a map, classes and pairs, the field, the configuration")
+    print_line(console, f"{path}: results, queries, a map, classes and pairs, the configuration")
     if preferred_folder(run) != run:
         print_line(console, f"{preferred_folder(run)}: the final model, which index, search, serve and export use")
 

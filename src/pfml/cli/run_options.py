@@ -86,6 +86,7 @@ def parsed_run_values(parser: Parser, arguments: list[str]) -> dict[str, Any]:
         decided = others["recipe"] is not None or "config" in values or any(begun)
         given = None if decided else frozenset(_leaves(typed))
         config = create_config(_with_fitting_batch(content, given))
+        _refuse_beside_an_effort(config, typed, values)
     except ArgumentError as error:
         parser.error(str(error))
     return {"config": config, "given": given, **others}
@@ -275,6 +276,8 @@ def _layers(typed: dict[str, Any], files: list[str], recipe: str | None, parser:
         del content["data"]["split_seed"]  # by which an older run divided its own images
     loss = typed.get("loss", {}).get("name")
     if recipe is not None:
+        if _merged(content, typed).get("effort") is not None:
+            raise ValueError("the ladder decides by itself how to train: leave out --recipe, or leave out the effort")
         if loss not in (None, recipe):
             raise ValueError(f"--recipe {recipe} trains {recipe}: leave out --loss.name")
         content = _merged(content, _recipe_content(recipe, _merged(content, typed)))
@@ -288,7 +291,6 @@ def _layers(typed: dict[str, Any], files: list[str], recipe: str | None, parser:
 
 def _continued(run: Path, typed: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
     """The values of a run that continues `run` with the images of --data, those that are typed above its own."""
-    from pfml.ladder.run import refuse_other_options
     from pfml.runs.config_files import plain
     from pfml.training.start import continued_config
 
@@ -304,11 +306,20 @@ def _continued(run: Path, typed: dict[str, Any], others: dict[str, Any]) -> dict
         raise ValueError(f"--from continues {run}, its division and its model: leave out {', '.join(sorted(fixed))}")
     config = continued_config(run, more)
     typed = {**typed, "data": data}
-    if config.effort is not None:
-        refuse_other_options(_leaves(typed))
     loss = typed.get("loss", {}).get("name", config.loss.name)
     content = plain(config) if loss == config.loss.name else {**plain(config), "loss": {}}
     return _merged(content, typed)
+
+
+def _refuse_beside_an_effort(config: RunConfig, typed: dict[str, Any], values: dict[str, Any]) -> None:
+    """Refuse typed options that the ladder would ignore, whether the effort is typed or that of a file or a run."""
+    from pfml.ladder.run import refuse_other_options
+
+    if config.effort is None:
+        return
+    asked = [*_leaves(typed), *(["ensemble"] if values.get("ensemble") is not None else [])]
+    where = "--effort" if "effort" in typed else "the effort in --config" if "config" in values else None
+    refuse_other_options(asked, where)
 
 
 def _file_content(name: str, parser: Parser) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def train(
     proves to be better than the pretrained backbone is kept (--effort).
     """
     from pfml.distributed.launch import FailedElsewhereError, Launch, open_world
-    from pfml.ladder.run import ignored_by_ladder, refuse_other_options
+    from pfml.ladder.run import ignored_by_ladder
     from pfml.runs.config import RunConfig
     from pfml.runs.config_files import read_config
     from pfml.runs.final import read_validated
@@ -71,9 +71,6 @@ def train(
         config = replace(config, effort="minutes")
     if config.effort is not None:
         _require_one_process(config, launch)
-        refuse_other_options(given or ())
-        if shape is not None or config.teachers:
-            raise ValueError("--effort works up the ladder by itself: leave out --ensemble and --teachers")
     if student_epochs is not None and shape is None:
         raise ValueError("--student_epochs is about the student of --ensemble N, which must be given")
     # what is printed with --print_config or --json goes to a file or a program, without the reasons
@@ -189,7 +186,10 @@ def tune(
     out = out or free_folder(Path("out/tune"), f"{Path(config.data.name).stem}-{config.loss.name}")
     for line in described_recipe(recipe, config):
         print_line(console, line)
-    print_line(console, f"{config.loss.name} on {config.data.name}: {', '.join(ranges)}; {trials} trials in {out}")
+    print_line(
+        console,
+        f"{config.loss.name} on {config.data.name}: {', '.join(ranges)}; {trials} trial{'s' * (trials != 1)} in {out}",
+    )
 
     def show(trial: dict[str, Any]) -> None:
         values = ", ".join(f"{name.rpartition('.')[2]} {value:.4g}" for name, value in trial["values"].items())

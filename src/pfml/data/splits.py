@@ -29,6 +29,8 @@ FOLDS = 4
 VALIDATION_SPLITS = ("none", "half", *(f"fold-{fold}" for fold in range(FOLDS)))
 #: Share of the images of a known class that is held out.
 HELD_OUT = 0.2
+#: Training classes that `for_choices` can divide.
+FEWEST_TUNED = 4
 #: Names that a sentence lists.
 LISTED = 3
 
@@ -297,6 +299,13 @@ def for_choices(data: RetrievalData, split: str) -> RetrievalData:
         return divided(data.train, data.name, "images", seed=data.seed)
     if data.validation is None and split == "none":
         raise ValueError("tuning needs classes to judge by: split must be half or fold-0 to fold-3, got 'none'")
+    if data.validation is None and data.train.num_classes < FEWEST_TUNED:
+        more = f" until there are {2 * FEWEST_TUNED}, of which half train" if data.is_halved else ""
+        raise ValueError(
+            f"tuning divides the training classes once more, 2 to train on and 2 to evaluate on, and must have "
+            f"{FEWEST_TUNED} of them, got {data.train.num_classes}: add class folders{more}, or hold out images in place "
+            f"of classes (--data.split images)"
+        )
     whole, data = data.train.num_classes, data if data.validation is not None else with_validation(data, split)
     train, judges = data.train, data.validation
     assert judges is not None

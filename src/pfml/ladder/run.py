@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pfml.data import RetrievalData
 from pfml.data.image_set import PROTOCOLS
+from pfml.evaluation import EmbeddedTest
 from pfml.evaluation.metrics import summary
 from pfml.ladder import fine_tuning
 from pfml.ladder.fine_tuning import FineTuning
@@ -76,12 +77,18 @@ def leaves_to_ladder(given: Collection[str]) -> bool:
     return not any(map(_is_decided_here, given))
 
 
-def refuse_other_options(given: Collection[str]) -> None:
-    """Refuse options that decide what the ladder decides."""
+def refuse_other_options(given: Collection[str], effort: str | None = "--effort") -> None:
+    """Refuse options that decide what the ladder decides.
+
+    Args:
+        given: Options, without their hyphens.
+        effort: What asks for the ladder, and may be left out instead; None if nothing may.
+    """
     others = [option for option in given if _is_decided_here(option)]
     if others:
         shown = ", ".join(f"--{option}" for option in sorted(others))
-        raise ValueError(f"--effort works up the ladder by itself: leave out {shown}, or leave out --effort")
+        instead = "" if effort is None else f", or leave out {effort} to train directly"
+        raise ValueError(f"the ladder decides by itself how to train: leave out {shown}{instead}")
 
 
 def _is_decided_here(option: str) -> bool:
@@ -249,6 +256,10 @@ def _written(
     entry: dict[str, Any] = {"epoch": 0}
     if found is not None and found.after is not None:
         entry["test"] = found.after.as_dict()
+    if found is not None and data.protocol == "images" and data.gallery is not None:
+        points = found.embeddings
+        tested = EmbeddedTest(points["test"], data.test.labels, points["gallery"], data.gallery.labels)
+        entry["known"] = tested.classification().as_dict()
     stored = replace(config, loss=LossConfig("zero-shot"))
     results = write_untrained(stored, data, folder, embedder, entry, more)
     if found is not None:

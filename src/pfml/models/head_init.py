@@ -18,6 +18,7 @@ shorter, so that a step turns them further.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -54,28 +55,44 @@ class ClosedFormHeads:
         self._axes, variances = _principal_axes(within)
         self._variances = variances / len(within)
         self._mean_variance = float(self._variances.sum()) / features.shape[1]
+        self._whitenings: dict[float, Tensor] = {}
         self._directions: dict[float, Tensor] = {}
 
     def weight_and_bias(self, strength: float, dimension: int | None = None) -> tuple[Tensor, Tensor]:
         """(D, F) and (D,) in float64; without a dimension, D is F, and no direction is left out."""
         size = self._centered.shape[1]
-        weight = self._whitened(torch.eye(size).to(self._centered), strength)
+        weight = self._whitening(strength)
         if dimension is not None and dimension < size:
-            if strength not in self._directions:
-                self._directions[strength] = _principal_axes(self._whitened(self._centered, strength))[0]
-            directions = self._directions[strength]
+            directions = self._directions_of(strength)
             if directions.shape[1] < dimension:
                 directions = _completed(directions, dimension)
             weight = directions[:, :dimension].T @ weight
         weight = weight * (math.sqrt(2 * size) / weight.norm())  # as He's initialization has it on average
         return weight, -weight @ self.center
 
-    def _whitened(self, points: Tensor, strength: float) -> Tensor:
-        """`points` times (S + s I)^(-strength / 2), in units of what happens to a direction without variance."""
-        if strength == 0 or self._mean_variance == 0:
-            return points
-        factors = (self._variances / self._mean_variance + 1) ** (-strength / 2)
-        return points + ((points @ self._axes) * (factors - 1)) @ self._axes.T
+    def _whitening(self, strength: float) -> Tensor:
+        """(S + s I)^(-strength / 2), (F, F), in units of what happens to a direction without variance."""
+        if strength not in self._whitenings:
+            matrix = torch.eye(self._centered.shape[1]).to(self._centered)
+            if strength and self._mean_variance:
+                factors = (self._variances / self._mean_variance + 1) ** (-strength / 2)
+                matrix += (self._axes * (factors - 1)) @ self._axes.T
+            self._whitenings[strength] = matrix
+        return self._whitenings[strength]
+
+    def _directions_of(self, strength: float) -> Tensor:
+        """Those in which whitened features differ, most first, (F, r)."""
+        if strength not in self._directions:
+            matrix = self._whitening(strength)
+            if len(self._centered) < len(matrix):
+                self._directions[strength] = _principal_axes(self._centered @ matrix)[0]
+            else:  # their products follow from those of the features, however many images there are
+                self._directions[strength] = _axes_of_products(matrix @ self._products @ matrix)[0]
+        return self._directions[strength]
+
+    @cached_property
+    def _products(self) -> Tensor:
+        return self._centered.T @ self._centered
 
 
 @torch.no_grad()
@@ -142,12 +159,25 @@ def _principal_axes(points: Tensor) -> tuple[Tensor, Tensor]:
     """Directions (F, r) in which centered points (N, F) differ, most first, and the sums of squares along them (r,)."""
     count, size = points.shape
     if count >= size:
-        squares, axes = torch.linalg.eigh(points.T @ points)
-        squares, axes = squares.flip(0).clamp_min(0), axes.flip(1)
-    else:  # the smaller matrix has the same values
-        squares, combinations = torch.linalg.eigh(points @ points.T)
-        squares, combinations = squares.flip(0).clamp_min(0), combinations.flip(1)
-        axes = points.T @ combinations / squares.sqrt().clamp_min(1e-300)
+        return _axes_of_products(points.T @ points)
+    squares, combinations = _descending(points @ points.T)  # the smaller matrix has the same values
+    return _without_none(points.T @ combinations / squares.sqrt().clamp_min(1e-300), squares)
+
+
+def _axes_of_products(products: Tensor) -> tuple[Tensor, Tensor]:
+    """The same from the products of the points, (F, F)."""
+    squares, axes = _descending(products)
+    return _without_none(axes, squares)
+
+
+def _descending(products: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, largest first, none below 0, and their vectors as columns."""
+    values, vectors = torch.linalg.eigh(products)
+    return values.flip(0).clamp_min(0), vectors.flip(1)
+
+
+def _without_none(axes: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
+    """The axes along which points differ at all."""
     kept = squares > 1e-12 * squares[:1].clamp_min(1e-300)
     return axes[:, kept], squares[kept]
 

@@ -118,9 +118,9 @@ def _load(
     """List the images, refuse what cannot be trained on before they are checked, then check them."""
     where, device = config.resolved().data, resolve_device(config.device)  # paths as the run has them
     listed = load_listed(where)
-    suggest(listed, None, device, **fixed)
     if split is not None:
-        for_choices(listed, split)  # which says what is too little
+        for_choices(listed, split)  # which says what is too little, and needs more than training does
+    suggest(listed, None, device, **fixed)
     if config.data.unreadable == "refuse":
         check_data(listed, track=monitor.track)  # all parts, which a run reads one by one
     keep_bytes = held_bytes(config.storage)
