@@ -303,8 +303,8 @@ def for_choices(data: RetrievalData, split: str) -> RetrievalData:
         more = f" until there are {2 * FEWEST_TUNED}, of which half train" if data.is_halved else ""
         raise ValueError(
             f"tuning divides the training classes once more, 2 to train on and 2 to evaluate on, and must have "
-            f"{FEWEST_TUNED} of them, got {data.train.num_classes}: add class folders{more}, or hold out images in place "
-            f"of classes (--data.split images)"
+            f"{FEWEST_TUNED} of them, got {data.train.num_classes}: add class folders{more}, or hold out images "
+            f"in place of classes (--data.split images)"
         )
     whole, data = data.train.num_classes, data if data.validation is not None else with_validation(data, split)
     train, judges = data.train, data.validation
