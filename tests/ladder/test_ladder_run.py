@@ -63,6 +63,12 @@ def test_the_command_prints_each_decision_and_one_table_of_before_and_after(run)
     rows = [line for line in printed.splitlines() if line.startswith("│")]
     assert [row.split("│")[1].strip() for row in rows] == ["pretrained backbone", f"the model ({kept})"]
     assert "epoch" not in printed
+    assert "report.html: the ladder, search results, a map, the hardest classes, the configuration" in printed
+    card = (run / "model" / "README.md").read_text()
+    assert "# An image embedder: ladder on " in card
+    assert f"This is what `pfml train` kept of the candidates that it tried: {kept} (" in card
+    assert "epoch" not in card.partition("## Configuration")[0]
+    assert "\n- It has learned what tells" in card
     page = (run / "report.html").read_text()
     assert not any(f"<h2>{title}" in page for title in ("Learning curves", "Training classes", "The field"))
 
@@ -283,9 +289,14 @@ def test_an_interrupted_ladder_resumes_to_the_same_model(run, photos, tmp_path):
 
 
 @pytest.mark.usefixtures("_small_pretrained")
-def test_the_final_model_is_what_was_kept_fitted_to_all_classes(run, tmp_path):
+def test_the_final_model_is_what_was_kept_fitted_to_all_classes(run, tmp_path, capsys):
     copy = shutil.copytree(run, tmp_path / "run")
-    main(["train", f"--final={copy}", "--quiet"])
+    main(["train", f"--final={copy}"])
+    said, card = capsys.readouterr().out, (copy / "final" / "model" / "README.md").read_text()
+    assert re.search(r"(?m)^│ run +│", said), "the figures of the run, which has no epochs"
+    assert "evaluated on nothing" not in said, "that it was evaluated by nothing is said once"
+    assert "| rung |" in card
+    assert "epoch" not in card.partition("## Configuration")[0]
     final, kept = load_embedder(copy / "final"), load_embedder(copy)
     assert final.config == kept.config
     assert len(final.trained_on.class_names) == 2 * len(kept.trained_on.class_names)

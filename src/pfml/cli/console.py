@@ -83,7 +83,7 @@ def print_validated(console: Console, run: Path) -> None:
     about = f"the figures of {known.run}, trained with the same settings on {part}:"
     print_line(console, f"evaluated by nothing: this model has seen all images; {about}")
     if known.scores:
-        row = f"{known.run}, epoch {known.epoch}"
+        row = f"{known.run}, epoch {known.epoch}" if known.steps else known.run  # a ladder has no epochs
         print_scores(console, PROTOCOLS[known.protocol], {row: known.scores})
     index = f"pfml index {shell_words(str(run.parent))} FOLDER"
     print_line(console, f"index, search, serve and export of {run.parent} use it; an index of its own: {index}")

@@ -220,11 +220,15 @@ def _print_index(console: Console, index: ImageIndex) -> None:
     from pfml.search.where import about_columns
 
     waste = f", {index.num_removed:,} removed that --compact would clear away" if index.num_removed else ""
-    size = f"{len(index):,} images of {_named_classes(index):,} classes in {index.num_shards:,} shards{waste}"
+    size = f"{len(index):,} images of {_named_classes(index):,} classes in {_shards(index.num_shards)}{waste}"
     print_line(console, f"{index.path}: {size}")
     known = {name: kind for name, kind in index.columns.items() if name not in OWN_COLUMNS}
     if known:
         print_line(console, readable(f"metadata: {about_columns(known)}"))
+
+
+def _shards(count: int) -> str:
+    return "1 shard" if count == 1 else f"{count:,} shards"
 
 
 def _approximate(console: Console, index: ImageIndex, asked: str) -> None:

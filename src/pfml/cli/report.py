@@ -26,7 +26,7 @@ def report(
     if run is None:
         _report_tables(store, experiment, format, out, quiet)
         return
-    from pfml.pages.run import write_run_page
+    from pfml.pages.run import contents_of, write_run_page
     from pfml.runs.final import preferred_folder
     from pfml.training.progress import ProgressMonitor
 
@@ -41,7 +41,7 @@ def report(
         )
     console = create_console(quiet=quiet)
     path = write_run_page(run, out, device=device, track=ProgressMonitor(console).track)
-    print_line(console, f"{path}: results, queries, a map, classes and pairs, the configuration")
+    print_line(console, f"{path}: {contents_of(run)}")
     if preferred_folder(run) != run:
         print_line(console, f"{preferred_folder(run)}: the final model, which index, search, serve and export use")
 

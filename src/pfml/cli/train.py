@@ -401,7 +401,7 @@ def _run(
     from pfml.data.image_set import PROTOCOLS
     from pfml.data.own_images import is_own
     from pfml.models.embedder import learned_by
-    from pfml.pages.run import write_run_page
+    from pfml.pages.run import contents_of, write_run_page
     from pfml.runs.data import load_checked, prepare_data
     from pfml.runs.final import read_validated
     from pfml.runs.folder import RunFolder
@@ -451,8 +451,7 @@ def _run(
     print_line(console, f"{out}: config, log, results; the model{which}: pfml.load_embedder({str(out)!r})")
     if data is not None:
         page = write_run_page(out, data=data.data, embedder=embedder)
-        searched = "" if data.data.protocol == "none" else "search results, a map, the hardest classes, "
-        print_line(console, f"{page}: curves, {searched}the field, the configuration")
+        print_line(console, f"{page}: {contents_of(out)}")
     else:
         print_line(console, f"a page about it: pfml report {shell_words(str(out))}")
     return results
@@ -463,7 +462,7 @@ def _run_ladder(
 ) -> dict[str, Any]:
     """The results of a run that works up the ladder; prints them, and what was kept."""
     from pfml.ladder.run import run_ladder
-    from pfml.pages.run import write_run_page
+    from pfml.pages.run import contents_of, write_run_page
     from pfml.runs.folder import RunFolder
 
     done = run_ladder(config, out, data=data, resume=resume, monitor=monitor)
@@ -473,8 +472,7 @@ def _run_ladder(
     print_line(console, f"{out}: config, log, results; the model: pfml.load_embedder({str(out)!r})")
     if data is not None:
         page = write_run_page(out, data=data.data, embeddings=done.embeddings)
-        searched = "" if data.data.protocol == "none" else "search results, a map, the hardest classes, "
-        print_line(console, f"{page}: the ladder, {searched}the configuration")
+        print_line(console, f"{page}: {contents_of(out)}")
     return done.results
 
 
@@ -485,7 +483,6 @@ def _finish_ladder(out: Path, console: Console, monitor: Monitor) -> dict[str, A
 
     RunFolder(out).config.unlink(missing_ok=True)  # of one that was interrupted: it is fitted again
     results = finish_ladder(out.parent, out, monitor=monitor)
-    print_results(console, results)
     print_validated(console, out)
     print_line(console, f"{out}: config, log, results; the model: pfml.load_embedder({str(out)!r})")
     return results

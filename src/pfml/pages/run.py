@@ -33,12 +33,13 @@ from pfml.plots.grids import choose_queries, image_grid, plot_retrievals, retrie
 from pfml.plots.ladder import LoggedRung, logged_rungs, plot_ladder, shown_gain
 from pfml.plots.maps import choose_images, plot_photo_map, plot_proxy_map, project
 from pfml.plots.verification import plot_verification, rate_text
-from pfml.runs.config_files import plain
+from pfml.runs.config_files import plain, read_config
 from pfml.runs.final import final_classes
+from pfml.runs.folder import RunFolder
 from pfml.suggest.comparison import comparison
 from pfml.version import __version__
 
-__all__ = ["run_page", "write_run_page"]
+__all__ = ["contents_of", "run_page", "write_run_page"]
 
 #: Role -> what a curve is of, by protocol.
 ROLES = {
@@ -96,6 +97,15 @@ def write_run_page(
     found = analyze_run(Path(run), device=device, track=track, data=data, embedder=embedder, embeddings=embeddings)
     write_page(path, run_page(found))
     return path
+
+
+def contents_of(run: Path) -> str:
+    """What the page about the run in the folder `run` shows, for the line that names it."""
+    folder = RunFolder(run)
+    is_ladder, is_tested = bool(folder.entries("rung")), read_config(folder.config).data.split != "none"
+    parts = ["the ladder" if is_ladder else "curves"]
+    parts += ["search results", "a map", "the hardest classes"] if is_tested else []
+    return ", ".join([*parts, *([] if is_ladder else ["the field"]), "the configuration"])
 
 
 def run_page(run: RunAnalysis) -> str:
@@ -285,11 +295,13 @@ def _retrievals(run: RunAnalysis) -> list[dict[str, Any]]:
             gallery=search.gallery,
             gallery_labels=search.gallery_labels,
         )
-        correct = answers.correct.double().mean().item()
+        correct, shown = int(answers.correct.sum()), answers.correct.numel()
+        possible = int(search.scores.num_matches[queries].clamp_max(answers.correct.shape[1]).sum())
         png = plot_retrievals(answers, run.data.test, run.data.gallery, side=SIDE)
         names = [run.data.test.class_names[label] for label in search.labels[queries].tolist()]
-        plot = Plot(png, f"{title} and their nearest images; {correct:.0%} are right")
-        found.append({"title": title, "plot": plot, "correct": correct, "class_names": names})
+        counts = f"{correct} of {shown} are right" + (f", {possible} at best" if possible < shown else "")
+        plot = Plot(png, f"{title} and their nearest images; {counts}")
+        found.append({"title": title, "plot": plot, "counts": counts, "class_names": names})
     return found
 
 

@@ -55,6 +55,8 @@ SEARCHED = {
     "images": "Held-out images of the classes that it was trained on, searched among its training images",
     "none": "",
 }
+#: What a rung of the ladder is chosen on.
+CROSS_FITTED = "training images, by cross-fitting"
 PACKAGES = ("pfml", "torch", "torchvision", "timm", "numpy")
 CLASSES_SHOWN = 20
 
@@ -98,11 +100,25 @@ def run_card(
         noisy_labels: Training labels that label noise has changed on purpose; None without label noise.
         validated: The figures of the run whose final model this is; None for the model of any other run.
     """
+    kept = results.get("ladder", {}).get("kept")
+    method = config.loss.name if kept is None else "ladder"
+    if kept is None:
+        rows = [
+            (f"{entry['epoch']}, {how.name}", entry.get("test", {}), how.chosen_on)
+            for name, how in CHOICES.items()
+            if (entry := results[name]) is not None
+        ]
+    else:  # which has no epochs
+        rows = [(kept["name"], results["last"].get("test", {}), CROSS_FITTED)]
     return _template().render(
         description=description,
         data=data,
         dataset=_last_part(data.name),
         config=config,
+        method=method,
+        kept=kept,
+        rows=rows,
+        cross_fitted=CROSS_FITTED,
         results=results,
         metrics=shown_metrics(results["last"].get("test", {})),
         searched=SEARCHED[data.protocol],
@@ -113,7 +129,9 @@ def run_card(
         searched_by=SEARCHED,
         validated_metrics=[] if validated is None else shown_metrics(validated.scores),
         classes_shown=CLASSES_SHOWN,
-        front_matter=_front_matter(data, config, results[choice], CHOICES[choice].name),
+        front_matter=_front_matter(
+            data, method, results[choice], CHOICES[choice].name if kept is None else "the model"
+        ),
         configuration=_fenced(yaml_text(_without_folders(plain(config))), "yaml"),
         versions=_versions(),
     )
@@ -130,7 +148,7 @@ def _template() -> Template:
     return environment.get_template("run.md")
 
 
-def _front_matter(data: RetrievalData, config: TrainConfig, entry: dict[str, Any], name: str) -> str:
+def _front_matter(data: RetrievalData, method: str, entry: dict[str, Any], name: str) -> str:
     """The head that model hubs read, as YAML."""
     scores = entry.get("test", {})
     metrics = [
@@ -146,8 +164,8 @@ def _front_matter(data: RetrievalData, config: TrainConfig, entry: dict[str, Any
     head = {
         "library_name": "pfml",
         "pipeline_tag": "image-feature-extraction",
-        "tags": ["metric-learning", "image-retrieval", "image-embeddings", config.loss.name],
-        "model-index": [{"name": f"{dataset}-{config.loss.name}", "results": [result] if metrics else []}],
+        "tags": ["metric-learning", "image-retrieval", "image-embeddings", method],
+        "model-index": [{"name": f"{dataset}-{method}", "results": [result] if metrics else []}],
     }
     return yaml_text(head)
 
