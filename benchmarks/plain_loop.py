@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -112,7 +113,7 @@ def _plain_model(comparison: Comparison) -> nn.Module:
     from pfml.models.backbone_table import create_backbone
 
     name = create_backbone(comparison.backbone)[0].timm_name
-    backbone = timm.create_model(name, num_classes=0)
+    backbone: Any = timm.create_model(name, num_classes=0)
     return nn.Sequential(backbone, nn.Linear(backbone.num_features, DIMENSION))
 
 
