@@ -3,12 +3,16 @@
 python benchmarks/training.py --data.root CUB_200_2011 --model.weights resnet50_he.safetensors
 python benchmarks/training.py --synthetic-images 2000    images of CUB's sizes out of thin air, random weights
 python benchmarks/training.py --quick                    a few steps of a small model, also on a CPU
+python benchmarks/training.py --beside                   on a CPU, beside a loop of timm and pytorch-metric-learning
 
 All in one process. `step` is model, loss and optimizer on one batch that lies on the device, without checks or log;
 `loop` is `pfml.training`'s epochs: crops, checks, log, no evaluation; `saved` is the same with a checkpoint after each
 epoch. They take turns, and the median of the rounds counts. The target is loop / step of 85 % or more. `loss` is the
 time from before the loss to its gradients within a step of the compiled model, gaps in which the device waits
 included; `first` is the first epoch, with all that is compiled in it. Writes training.csv to --out.
+
+`--beside` trains efficientnet_lite0 on JPEG files of 500 x 375 pixels: the same batches and steps by pfml, by a plain
+loop (`plain_loop.py`), and the network alone on random numbers. Contestants are processes that take turns.
 """
 
 from __future__ import annotations
@@ -47,6 +51,8 @@ from pfml.training import BatchConfig, LossConfig, Monitor, OptimizerConfig, Tra
 from pfml.training.environment import compiled, precision, reproducible, resolve_device
 from pfml.training.loop import Training, on_device
 from pfml.training.optimizer import create_optimizer
+from photos import photographs
+from plain_loop import CONTESTANTS, Comparison, Times, compare
 
 __all__ = ["Row", "Setting", "benchmark", "loss_share", "main", "measure", "results_table", "synthetic_data"]
 
@@ -361,6 +367,33 @@ def _shown(value: float, form: str) -> str:
     return "" if math.isnan(value) else form.format(value)
 
 
+def beside(given: argparse.Namespace) -> int:
+    """Time pfml beside the plain loop, and print a table."""
+    with tempfile.TemporaryDirectory() as folder:
+        images = given.synthetic_images - given.synthetic_images % given.classes
+        paths = photographs(Path(folder), images, given.root)
+        comparison = Comparison(
+            tuple(paths), given.classes, given.beside, given.batch, given.steps, given.workers, given.threads
+        )
+        times, busy = compare(comparison, given.contestants.split(","), given.rounds)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(beside_table(times, given.batch * given.steps))
+    console.print(f"others kept {busy:.1f} cores busy; {environment()['cpu']}, torch {torch.__version__}")
+    return 0
+
+
+def beside_table(times: dict[str, Times], images: int) -> Table:
+    """One line per contestant, the first of which the others are compared with; of turns of so many images."""
+    table = Table("", "images/s", "x", "core ms per image", "x", "start, s")
+    (reference, of_processor), *_ = (each.medians() for each in times.values())
+    for name, each in times.items():
+        wall, processor = each.medians()
+        speeds = f"{images / wall:.1f}", f"{reference / wall:.2f}"
+        costs = f"{1e3 * processor / images:.1f}", f"{of_processor / processor:.2f}"
+        table.add_row(name, *speeds, *costs, f"{each.start:.0f}")
+    return table
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; 1 if a case failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -378,7 +411,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=8, help="threads that decode")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for training.csv")
     parser.add_argument("--quick", action="store_true", help="a small model, a few steps")
+    parser.add_argument("--beside", nargs="?", const="efficientnet_lite0", help="a backbone, beside the plain loop")
+    parser.add_argument("--contestants", default=",".join(CONTESTANTS), help="with --beside: who takes turns")
+    parser.add_argument("--classes", type=int, default=20, help="with --beside")
+    parser.add_argument("--threads", type=int, default=2, help="with --beside: of torch")
     given = parser.parse_args(arguments)
+    if given.beside:
+        return beside(given)
     device = resolve_device(given.device)
     autocast = given.autocast or ("bfloat16" if device.type == "cuda" else "none")
     sizes = QUICK_SIZES if given.quick else SIZES

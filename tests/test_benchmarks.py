@@ -8,6 +8,7 @@ import io
 import json
 import math
 import re
+import subprocess
 import sys
 import tomllib
 import types
@@ -21,6 +22,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import commands
 import evaluation
 import field as field_benchmark
 import gpu
@@ -29,6 +31,8 @@ import gpu_trees
 import growth
 import measure
 import method_cost
+import photos
+import plain_loop
 import quick
 import training
 from charge_sets import CLUSTERS, DELTA, charge_set, share_inside
@@ -39,6 +43,7 @@ from gpu_measure import Row as GpuRow
 from gpu_rates import Bound, Rates
 from methods import METHODS, backend_step
 from pfml.data import RetrievalData, draw_glyphs
+from pfml.data.decoding import read_rgb
 from report import COLUMNS, results_table, verdict_table
 
 ROOT = Path(__file__).parents[1]
@@ -434,6 +439,42 @@ def test_synthetic_images_have_many_sizes_and_all_classes():
     assert len(source.sizes.unique(dim=0)) > 10
     assert data.train.labels.unique().tolist() == list(range(5))
     assert training.TARGET == 0.85
+
+
+# benchmarks/training.py --beside, benchmarks/photos.py, benchmarks/commands.py
+
+
+def test_photographs_are_files_of_their_own_in_as_many_classes_as_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(photos, "DISTINCT", 2)
+    files = photos.photographs(tmp_path / "photos", 5)
+    assert len({file.read_bytes() for file in files}) == 5
+    assert [read_rgb(file).shape for file in files] == [(3, 375, 500)] * 5
+    folder = photos.class_folders(tmp_path / "classes", files, 2)
+    assert [len(list(each.iterdir())) for each in sorted(folder.iterdir())] == [3, 2]
+
+
+def test_contestants_are_compared_with_the_first_by_their_medians():
+    times = {
+        "plain": plain_loop.Times(1.0, [2.0, 4.0, 9.0], [8.0, 8.0, 8.0]),
+        "pfml": plain_loop.Times(1.0, [1.0, 1.0, 7.0], [2.0, 2.0, 2.0]),
+    }
+    (row,) = (line.split() for line in printed(training.beside_table(times, 100)).splitlines() if "pfml" in line)
+    assert [row[k] for k in (3, 5, 7, 9)] == ["100.0", "4.00", "20.0", "4.00"]
+
+
+@needs_pml
+def test_both_loops_train_the_same_batches(tmp_path):
+    files = photos.photographs(tmp_path, 8)
+    comparison = plain_loop.Comparison(tuple(files), 2, "resnet10t", batch=8, steps=1, workers=0, threads=1)
+    assert sorted(comparison.batches(0)[0]) == list(range(8))
+    for name in ("plain loop", "pfml"):
+        plain_loop.CONTESTANTS[name](comparison)(0)
+
+
+def test_a_command_that_fails_is_not_timed():
+    assert all(seconds > 0 for seconds in commands._timed([sys.executable, "-c", "sum(range(10**6))"]))
+    with pytest.raises(subprocess.CalledProcessError):
+        commands._timed([sys.executable, "-c", "1 / 0"])
 
 
 # benchmarks/method_cost.py

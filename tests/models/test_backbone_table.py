@@ -8,6 +8,7 @@ import torch
 from pfml.data.preprocessing import Preprocessing
 from pfml.models.backbone_table import BACKBONES, create_backbone, default_weights
 from pfml.models.timm_backbone import ALIASES, TimmBackbone
+from pfml.suggest.suggestion import LARGER
 
 HALF = (0.5, 0.5, 0.5)
 
@@ -115,3 +116,10 @@ def test_an_unknown_name_is_refused_with_the_nearest_ones() -> None:
 def test_default_weights_are_what_is_usual_for_the_backbone() -> None:
     names = ("convnet", "efficientnet_lite0", "bn_inception", "resnet50_he", "resnet50", "resnet18")
     assert [default_weights(name) for name in names] == ["none", "package", "file", "file", "hub", "hub"]
+
+
+def test_weights_lie_in_the_cache_under_the_name_that_timm_has_for_them() -> None:
+    import timm
+
+    for name in LARGER:  # those that are looked for there
+        assert timm.get_pretrained_cfg(ALIASES[name]).hf_hub_id == f"timm/{ALIASES[name]}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from pfml import memory
@@ -12,6 +13,7 @@ from pfml.cli.error_reporting import current_launch, exit_with_error
 from pfml.cli.parser import create_parser
 from pfml.cli.run_options import parsed_run_values
 from pfml.distributed.torchrun import Launch
+from pfml.training.shutdown import Interrupted
 from pfml.typos import did_you_mean
 from pfml.version import __version__
 
@@ -32,13 +34,31 @@ def main(arguments: list[str] | None = None) -> None:
         refuse_ranks(name)
         if command.keeps_memory:
             memory.keep_freed_memory()
-        run(name, parsed_values(name, rest))
+        with said_to_load(name, rest):
+            values = parsed_values(name, rest)
+        run(name, values)
     except (ValueError, OSError, ImportError) as error:
         exit_with_error(f"pfml {name}", error)
     except KeyboardInterrupt:
         if current_launch().rank == 0:  # torchrun interrupts all
             sys.stderr.write(f"pfml {name}: interrupted\n")
         sys.exit(130)
+
+
+@contextmanager
+def said_to_load(name: str, arguments: list[str]) -> Iterator[None]:
+    """A line on the terminal within the block, which loads torch where options are those of a run: two seconds."""
+    is_shown = COMMANDS[name].run_config and sys.stderr.isatty() and not {"-h", "--help", "--quiet"} & {*arguments}
+    if not is_shown:
+        yield
+        return
+    sys.stderr.write(f"pfml {name}: loading ...\r")
+    sys.stderr.flush()
+    try:
+        yield
+    finally:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
 
 
 def answer_without_command(arguments: list[str]) -> None:
@@ -64,13 +84,13 @@ def parsed_values(name: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def run(name: str, values: dict[str, Any]) -> None:
-    """Call the function of the command `name`; errors that only training raises are known once it is loaded."""
-    from pfml.training.loop import NonFiniteLossError
-    from pfml.training.shutdown import Interrupted
-
+    """Call the function of the command `name`; an error that training alone raises is known once that is loaded."""
     try:
         COMMANDS[name].function(**values)
-    except NonFiniteLossError as error:
+    except RuntimeError as error:
+        loop = sys.modules.get("pfml.training.loop")
+        if loop is None or not isinstance(error, loop.NonFiniteLossError):
+            raise
         exit_with_error(f"pfml {name}", error)
     except Interrupted as interrupt:
         with suppress(OSError):  # the terminal may be gone, whose end is SIGHUP

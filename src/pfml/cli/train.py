@@ -417,14 +417,14 @@ def _run(
     monitor = ProgressMonitor(console, said=() if prepared.data is None else prepared.data.remarks)
     if config.effort is not None and read_validated(out) is not None:
         return _finish_ladder(out, console, monitor)
-    data, embedder, untrained = None, None, None
+    data, embedder = None, None
     if is_own(config.data.name):
-        prepared.data = prepared.data or load_checked(config.resolved().data, monitor.track)
+        prepared.data = prepared.data or load_checked(config.resolved().data, monitor.track, storage=config.storage)
         if not resume:
             config = with_moved_corrections(config, out, prepared.data)
         data = prepare_data(config.resolved().data, monitor.track, loaded=prepared.data)
-        untrained = None if config.effort else _untrained(config, data, out, monitor, world, prepared)
-        prepared.untrained = None  # its memory
+        if prepared.untrained is not None:
+            prepared.untrained.cpu()  # the memory of a GPU is for the training
     if config.effort is not None:
         return _run_ladder(config, out, data, resume, console, monitor)
     if shape is None:
@@ -436,6 +436,8 @@ def _run(
             title = f"{PROTOCOLS[config.data.split]}: teachers and their student"
             print_scores(console, title, scores)
         results = RunFolder(out).read_results()
+    # after the training, so that nobody waits for its first batch
+    untrained = None if data is None else _untrained(config, data, out, monitor, world, prepared)
     if not world.is_first:
         return results
     print_results(console, results)
@@ -489,7 +491,7 @@ def _finish_ladder(out: Path, console: Console, monitor: Monitor) -> dict[str, A
 def _untrained(
     config: RunConfig, data: PreparedData, out: Path, monitor: Monitor, world: World, prepared: Prepared
 ) -> Untrained | None:
-    """The metrics of the pretrained model before training; None without one, or where nothing trains or is held out."""
+    """The metrics of the pretrained model; None without one, or where nothing trains or is held out."""
     from pfml.data.decoding import listing_all_unreadable
     from pfml.runs.folder import RunFolder
     from pfml.suggest.comparison import Untrained, untrained_embedder, untrained_scores

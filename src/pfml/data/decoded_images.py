@@ -98,16 +98,20 @@ def decode(
     lengths = 3 * sizes.prod(1)
     buffer = PixelBuffer(torch.empty(int(lengths.sum()), dtype=torch.uint8), lengths.cumsum(0) - lengths, sizes)
 
-    def pixels(path: Path) -> Tensor:
-        return read_rgb(path, short_side) if kept is None else shrink(kept[path], short_side)
+    expected = [tuple(size) for size in sizes.tolist()]
 
-    images = collect(paths, pixels, workers, track, "decoding images")
-    for index, image in enumerate(images):
-        if tuple(image.shape[1:]) != tuple(sizes[index].tolist()):
-            raise RuntimeError(f"{paths[index]} has changed while it was being read, or its header is wrong")
-        copy = buffer.image(index).copy_(image)
-        if kept is not None and image is kept[paths[index]]:
-            kept[paths[index]] = copy
+    def fill(index: int) -> None:
+        path = paths[index]
+        image = read_rgb(path, short_side) if kept is None else shrink(kept[path], short_side)
+        if tuple(image.shape[1:]) != expected[index]:
+            raise RuntimeError(f"{path} has changed while it was being read, or its header is wrong")
+        copy = buffer.image(index)
+        copy.numpy()[:] = image.numpy()  # torch would wake all its threads for each image
+        if kept is not None and image is kept[path]:
+            kept[path] = copy
+
+    for _ in collect(range(len(paths)), fill, workers, track, "decoding images"):
+        pass
     if kept is not None:
         return_freed_memory()
     return buffer

@@ -10,7 +10,7 @@ import torch
 
 from pfml.data.copies import about_copies
 from pfml.data.datasets import DATASETS
-from pfml.data.decoding import LISTED, ImageError, Track, UnreadableImagesError, decode_files
+from pfml.data.decoding import KEPT_BYTES, LISTED, ImageError, Track, UnreadableImagesError, decode_files
 from pfml.data.image_set import ImageSet, RetrievalData
 
 __all__ = ["UNREADABLE", "about_lone_images", "is_own", "own_images", "without_unreadable"]
@@ -26,7 +26,14 @@ def is_own(name: str) -> bool:
     return name not in DATASETS or name in ("folder", "csv")
 
 
-def own_images(name: str, data: RetrievalData, unreadable: str = "auto", track: Track | None = None) -> RetrievalData:
+def own_images(
+    name: str,
+    data: RetrievalData,
+    unreadable: str = "auto",
+    track: Track | None = None,
+    *,
+    keep_bytes: int = KEPT_BYTES,
+) -> RetrievalData:
     """`data` of this name without files that cannot be read, if these are to be skipped, and with remarks on the rest.
 
     Args:
@@ -34,24 +41,33 @@ def own_images(name: str, data: RetrievalData, unreadable: str = "auto", track: 
         data: What that returned.
         unreadable: One of `UNREADABLE`.
         track: Shows the progress, as track(iterable, description, total).
+        keep_bytes: See `without_unreadable`.
     """
     if unreadable == "skip" or (unreadable == "auto" and is_own(name)):
-        data = without_unreadable(data, track=track)
+        data = without_unreadable(data, track=track, keep_bytes=keep_bytes)
     if not is_own(name):
         return data
     return replace(data, remarks=(*data.remarks, *about_lone_images(data), *about_copies(data)))
 
 
-def without_unreadable(data: RetrievalData, workers: int = 2, track: Track | None = None) -> RetrievalData:
+def without_unreadable(
+    data: RetrievalData, workers: int = 2, track: Track | None = None, *, keep_bytes: int = KEPT_BYTES
+) -> RetrievalData:
     """`data` without the files that cannot be read, nor classes that have no others; remarks count and name them.
 
     Every file is decoded once. The division into trained and unseen classes stays what it was.
+
+    Args:
+        data: Of files.
+        workers: Threads that decode.
+        track: Shows the progress, as track(iterable, description, total).
+        keep_bytes: Decoded images up to this size in all are kept, so that no file is opened again.
 
     Raises:
         UnreadableImagesError: If most files cannot be read: then the folder or the table is the mistake.
     """
     files = list(dict.fromkeys(path for part in data.parts.values() for path in _files(part)))
-    pixels, failures = decode_files(files, workers, track)
+    pixels, failures = decode_files(files, workers, track, keep_bytes)
     if pixels:
         data = data.with_parts({role: replace(part, pixels=pixels) for role, part in data.parts.items()})
     if not failures:

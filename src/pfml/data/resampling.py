@@ -1,9 +1,9 @@
 """The crops of `Windows` as floats: two executions of one geometry, image by image or a batch at once.
 
-`resample` leaves each image to torch's antialiased interpolation, which is fast on a CPU. `resample_batch` gathers the
-windows of many images of different sizes into one padded tensor and applies the weights of `pfml.data.windows` as two
-batched products, which is fast on a GPU: it neither loops over images nor waits for the device. Where Triton is
-installed, `pfml.data.fused_crops` is a third execution, for GPUs only and faster there.
+`resample` adds the few pixels that have a weight in a row or column of each image, which is fast on a CPU.
+`resample_batch` gathers the windows of many images of different sizes into one padded tensor and applies the weights of
+`pfml.data.windows` as two batched products, which is fast on a GPU: it neither loops over images nor waits for the
+device. Where Triton is installed, `pfml.data.fused_crops` is a third execution, for GPUs only and faster there.
 """
 
 from __future__ import annotations
@@ -80,65 +80,39 @@ def resample(image_of: Callable[[int], Tensor], windows: Windows, *, pool: Execu
         pool: Threads to share the images among.
     """
     out = torch.empty(len(windows), 3, windows.size, windows.size)
-    on_grids = _grid_windows(windows)
 
     def fill(row: int) -> None:
-        window = on_grids[row]
-        image = image_of(window.index)
-        if window.on_grid:
-            _crop_resized(image, window, windows, out[row])
-        else:
-            out[row] = _weigh_one(image, windows.rows(slice(row, row + 1)))[0]
+        window = windows.rows(slice(row, row + 1))
+        _crop(image_of(int(window.indices)), window, out[row])
 
-    with full_precision(out.device):  # here and not in the threads, since the switch belongs to the whole process
-        for _ in (map if pool is None else pool.map)(fill, range(len(windows))):
-            pass
+    for _ in (map if pool is None else pool.map)(fill, range(len(windows))):
+        pass
     return out.clamp_(0.0, 1.0) if windows.interpolation == "bicubic" else out
 
 
-@dataclass(frozen=True, slots=True)
-class _GridWindow:
-    """A window as part of a resize of all that its filter may read, [lower, upper)."""
+def _crop(image: Tensor, window: Windows, out: Tensor) -> None:
+    """Write the one crop of `window` to `out`, (3, size, size), without clamping.
 
-    index: int
-    top: int
-    left: int
-    bottom: int
-    right: int
-    height: int  # of the resized whole
-    width: int
-    y: int  # of the window in the resized whole
-    x: int
-    flipped: bool
-    on_grid: bool  # whether there is such a resize, and it is not much larger than its window
-
-
-def _grid_windows(windows: Windows) -> list[_GridWindow]:
-    """All windows as Python numbers, since one conversion per image would take longer than small images themselves."""
-    whole = (windows.upper - windows.lower) * windows.size / windows.extent
-    offset = (windows.start - windows.lower) * windows.size / windows.extent
-    exact = ((whole - whole.round()).abs() < 1e-6) & ((offset - offset.round()).abs() < 1e-6)
-    inside = (offset.round() >= 0) & (offset.round() + windows.size <= whole.round())
-    # a long thin image would be resized to far more than its crop: weights for the crop alone are cheaper
-    on_grid = (exact & inside & (whole <= 4 * windows.size)).all(1)
-    corners = torch.cat([windows.lower, windows.upper, whole.round().long(), offset.round().long()], dim=1).tolist()
-    others = zip(windows.indices.tolist(), windows.flipped.tolist(), on_grid.tolist(), strict=True)
-    return [
-        _GridWindow(index, top, left, bottom, right, height, width, y, x, flipped, fits)
-        for (index, flipped, fits), (top, left, bottom, right, height, width, y, x) in zip(others, corners, strict=True)
-    ]
-
-
-def _crop_resized(image: Tensor, window: _GridWindow, windows: Windows, out: Tensor) -> None:
-    """Resize what the filter may read, and write the window within it to `out`, without clamping."""
-    region = image[:, window.top : window.bottom, window.left : window.right]
-    if region.shape[1:] != (window.height, window.width):
-        whole = (window.height, window.width)
-        region = F.interpolate(
-            region[None].float(), size=whole, mode=windows.interpolation, align_corners=False, antialias=True
-        )[0]
-    crop = region[:, window.y : window.y + windows.size, window.x : window.x + windows.size]
-    out.copy_(crop.flip(-1) if window.flipped else crop).div_(255.0)
+    Few source pixels have a weight in an output pixel: first rows and then columns are weighted sums of a few others.
+    """
+    size = window.size
+    if window.is_copy:
+        top, left = window.start[0].long().tolist()
+        crop = image[:, top : top + size, left : left + size]
+        out.copy_(crop.flip(-1) if bool(window.flipped) else crop).div_(255.0)
+        return
+    first, end = window.footprint()
+    (top, left), (bottom, right) = first[0].tolist(), end[0].tolist()
+    height, width = bottom - top, right - left
+    region = torch.empty(height, 3, width).copy_(image[:, top:bottom, left:right].transpose(0, 1))
+    source, weight = _taps(window, torch.device("cpu"))
+    # what lies beyond the footprint has no weight, and is not there to be read
+    source = (source - first[:, :, None, None]).clamp_(min=0).minimum((end - first - 1)[:, :, None, None])
+    (rows, columns), (of_rows, of_columns) = source[0], weight[0]
+    low = F.embedding_bag(rows, region.view(height, 3 * width), per_sample_weights=of_rows, mode="sum")
+    turned = low.view(size * 3, width).t().contiguous()
+    high = F.embedding_bag(columns, turned, per_sample_weights=of_columns, mode="sum")  # (size, size * 3)
+    torch.div(high.view(size, size, 3).permute(2, 1, 0), 255.0, out=out)
 
 
 def resample_batch(pixels: PixelBuffer, windows: Windows, *, chunk_values: int = CHUNK_VALUES) -> Tensor:
@@ -219,15 +193,28 @@ def _weigh(pixels: PixelBuffer, windows: Windows) -> Tensor:
 
 
 def _weights(windows: Windows, first: Tensor, lengths: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The weights w_kj of rows (B, size, height) and of columns (B, size, width), for j counted from `first`.
+    """The weights w_kj of rows (B, size, height) and of columns (B, size, width), for j counted from `first`."""
+    source, weight = _taps(windows, device)
+    column = source - to_device(first, device)[:, :, None, None]
+    axes = []
+    for axis, length in enumerate(lengths):
+        # one column more on either side takes the pixels that are out of bounds, whose weight is zero
+        padded = weight.new_zeros(len(windows), windows.size, length + 2)
+        padded.scatter_(2, column[:, axis].clamp(-1, length) + 1, weight[:, axis])
+        axes.append(padded[:, :, 1:-1])
+    return axes[0], axes[1]
 
-    Few of them are not zero. These are computed in float64, for both axes together, and scattered to their columns.
+
+def _taps(windows: Windows, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The source pixels near each output pixel, (B, 2, size, few) int64, and their weights, float32; rows and columns.
+
+    Weights are computed in float64, and are zero where a pixel is out of bounds.
     """
     size, radius = windows.size, INTERPOLATIONS[windows.interpolation]
     flipped = torch.stack([torch.zeros_like(windows.flipped), windows.flipped], dim=1)
-    parts = [windows.start, windows.extent, windows.lower, windows.upper, first, flipped]
-    geometry = to_device(torch.cat(parts, dim=1), device).view(-1, 6, 2, 1)  # float64
-    start, extent, lower, upper, origin, mirrored = geometry.unbind(1)  # each (B, 2, 1)
+    parts = [windows.start, windows.extent, windows.lower, windows.upper, flipped]
+    geometry = to_device(torch.cat(parts, dim=1), device).view(-1, 5, 2, 1)  # float64
+    start, extent, lower, upper, mirrored = geometry.unbind(1)  # each (B, 2, 1)
     step = extent / size
     stretch = step.clamp(min=1.0)
     ticks = torch.arange(size, device=device, dtype=torch.float64)
@@ -239,15 +226,7 @@ def _weights(windows: Windows, first: Tensor, lengths: tuple[int, int], device: 
     distance = (source + 0.5 - center[..., None]) / stretch[..., None]
     weight = _filter(distance.abs(), windows.interpolation)
     weight = weight * ((source >= lower[..., None]) & (source < upper[..., None]))
-    weight = (weight / weight.sum(-1, keepdim=True)).float()
-    column = (source - origin[..., None]).long()
-    axes = []
-    for axis, length in enumerate(lengths):
-        # one column more on either side takes the pixels that are out of bounds, whose weight is zero
-        padded = weight.new_zeros(len(windows), size, length + 2)
-        padded.scatter_(2, column[:, axis].clamp(-1, length) + 1, weight[:, axis])
-        axes.append(padded[:, :, 1:-1])
-    return axes[0], axes[1]
+    return source.long(), (weight / weight.sum(-1, keepdim=True)).float()
 
 
 def _filter(distance: Tensor, interpolation: str) -> Tensor:

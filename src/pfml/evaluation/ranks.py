@@ -41,6 +41,8 @@ __all__ = ["QueryScores", "query_scores"]
 TILE_PAIRS = {"cpu": 2**22, "cuda": 2**26}
 #: Long sides of tiles are multiples of this, which matrix products are fastest for.
 ALIGNED = 64
+#: Strips of a tile on the diagonal, of which a part below it is not computed.
+STRIPS = 4
 #: Items in the first block: few, because at first most negatives lie between the thresholds.
 FIRST_BLOCK = 64
 #: Matches whose similarities are held at once.
@@ -181,11 +183,23 @@ def _count_symmetric(counter: RankCounter, edge: int) -> None:
         if rows.start >= next_update:
             counter.update_thresholds()
             next_update = 2 * rows.start
-        for columns in blocks[number:]:
-            similarities = tile.similarities(rows, columns)
-            counter.count(similarities, rows, columns, queries_are_rows=True)
-            if columns != rows:
-                counter.count(similarities, columns, rows, queries_are_rows=False)
+        pairs = [(rows, columns) for columns in blocks[number + 1 :]]
+        for some, columns in (*_on_diagonal(rows), *pairs):
+            similarities = tile.similarities(some, columns)
+            counter.count(similarities, some, columns, queries_are_rows=True)
+            if columns != some:
+                counter.count(similarities, columns, some, queries_are_rows=False)
+
+
+def _on_diagonal(block: slice) -> Iterator[tuple[slice, slice]]:
+    """Strips of a block on the diagonal: with themselves, and with what comes after them in the block."""
+    length = block.stop - block.start
+    height = length // STRIPS if length % (STRIPS * ALIGNED) == 0 else length
+    for start in range(block.start, block.stop, height):
+        strip = slice(start, start + height)
+        yield strip, strip
+        if strip.stop < block.stop:
+            yield strip, slice(strip.stop, block.stop)
 
 
 def _blocks(length: int, edge: int, start: int = 0, smallest: int = FIRST_BLOCK) -> Iterator[slice]:

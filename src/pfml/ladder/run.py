@@ -207,7 +207,7 @@ def finish_ladder(run: str | Path, out: str | Path, *, monitor: Monitor | None =
     candidate = Candidate.of(kept["settings"])
     learned = learned_by(source.path)
     everything = replace(config.data, split="none", validation="none", corrections=None)
-    loaded = load_checked(everything, monitor.track)
+    loaded = load_checked(everything, monitor.track, storage=config.storage)
     folder.start()
     everything = replace(everything, corrections=moved_corrections(config.data, loaded, folder, monitor.track))
     config = replace(config, data=everything)

@@ -18,6 +18,8 @@ class Backbone(nn.Module, ABC):
     num_prefix_tokens: int = 0
     #: Which published weights a file must hold, in words, where neither the hub nor a package has them.
     published_weights: str = ""
+    #: The model of timm's that it is, whose weights on timm's hub fit; empty for others.
+    timm_name: str = ""
 
     def weight_root(self) -> nn.Module:
         """The module whose parameter names are those of published weight files."""

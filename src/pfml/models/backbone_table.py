@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pfml.data.preprocessing import Preprocessing
 from pfml.models.backbone import Backbone
 from pfml.models.bn_inception import BNInception
+from pfml.models.efficientnet_lite0 import EfficientNetLite0
 from pfml.models.own_network import OwnNetwork, create_own_network
 from pfml.models.resnet_he import ResNet50He
 from pfml.models.small_convnet import SmallConvNet
@@ -53,7 +54,7 @@ BACKBONES: dict[str, SpecialBackbone] = {
         default_weights="file",
     ),
     "efficientnet_lite0": SpecialBackbone(
-        lambda image_size: TimmBackbone("tf_efficientnet_lite0", image_size=image_size),
+        lambda image_size: EfficientNetLite0(),
         Preprocessing(interpolation="bicubic", mean=HALF, std=HALF),
         default_weights="package",
     ),

@@ -162,6 +162,8 @@ class Embedder(nn.Module):
             self.backbone = FactorizedBackbone(self.backbone, config.sub_blocks)
         for parameter in self.frozen_parameters():
             parameter.requires_grad_(False)
+        if backbone is None:  # one's own network stays as it is until it trains
+            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # fastest for convolutions
 
     @classmethod
     def wrap(

@@ -24,13 +24,10 @@ USUAL_SIZES = {"dinov2_small": 224, "dinov3_small": 224}
 
 
 def is_cached(name: str) -> bool:
-    """Whether the weights of a model, as in `TimmBackbone`, were downloaded before; nothing is asked of the network."""
-    import timm
+    """Whether the weights of a model whose name has their tag were downloaded before; the network is not asked."""
     from huggingface_hub import try_to_load_from_cache
 
-    published = timm.get_pretrained_cfg(ALIASES.get(name, name))
-    repository = None if published is None else published.hf_hub_id
-    return repository is not None and isinstance(try_to_load_from_cache(repository, "model.safetensors"), str)
+    return isinstance(try_to_load_from_cache(f"timm/{ALIASES.get(name, name)}", "model.safetensors"), str)
 
 
 class TimmBackbone(Backbone):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pfml.models.backbone import Backbone
+from pfml.models.efficientnet_lite0 import EfficientNetLite0
 from pfml.models.own_network import OwnNetwork
 from pfml.models.timm_backbone import TimmBackbone
 from pfml.storage.files import DamagedFileError, load_tensors, refuse_non_finite, refuse_zip_bomb
@@ -110,12 +111,13 @@ def _listed(what: str, names: list[str]) -> str:
 
 
 def _from_hub(backbone: Backbone) -> dict[str, Tensor]:
-    if not isinstance(backbone, TimmBackbone):
+    if not backbone.timm_name:
         raise ValueError(
             f"weights='hub' needs a backbone of timm's, got {type(backbone).__name__}; name a file instead"
         )
     try:
-        return backbone.create(pretrained=True).state_dict()
+        published = backbone if isinstance(backbone, TimmBackbone) else TimmBackbone(backbone.timm_name)
+        return published.create(pretrained=True).state_dict()
     except Exception as error:  # whatever the hub's client and the network raise
         raise ConnectionError(
             f"the pretrained weights of {backbone.timm_name} could not be fetched from timm's hub "
@@ -126,7 +128,7 @@ def _from_hub(backbone: Backbone) -> dict[str, Tensor]:
 
 def _from_package(backbone: Backbone) -> dict[str, Tensor]:
     """Weights of the package, renamed: both networks list the same tensors in the same order."""
-    if not isinstance(backbone, TimmBackbone) or backbone.timm_name != "tf_efficientnet_lite0":
+    if not isinstance(backbone, EfficientNetLite0):
         raise ValueError(
             f"weights='package' exist for the backbone efficientnet_lite0 only, got {type(backbone).__name__}"
         )

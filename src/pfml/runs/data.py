@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 from pfml.data import Corruption, RetrievalData, corrupt, load_data, with_validation
 from pfml.data.corrections import Corrections
-from pfml.data.decoding import Track
+from pfml.data.decoding import KEPT_BYTES, Track
 from pfml.data.own_images import is_own, own_images
-from pfml.runs.config import DataConfig
+from pfml.memory import available_memory
+from pfml.runs.config import DataConfig, StorageConfig
 from pfml.runs.config_files import read_config
 
-__all__ = ["PreparedData", "data_of_run", "load_checked", "load_listed", "names_data", "prepare_data"]
+__all__ = ["PreparedData", "data_of_run", "held_bytes", "load_checked", "load_listed", "names_data", "prepare_data"]
 
 
 class PreparedData(NamedTuple):
@@ -48,14 +49,26 @@ def load_listed(config: DataConfig) -> RetrievalData:
     return load_data(config.name, config.root, split=config.split, seed=config.split_seed, added=config.added)
 
 
-def load_checked(config: DataConfig, track: Track | None = None) -> RetrievalData:
+def load_checked(
+    config: DataConfig, track: Track | None = None, *, storage: StorageConfig | None = None
+) -> RetrievalData:
     """The same without unreadable files, if these are skipped; no validation classes set apart, labels unchanged.
 
     Args:
         config: Which images.
         track: Shows the progress, as track(iterable, description, total).
+        storage: Of the run that will hold the images; None if none will.
     """
-    return own_images(config.name, load_listed(config), config.unreadable, track)
+    keep_bytes = KEPT_BYTES if storage is None else held_bytes(storage)
+    return own_images(config.name, load_listed(config), config.unreadable, track, keep_bytes=keep_bytes)
+
+
+def held_bytes(storage: StorageConfig) -> int:
+    """Bytes of decoded images that a check keeps for a run: what the run will hold, if half of the free memory does."""
+    if storage.storage == "files" or storage.short_side is not None or storage.cache is not None:
+        return KEPT_BYTES
+    budget, free = int(storage.budget_gib * 2**30), available_memory()
+    return max(KEPT_BYTES, budget if free is None else min(budget, free // 2))
 
 
 def prepare_data(

@@ -15,10 +15,16 @@ from pfml.data.resampling import resample
 from pfml.data.windows import Windows
 from pfml.evaluation.model_evaluation import embed
 from pfml.models.embedder import Embedder
+from pfml.models.factorized import FactorizedBackbone
+from pfml.models.inference import folded
+from pfml.models.own_network import OwnNetwork
 from pfml.storage.file_state import FileState
 from pfml.storage.files import SpecialFileError
 
 __all__ = ["EmbeddedFiles", "Engine", "LocalEngine", "OnePass", "OpenedFiles", "embed_files", "open_files"]
+
+#: Images from which it pays to fold BatchNorm into convolutions, which takes as long as embedding some hundred.
+FOLDED_FROM = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +59,7 @@ def embed_files(
     opened = open_files(paths, workers)
     device = next(embedder.parameters()).device
     images = OnePass(opened.paths, opened.sizes, device=device, workers=workers)
-    points = embed(embedder, images, batch_size=batch_size, track=track).cpu()
+    points = embed(_for_many(embedder, len(images)), images, batch_size=batch_size, track=track).cpu()
     good = [k for k in range(len(opened.paths)) if k not in images.failures]
     return EmbeddedFiles(
         tuple(opened.paths[k] for k in good),
@@ -133,6 +139,24 @@ def _labeled(track: Track, label: str) -> Track:
         return track(items, label, total)
 
     return tracked
+
+
+def _for_many(embedder: Embedder, images: int) -> Embedder:
+    """What embeds so many images soonest: on a CPU, of many, a copy whose convolutions carry BatchNorm.
+
+    Its embeddings differ by the rounding of float32, about as batches of another size do.
+    """
+    backbone, device = embedder.backbone, next(embedder.parameters()).device
+    if device.type != "cpu" or images < FOLDED_FROM or isinstance(backbone, OwnNetwork | FactorizedBackbone):
+        return embedder
+    side = embedder.preprocessing.crop
+    example = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(0))
+    try:
+        found = folded(embedder, example)
+    except ValueError:  # a convolution's output is used twice
+        return embedder
+    assert isinstance(found, Embedder)
+    return found
 
 
 class OnePass:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pfml.models.embedder import Embedder, load_embedder
 from pfml.runs.final import final_folder, read_validated
 from pfml.runs.folder import RunFolder
-from pfml.runs.saved_loss import TrainedField, load_field
 from pfml.search.identity import ModelIdentity
 from pfml.search.index import ImageIndex
 from pfml.search.threshold import Threshold
 from pfml.terminal import shell_words
 from pfml.training.environment import resolve_device
+
+if TYPE_CHECKING:
+    from pfml.runs.saved_loss import TrainedField
 
 __all__ = ["OpenedRun", "load_threshold", "open_run"]
 
@@ -47,6 +50,8 @@ class OpenedRun:
 
     def field(self) -> TrainedField | None:
         """The proxies and the law of their field; None for a model that has no run around it, or an untrained one."""
+        from pfml.runs.saved_loss import load_field  # which loads all losses; a search needs none
+
         run = RunFolder(self.folder)
         has_loss = (run.loss / "loss.json").is_file() or run.checkpoints.is_dir()
         return load_field(self.folder) if has_loss else None

@@ -11,7 +11,7 @@ from pfml.data.own_images import is_own, own_images
 from pfml.data.splits import for_choices
 from pfml.models import Embedder
 from pfml.runs.config import RunConfig
-from pfml.runs.data import load_listed
+from pfml.runs.data import held_bytes, load_listed
 from pfml.suggest.comparison import untrained_embedder
 from pfml.suggest.preview import preview
 from pfml.suggest.suggestion import Suggestion, suggest, suggest_model, with_values
@@ -123,7 +123,8 @@ def _load(
     suggest(listed, None, device, **fixed)
     if config.data.unreadable == "refuse":
         check_data(listed, track=monitor.track)  # all parts, which a run reads one by one
-    data = own_images(where.name, listed, config.data.unreadable, monitor.track)
+    keep_bytes = held_bytes(config.storage)
+    data = own_images(where.name, listed, config.data.unreadable, monitor.track, keep_bytes=keep_bytes)
     for remark in data.remarks:  # what is left out comes first: everything else depends on it
         monitor.remark(remark)
     suggest(data, None, device, **fixed)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from pfml.runs.config import TrainConfig
-from pfml.training.optimizer import OPTIMIZERS
+if TYPE_CHECKING:
+    from pfml.runs.config import TrainConfig
 
 __all__ = ["compiled", "compiles", "precision", "reading_lag", "reproducible", "resolve_device", "seeded"]
 
@@ -68,6 +69,8 @@ def reading_lag(config: TrainConfig, device: torch.device) -> int:
     A scaler (float16) decides about each step by itself, and an optimizer without a fused kernel cannot be held back by
     the device: their steps are read back at once, before the update.
     """
+    from pfml.training.optimizer import OPTIMIZERS  # not needed by who asks for a device
+
     can_hold = config.autocast != "float16" and OPTIMIZERS[config.optimizer.name].is_fused
     return int(device.type == "cuda" and can_hold)
 

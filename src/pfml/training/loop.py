@@ -148,7 +148,7 @@ class Training:
             self.embedder,
             self.loss,
             hold=self.readback.hold if lag else None,
-            fused=lag > 0 or self.device.type == "cuda",
+            fused=True,
         )
         self.scaler = create_scaler(config, self.device, self.world)
         averaged_steps = (config.epochs - config.settled_from) * len(self.batches)

@@ -35,10 +35,8 @@ __all__ = [
 
 
 def on_device(embedder: Embedder, device: torch.device) -> Embedder:
-    """The embedder on `device`; on a GPU with channels last in memory, as its convolutions are fastest."""
-    if device.type == "cuda":
-        embedder = embedder.to(memory_format=torch.channels_last)
-    return embedder.to(device)
+    """The embedder on `device`, with channels last in memory, as its convolutions are fastest."""
+    return embedder.to(memory_format=torch.channels_last).to(device)  # type: ignore[no-any-return,call-overload]
 
 
 def prepare_backbone(embedder: Embedder, config: TrainConfig) -> None:
