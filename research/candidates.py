@@ -24,13 +24,13 @@ PUBLISHED = "published"
 #: Methods that are compared by their own recipes; the longest come first, so that no process ends alone.
 AS_PUBLISHED = (
     "proxy-nca++", "hist", "proxy-gml", "soft-triple", "proxy-anchor", "multi-similarity-miner", "hyp", "hier",
-    "proxy-anchor-nir", "diva", "multi-similarity-das", "dcml-mdw", "drml-pa", "dfml-pa", "proxy-anchor-hse",
-    "margin-hse", "htl", "clustering", "contextual", "s2sd", "proxy-anchor-metrix", "multi-similarity-metrix",
+    "proxy-anchor-nir", "proxy-anchor-nivmf", "diva", "multi-similarity-das", "dcml-mdw", "drml-pa", "dfml-pa",
+    "proxy-anchor-hse", "margin-hse", "htl", "clustering", "contextual", "s2sd", "proxy-anchor-metrix",
+    "multi-similarity-metrix",
 )  # fmt: skip
 PROXY_ANCHOR, FIELD = "cub-resnet50_he-proxy_anchor", "cub-resnet50_he-pfml"
 FOLDER = "cub-efficientnet_lite0-folder"
 COSINE = {"schedule.name": "cosine"}
-HALVED = {"schedule.name": "step", "schedule.every": 5, "schedule.factor": 0.5}
 #: What helped the baseline in the first round.
 PLUS = COSINE | {"optimizer.weight_decay": 1e-2, "augmentation.scale": (0.2, 1.0)}
 
@@ -421,8 +421,17 @@ CANDIDATES: dict[str, tuple[str, dict[str, Any]]] = {
     "p no proxy pairs": (FIELD, PAPER | {"loss.options": NO_PROXY_PAIRS | {"reduction": "sum"}}),
     # other methods as their authors train them, with our network and in bfloat16
     **{f"q {method}": (PROXY_ANCHOR, {PUBLISHED: method}) for method in AS_PUBLISHED},
+    # ... two of them as their recipes were read at first
+    "q hyp, summed, constant rates": (
+        PROXY_ANCHOR,
+        {PUBLISHED: "hyp", "loss.options": {"reduction": "sum", "riemannian": False}, "schedule.name": "constant"},
+    ),
+    "q drml-pa, BatchNorm learns": (PROXY_ANCHOR, {PUBLISHED: "drml-pa", "batch_norm": "freeze"}),
     # ... those that are far below what was published, with one value changed, 20 epochs
-    "q hyp, rates halved every 5 epochs": (PROXY_ANCHOR, {PUBLISHED: "hyp", "epochs": 20} | HALVED),
+    "q proxy-anchor-nir, log-likelihood": (
+        PROXY_ANCHOR,
+        {PUBLISHED: "proxy-anchor-nir", "loss.options": {"exponential": False}, "epochs": 20},
+    ),
     "q contextual, avg+max": (PROXY_ANCHOR, {PUBLISHED: "contextual", "model.pooling": "avg+max", "epochs": 20}),
     "q proxy-anchor-metrix, weight .1": (
         PROXY_ANCHOR,

@@ -5,6 +5,9 @@ python research/cub.py --stage validation --root CUB_200_2011 --weights resnet50
 Stage "validation" trains on classes 1 to 50 and judges on 51 to 100; choices are made there. Stage "test" trains on
 1 to 100 and judges on 101 to 200, once per candidate. Runs share nothing but the decoded images; several processes
 divide them. A line has the whole configuration, every evaluation, commit and device; runs that fail have one too.
+
+With --seconds the command ends in time: a run that is not done leaves a checkpoint in --keep, and the same command
+resumes it. Give it --done FILE, where FILE is that of --out, so that what has a line is not made again.
 """
 
 from __future__ import annotations
@@ -12,11 +15,14 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
+import shutil
 import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +43,7 @@ from pfml.losses.checks import CollapseWarning
 from pfml.losses.sample_filter import FIT_LAW, fit, trusted
 from pfml.models import Embedder, EmbedderConfig
 from pfml.models.head_init import initialize_head
+from pfml.runs.checkpoint import has_checkpoint, load_checkpoint
 from pfml.runs.config import DataConfig, RunConfig
 from pfml.runs.config_files import plain, write_config
 from pfml.runs.data import prepare_data
@@ -54,10 +61,16 @@ STAGES = ("validation", "test")
 Task = tuple[str, int, float]
 
 
+def is_late(deadline: float) -> bool:
+    """Whether nothing more should be begun."""
+    return time.time() > deadline
+
+
 class Quick(Training):
-    """A run that leaves results and no checkpoint; it also averages its weights over about a hundred steps."""
+    """A run that leaves results, and a checkpoint if its time is up; it also averages its weights over ~100 steps."""
 
     mean: WeightAverage
+    deadline: float = math.inf
     extras: dict[str, float]
     mixup: tuple[float, Tensor] | None = None
     anchor: ProxyAnchorLoss | None = None
@@ -88,9 +101,21 @@ class Quick(Training):
             self.optimizer.add_param_group({**backbone, "params": early, "lr": rate, "base_lr": rate})
             self.optimizer.param_groups.insert(1, self.optimizer.param_groups.pop())
 
+    def resume(self) -> int:
+        """Start where an earlier command was stopped, if one was; at which epoch that is."""
+        if has_checkpoint(self.folder.checkpoints):
+            self.state.restore(*load_checkpoint(self.folder.checkpoints))
+            self.is_restored = True
+        return self.state.epoch
+
     def save(self) -> None:
-        """Nothing: a run takes seconds."""
-        self.catch_up()
+        """Nothing until time is up, since most runs take seconds; then a checkpoint, which ends the run."""
+        if self.state.epoch == self.config.epochs or not is_late(self.deadline):
+            self.catch_up()
+            return
+        super().save()
+        self.writer.wait()
+        raise TimeoutError(f"stopped after epoch {self.state.epoch} of {self.config.epochs}")
 
     def update(self, indices: Tensor, pixels: Tensor) -> list[Outcome]:
         """A step, of mixed images where a candidate asks for them, and its weights into the mean."""
@@ -274,20 +299,28 @@ def run(
     bench: Workbench,
     variants: bool,
     extras: dict[str, float],
+    folder: Path,
+    deadline: float = math.inf,
 ) -> dict[str, Any]:
-    """Every evaluation of a candidate, and what it took."""
+    """Every evaluation of a candidate, and what it took.
+
+    Raises:
+        TimeoutError: The deadline has passed; `folder` has what a run of the same configuration resumes from.
+    """
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder, seeded(config.seed):
-        write_config(RunFolder(Path(folder)).config, config)
+    with seeded(config.seed):
+        write_config(RunFolder(folder).config, config)
         embedder = bench.embedder(config.model)
         kind = QuickCompiled if bench.compiling else Quick
-        training = kind(embedder, data, sources, replace(config, compile=False), RunFolder(Path(folder)), Monitor())
+        training = kind(embedder, data, sources, replace(config, compile=False), RunFolder(folder), Monitor())
         if isinstance(training, QuickCompiled):
             training.prepared = bench.network(training, config)
         training.extend(extras)
+        training.deadline, resumed = deadline, training.resume()
         results = training.run()
         return {
             "seconds": time.perf_counter() - start,
+            **({"seconds_from_epoch": resumed} if resumed else {}),
             "history": training.state.history,
             "alignment": results.get("alignment"),
             "variants": training.variants() if variants else {},
@@ -313,8 +346,12 @@ def work(tasks: Iterable[Task | None], options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     sources: dict[str, ImageSource] = {}
     store = Path(options.out)
+    deadline = options.started + options.seconds
     bench = Workbench(resolve_device(options.device), options.compile)
     for name, seed, noise in iter(iter(tasks).__next__, None):
+        if is_late(deadline):
+            print(f"no time for {name}", flush=True)
+            continue
         config = candidate_config(name)
         config = replace(
             config,
@@ -336,7 +373,11 @@ def work(tasks: Iterable[Task | None], options: argparse.Namespace) -> None:
             data = data_of(config.data, options.stage)
             if not sources:  # the images are the same for all, whatever their labels
                 sources = open_sources(data, resolve_device(options.device), config.storage, Monitor())
-            line |= run(config, data, sources, bench, options.variants, extras_of(name))
+            with run_folder(options.keep, name, seed, noise) as folder:
+                line |= run(config, data, sources, bench, options.variants, extras_of(name), folder, deadline)
+        except TimeoutError as stopped:
+            print(f"{name}: {stopped}; the same command resumes it", flush=True)
+            continue
         except Exception as error:
             said = f"{type(error).__name__}: {error}".replace(f"{options.cache}", "cache")
             line |= {"status": "failed", "error": said}
@@ -345,6 +386,25 @@ def work(tasks: Iterable[Task | None], options: argparse.Namespace) -> None:
         with open(store, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         print(summary(line), flush=True)
+
+
+@contextmanager
+def run_folder(keep: Path | None, name: str, seed: int, noise: float) -> Iterator[Path]:
+    """Where a run is while it runs: in `keep`, where it stays if its time is up, or a temporary folder."""
+    if keep is None:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+        return
+    folder = keep / f"{name}, seed {seed}, noise {noise}"
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder
+    except TimeoutError:
+        raise
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    shutil.rmtree(folder)
 
 
 def work_from(queue: Any, options: argparse.Namespace) -> None:
@@ -439,7 +499,14 @@ def main() -> None:
     parser.add_argument("--out", default="results/cub.jsonl")
     parser.add_argument("--done", type=Path, nargs="+", default=[], help="files of results that are not made again")
     parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop runs when the command has taken so long")
+    parser.add_argument(
+        "--keep", type=Path, help="folder for runs that --seconds has stopped; the same command resumes them"
+    )
     options = parser.parse_args()
+    if options.seconds < math.inf and (options.keep is None or options.variants):
+        parser.error("--seconds needs --keep FOLDER, where stopped runs stay, and goes without --variants")
+    options.started = time.time()
     done = already_done(options.stage, options.done)
     tasks = [
         (name, seed, noise)

@@ -11,7 +11,7 @@ import pytest
 
 import pfml
 
-LAZY = ["pfml", "pfml.losses", "pfml.distributed", "pfml.export"]
+LAZY = ["pfml", "pfml.losses", "pfml.distributed", "pfml.export", "pfml.plots"]
 #: What the loss is made of: modules, and packages that it may load any part of.
 NEEDED = {
     "pfml",

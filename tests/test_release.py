@@ -160,5 +160,6 @@ def test_the_changelog_has_a_section_of_this_version():
     assert re.search(rf"^## {re.escape(__version__)}\b", text, re.MULTILINE)
 
 
-def test_the_readme_names_the_wheel_of_this_version():
-    assert re.findall(r"dist/pfml-(.+?)-py3", (ROOT / "README.md").read_text(encoding="utf-8")) == [__version__]
+@pytest.mark.parametrize("page", ["README.md", "docs/START.md"])
+def test_the_wheel_is_named_with_this_version(page):
+    assert re.findall(r"\bpfml-([\d.]+)-py3", (ROOT / page).read_text(encoding="utf-8")) == [__version__]

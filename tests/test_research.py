@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pfml.methods import METHODS, create_loss
+from pfml.methods import METHODS, LossConfig, create_loss
+from pfml.models import EmbedderConfig
+from pfml.runs.config import BatchConfig, DataConfig, RunConfig
 from pfml.runs.recipes import published_recipe
 from small_data import few_glyphs
 
@@ -82,6 +84,54 @@ def test_other_methods_are_run_by_the_recipes_that_the_package_ships(research):
 def test_runs_that_are_done_are_left_out(research, lines):
     done = research["cub"].already_done("test", [STORED["test"], STORED["validation"], ROOT / "no such file"])
     assert done == {(line["candidate"], line["seed"], line["noise"]) for line in lines["test"]}
+
+
+@pytest.mark.slow
+def test_a_run_whose_time_is_up_is_resumed_by_the_same_command(research, monkeypatch, tmp_path, capsys):
+    """DiVA, whose queue and momentum network belong to its state."""
+    cub = research["cub"]
+    config = RunConfig(
+        data=DataConfig("glyphs"),
+        model=EmbedderConfig("convnet", weights="none", embedding_dim=16, image_size=16, parts=4),
+        loss=LossConfig("diva", {"queue_size": 64}),
+        batch=BatchConfig(32, 4),
+        epochs=3,
+    )
+    monkeypatch.setattr(cub, "candidate_config", lambda name: config)
+    monkeypatch.setattr(cub, "extras_of", lambda name: {})
+    monkeypatch.setattr(cub, "data_of", lambda *_: few_glyphs())
+
+    def command(*more):
+        argv = ["--stage=test", "--names=q diva", "--root=.", "--weights=none", "--device=cpu", "--workers=0"]
+        argv += ["--evaluate-every=1", f"--out={tmp_path / 'lines.jsonl'}", *more]
+        monkeypatch.setattr(sys, "argv", ["cub.py", *argv])
+        cub.main()
+        file = tmp_path / "lines.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    (whole,) = command()
+    (tmp_path / "lines.jsonl").unlink()
+    limited = [f"--keep={tmp_path / 'kept'}", f"--done={tmp_path / 'lines.jsonl'}", "--seconds"]
+    for epoch in (1, 2):
+        answers = iter([False, True])  # when the run starts, and after its first epoch
+        with monkeypatch.context() as patch:
+            patch.setattr(cub, "is_late", lambda deadline, answers=answers: next(answers))
+            assert command(*limited, "1000") == []
+        assert f"q diva: stopped after epoch {epoch} of 3; the same command resumes it" in capsys.readouterr().out
+    assert command(*limited, "-1") == []  # no time at all
+    assert "no time for q diva" in capsys.readouterr().out
+    (line,) = command(*limited, "1000")
+    assert line["seconds_from_epoch"] == 2
+    assert not list((tmp_path / "kept").iterdir())
+
+    def curve(line):
+        return [(one["epoch"], one["loss"], one["test"]["recall_at_1"]) for one in line["history"]]
+
+    assert curve(line) == curve(whole)
+    assert len(command(*limited, "1000")) == 1
+    with pytest.raises(SystemExit):
+        command("--seconds=5")
+    assert "--seconds needs --keep FOLDER" in capsys.readouterr().err
 
 
 def test_no_test_run_was_made_twice(lines):

@@ -1,7 +1,9 @@
 """The documentation site: its pages are all in the navigation, its generated pages are whole, and it loads nothing."""
 
 import ast
+import base64
 import dataclasses
+import json
 import os
 import pkgutil
 import re
@@ -35,7 +37,9 @@ def pages_in(nav):
 def test_every_page_is_in_the_navigation_once_and_every_entry_is_a_page():
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     pages = [str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")]
-    assert sorted(pages_in(config["nav"])) == sorted([*pages, *SITE["GENERATED"], *SITE["ROOT_PAGES"]])
+    notebooks = [f"notebooks/{path.stem}.md" for path in (DOCS / "notebooks").glob("*.ipynb")]
+    assert notebooks
+    assert sorted(pages_in(config["nav"])) == sorted([*pages, *notebooks, *SITE["GENERATED"], *SITE["ROOT_PAGES"]])
 
 
 def test_the_page_of_commands_has_the_help_of_every_command():
@@ -83,6 +87,41 @@ def test_the_page_of_formats_has_every_format_with_its_version():
     assert sorted(rows) == sorted(found)
 
 
+def test_the_page_of_a_notebook_has_its_text_its_code_and_its_outputs(tmp_path):
+    def code(source, *outputs, **metadata):
+        return {"cell_type": "code", "source": source, "outputs": outputs, "metadata": metadata}
+
+    image = {
+        "output_type": "display_data",
+        "data": {"image/png": base64.b64encode(b"PNG").decode(), "text/plain": "<Figure>"},
+        "metadata": {"image/png": {"width": 320}},
+    }
+    cells = [
+        {"cell_type": "markdown", "source": ["# A title\n", "\n", "Its text.\n"]},
+        code(["x = 1\n", "print(x)"], {"output_type": "stream", "name": "stdout", "text": ["1\n"]}),
+        code("%%sh\npfml --version"),
+        code("plot()", image, alt="A line that rises"),
+        code("x", {"output_type": "execute_result", "data": {"text/plain": "``` 2"}, "metadata": {}}),
+    ]
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    files = SITE["notebook_files"](path)
+    assert files.keys() == {"notebooks/a.md", "notebooks/a-0.png"}
+    assert files["notebooks/a-0.png"] == b"PNG"
+    page = files["notebooks/a.md"]
+    assert page.startswith("# A title\n\n*A notebook")
+    assert '<a href="a.ipynb" download>' in page
+    for block in (
+        "\nIts text.\n",
+        "````python\nx = 1\nprint(x)\n````\n\n````{.text .output}\n1\n````\n",
+        "````bash\npfml --version\n````\n",
+        '![A line that rises](a-0.png){width="320"}\n',
+        "````{.text .output}\n``` 2\n````\n",
+    ):
+        assert block in page
+    assert "<Figure>" not in page
+
+
 @pytest.mark.parametrize(
     ("text", "site"),
     [
@@ -90,6 +129,8 @@ def test_the_page_of_formats_has_every_format_with_its_version():
         ("[a](docs/LOSS.md#options)", "[a](LOSS.md#options)"),
         ("[a](README.md)", "[a](index.md)"),
         ("[MIT](../LICENSE)", "MIT"),
+        ("[a](notebooks/loss.ipynb)", "[a](notebooks/loss.md)"),
+        ("[a](loss.ipynb#an-anchor)", "[a](loss.md#an-anchor)"),
         ("[a](LOSS.md), [b](../LOSS.md)", "[a](LOSS.md), [b](../LOSS.md)"),
     ],
 )
@@ -135,5 +176,11 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path):
     for page in ("index.html", "reference/cli.html", "reference/loss.html", "CONTRIBUTING.html"):
         assert (tmp_path / page).is_file()
     loss = (tmp_path / "reference" / "loss.html").read_text(encoding="utf-8")
+    for notebook in (DOCS / "notebooks").glob("*.ipynb"):
+        page = (tmp_path / "notebooks" / f"{notebook.stem}.html").read_text(encoding="utf-8")
+        shown = re.findall(r'<img alt="([^"]+)" src="([^"]+)"', page)
+        assert all((tmp_path / "notebooks" / name).is_file() for _, name in shown)
+        assert len(shown) == notebook.read_text(encoding="utf-8").count('"image/png": "')
+        assert (tmp_path / "notebooks" / notebook.name).is_file()  # which the page offers
     assert "proxies_per_class" in loss  # the docstring, not only the heading
     assert "&gt;&gt;&gt;" in loss

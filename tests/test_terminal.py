@@ -116,3 +116,16 @@ def test_printed_words_mean_themselves_to_a_shell_and_nothing_to_a_terminal(word
 
 def test_bytes_that_are_no_utf_8_are_shown_as_bytes():
     assert visible("caf\udce9") == r"caf\xe9"
+
+
+def test_a_cell_of_a_notebook_is_no_terminal_although_jupyter_asks_for_colors(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    assert plain_console().is_terminal
+    assert plain_console(stderr=True).is_terminal
+    monkeypatch.setenv("JPY_PARENT_PID", "1")
+    assert not plain_console().is_terminal
+    assert not plain_console(stderr=True).is_terminal
+    track = ProgressMonitor(create_console()).track
+    assert list(track(range(3), "embedding", 3)) == [0, 1, 2]
+    assert capsys.readouterr().out == ""

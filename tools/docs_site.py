@@ -1,13 +1,16 @@
 """What the documentation site has beside docs/: a hook of mkdocs, named in mkdocs.yml and run by `make docs`.
 
-It adds the pages that are generated (commands from their parsers, configuration keys from the dataclasses) and those of
-the repository's root, gives headings the anchors that they have on GitHub, and fails the build if a page would load
-anything from elsewhere. mkdocs is imported where it calls a hook, so the pages can be made without it.
+It adds the pages that are generated (commands from their parsers, configuration keys from the dataclasses, notebooks
+from their files) and those of the repository's root, gives headings the anchors that they have on GitHub, and fails the
+build if a page would load anything from elsewhere. mkdocs is imported where it calls a hook, so the pages can be made
+without it.
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import json
 import re
 import sys
 from html.parser import HTMLParser
@@ -21,7 +24,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 #: Pages of the repository's root that are pages of the site too.
-ROOT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+ROOT_PAGES = ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
+NOTEBOOKS = tuple(sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")))
 
 
 def cli_page() -> str:
@@ -91,6 +95,39 @@ def _yaml(value: Any) -> str:
     return str(list(value)) if isinstance(value, tuple) else str(value)
 
 
+def notebook_files(path: Path) -> dict[str, str | bytes]:
+    """The page of a notebook and its plots, by their names on the site."""
+    name, images = f"notebooks/{path.stem}", {}
+    blocks = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            blocks.append(source)
+            continue
+        blocks.append(_fenced(source.removeprefix("%%sh\n"), "bash" if source.startswith("%%sh\n") else "python"))
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "image/png" in data:
+                image = f"{name}-{len(images)}.png"
+                images[image] = base64.b64decode(data["image/png"])
+                width = output["metadata"].get("image/png", {}).get("width")
+                size = f'{{width="{width}"}}' if width else ""
+                blocks.append(f"![{cell['metadata'].get('alt', '')}]({Path(image).name}){size}")
+            elif "text/markdown" in data:
+                blocks.append("".join(data["text/markdown"]))
+            else:
+                text = "".join(output.get("text") or data.get("text/plain", ()))
+                blocks.append(_fenced(text, "{.text .output}"))
+    title, *rest = blocks[0].split("\n", 1)
+    about = f'*A notebook with its outputs: <a href="{path.name}" download>download {path.name}</a>.*'
+    blocks[0] = "\n\n".join([title, about, *rest])
+    return {f"{name}.md": "\n\n".join(blocks) + "\n", **images}
+
+
+def _fenced(text: str, language: str) -> str:
+    return f"````{language}\n{text.rstrip()}\n````"
+
+
 #: Page that is generated -> what makes it.
 GENERATED = {"reference/cli.md": cli_page, "reference/config.md": config_page}
 
@@ -105,6 +142,7 @@ def with_site_links(text: str) -> str:
     text = re.sub(r"\]\((?:\.\./)?README\.md(?:#[^)]*)?\)", "](index.md)", text)
     text = re.sub(rf"\]\(\.\./({'|'.join(map(re.escape, ROOT_PAGES))})", r"](\1", text)
     text = re.sub(r"\]\(docs/", "](", text)
+    text = re.sub(r"\]\(((?:\w+/)*\w+)\.ipynb(?=[)#])", r"](\1.md", text)
     return re.sub(r"\[([^\]]+)\]\((?:\.\./)?(?:LICENSE|CITATION\.cff)\)", r"\1", text)
 
 
@@ -157,6 +195,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
     for name, create in GENERATED.items():
         files.append(File.generated(config, name, content=create()))
+    for path in NOTEBOOKS:
+        for name, content in notebook_files(path).items():
+            files.append(File.generated(config, name, content=content))
     for name in ROOT_PAGES:
         files.append(File.generated(config, name, content=(ROOT / name).read_text(encoding="utf-8")))
     return files

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -71,7 +73,9 @@ def plain_console(width: int | None = None, *, stderr: bool = False) -> Console:
                 # what has `control` is rich's own, such as the movements of a progress bar
                 yield segment if segment.control else segment._replace(text=visible(segment.text))
 
-    return PlainConsole(width=width, stderr=stderr)
+    # Jupyter asks the commands of a cell for colors, which rich takes for a terminal: bars would fill the notebook
+    in_notebook = "JPY_PARENT_PID" in os.environ and not (sys.stderr if stderr else sys.stdout).isatty()
+    return PlainConsole(width=width, stderr=stderr, force_terminal=False if in_notebook else None)
 
 
 def print_line(console: Console, line: str) -> None:

@@ -300,7 +300,9 @@ def test_the_command_counts_suspects_and_names_what_it_cannot_judge(labeled_imag
     suspects = sum(row["listed"] == "yes" for row in written) or sum(float(row["score"]) > 0 for row in written)
     assert suspects < 48
     assert f"suspects.csv: {suspects} suspects and {48 - suspects} more images, in order;" in printed
-    assert "black.png" in (tmp_path / "run" / "audit" / "audit.html").read_text()
+    page = (tmp_path / "run" / "audit" / "audit.html").read_text()
+    assert "black.png" in page
+    assert f"{labeled_images.parent}/" not in page, "suspects are named without the folders that all images share"
 
 
 def test_what_apply_does_needs_apply(noisy_run, tmp_path, capsys):

@@ -17,6 +17,10 @@ def literal(embeddings, labels, loss):
     """The published loss: for each pair of places, a cross entropy of each class that has a sample at both."""
     points = embeddings if loss.head is None else embeddings @ loss.head.weight.T + loss.head.bias
     ball = [exponential_map(clipped(x, loss.clip_radius), curvature=loss.curvature) for x in points]
+    if loss.riemannian:
+        for x in ball:  # the hook sees the gradient at the point of the ball
+            factor = (1 - loss.curvature * float(x.detach() @ x.detach())) ** 2 / 4
+            x.register_hook(lambda gradient, factor=factor: factor * gradient)
     classes = {}
     for index, label in enumerate(labels.tolist()):
         classes.setdefault(label, []).append(index)
@@ -36,7 +40,7 @@ def literal(embeddings, labels, loss):
                 losses.append(-torch.log(own / (own + sum(similarity(anchor, index) for index in rest))))
             if losses:
                 total = total + sum(losses) / len(losses)
-    return total
+    return total / places**2 if loss.reduction == "mean" else total
 
 
 def batch(labels, scale=2.0):
@@ -54,8 +58,14 @@ BATCHES = {
 @pytest.mark.parametrize("labels", BATCHES.values(), ids=BATCHES.keys())
 @pytest.mark.parametrize(
     "options",
-    [{}, {"curvature": 1.0, "clip_radius": 1.5, "temperature": 0.5}, {"head_dim": 3}],
-    ids=["plain", "other", "head"],
+    [
+        {},
+        {"curvature": 1.0, "clip_radius": 1.5, "temperature": 0.5},
+        {"head_dim": 3},
+        {"reduction": "mean", "riemannian": True},
+        {"curvature": 1.0, "head_dim": 3, "riemannian": True},
+    ],
+    ids=["plain", "other", "head", "as HIER's code", "riemannian head"],
 )
 def test_value_and_gradients_are_those_of_the_published_loss(labels, options):
     torch.manual_seed(0)
@@ -131,6 +141,7 @@ def test_a_small_temperature_does_not_overflow_or_underflow():
         ({"temperature": -1.0}, "temperature must be positive"),
         ({"head_dim": -1}, "head_dim must be an integer >= 0"),
         ({"head_dim": 1.5}, "head_dim must be an integer >= 0"),
+        ({"reduction": "none"}, "reduction must be 'sum' or 'mean', got 'none'"),
     ],
 )
 def test_bad_options_are_named(options, message):

@@ -97,7 +97,7 @@ def test_a_module_is_the_concatenation_of_its_four_branches(
         convolution(backbone, prefix + "pool_proj", pooled),
     ]
     with torch.no_grad():
-        torch.testing.assert_close(backbone._inception(module, x), torch.cat(expected, 1))
+        torch.testing.assert_close(backbone.inception(module, x), torch.cat(expected, 1))
 
 
 def test_a_stride_2_module_passes_its_pooled_input_on(backbone: BNInception) -> None:
@@ -105,7 +105,7 @@ def test_a_stride_2_module_passes_its_pooled_input_on(backbone: BNInception) -> 
 
     x = torch.randn(1, 320, 8, 8)
     with torch.no_grad():
-        features = backbone._inception(INCEPTIONS[2], x)
+        features = backbone.inception(INCEPTIONS[2], x)
     assert features.shape == (1, 576, 4, 4)
     # Caffe's pooling covers the last row and column, torch's default does not
     assert torch.equal(features[:, 256:, :3, :3], F.max_pool2d(x, 3, 2))

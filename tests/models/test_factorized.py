@@ -40,6 +40,7 @@ def settled(backbone):
 BACKBONES = {
     "convnet": lambda: settled(create_backbone("convnet")[0]),
     "resnet18": lambda: settled(SmallTimm("resnet18")),
+    "bn_inception": lambda: settled(create_backbone("bn_inception")[0]),
     "vit": lambda: SmallTimm("vit_small_patch16_224", image_size=SIZE).eval(),
 }
 
@@ -103,6 +104,44 @@ def test_a_block_is_the_sum_of_its_sub_blocks():
         expected = F.relu(parts[number] + block.downsample(maps))
         torch.testing.assert_close(routed, expected)
         torch.testing.assert_close(by_gates, expected)
+
+
+@pytest.mark.parametrize(("place", "name"), [(0, "3a"), (2, "3c")], ids=["with all branches", "that halves the image"])
+def test_sub_blocks_of_an_inception_module_add_up_before_its_last_relu(place, name):
+    """From torch's own layers: every branch has a third of the channels before its last convolution."""
+    backbone = FactorizedBackbone(settled(create_backbone("bn_inception")[0]), 3).double().eval()
+    unit, layer = _parts(backbone.inner, 3).units[place], lambda part: backbone.inner.get_submodule(part)
+    maps = torch.randn(2, unit.width, 4, 4, dtype=torch.float64)
+
+    def normal(part, inner):
+        return layer(f"inception_{name}_{part}_bn")(layer(f"inception_{name}_{part}")(inner))
+
+    pool = F.avg_pool2d(maps, 3, 1, padding=1) if name == "3a" else F.max_pool2d(maps, 3, 2, ceil_mode=True)
+    inner = {
+        "1x1": maps,
+        "3x3": F.relu(normal("3x3_reduce", maps)),
+        "double_3x3_2": F.relu(normal("double_3x3_1", F.relu(normal("double_3x3_reduce", maps)))),
+        "pool_proj": pool,
+    }
+    if name == "3c":
+        inner = {part: inner[part] for part in ("3x3", "double_3x3_2")}
+    sums = dict.fromkeys(inner, 0.0)
+    for number in range(3):
+        expected = []
+        for part, before in inner.items():
+            channels = before.shape[1]
+            kept = before.clone()
+            kept[:, [channel for channel in range(channels) if channel * 3 // channels != number]] = 0
+            nothing = normal(part, torch.zeros_like(before))
+            sub_block = normal(part, kept) - nothing + nothing / 3
+            sums[part] = sums[part] + sub_block
+            expected.append(F.relu(sub_block))
+        expected += [pool] if name == "3c" else []
+        choose(backbone, number)
+        for routed in unit.routed(maps, backbone.routers[place]):
+            torch.testing.assert_close(routed, torch.cat(expected, 1))
+    for part, before in inner.items():
+        torch.testing.assert_close(sums[part], normal(part, before))
 
 
 def test_sub_blocks_of_a_transformer_are_those_of_the_authors_conversion():
@@ -198,10 +237,8 @@ def test_published_weights_load_into_it(tmp_path):
 
 
 def test_other_backbones_are_refused_by_name():
-    with pytest.raises(
-        ValueError, match="sub_blocks need a ResNet, a vision transformer or the convnet, got BNInception"
-    ):
-        create_embedder("bn_inception", weights="none", sub_blocks=3)
+    with pytest.raises(ValueError, match="sub_blocks need a ResNet, BN-Inception, .* or the convnet, got EfficientNet"):
+        create_embedder("efficientnet_lite0", weights="none", sub_blocks=3)
     with pytest.raises(ValueError, match="sub_blocks must be an integer >= 1, got 0"):
         EmbedderConfig(sub_blocks=0)
     network = Embedder.wrap(nn.Conv2d(3, 4, 3), Preprocessing(8, 8))

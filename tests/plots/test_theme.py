@@ -12,6 +12,7 @@ from pfml.plots.theme import (
     new_figure,
     png_of_figure,
     png_of_image,
+    rc_params,
 )
 
 
@@ -49,3 +50,19 @@ def test_a_name_that_no_font_has_is_plotted_without_a_warning(recwarn):
     figure.suptitle("finch\x1b[2J 鳥")
     assert png_of_figure(figure).startswith(b"\x89PNG")
     assert not [str(warning.message) for warning in recwarn if "Glyph" in str(warning.message)]
+
+
+def test_plots_of_your_own_take_the_colors_of_the_theme():
+    from matplotlib import rc_context
+    from matplotlib.colors import to_hex
+    from matplotlib.figure import Figure
+
+    for theme in (LIGHT, DARK):
+        with rc_context(rc_params(theme)):
+            figure = Figure()
+            axes = figure.subplots()
+            lines = [axes.plot([0, 1])[0].get_color() for _ in theme.series]
+        assert to_hex(figure.get_facecolor()) == to_hex(axes.get_facecolor()) == theme.paper
+        assert lines[0] == theme.accent
+        assert sorted(lines) == sorted(theme.series)
+        assert [side for side, spine in axes.spines.items() if spine.get_visible()] == ["left", "bottom"]

@@ -87,6 +87,7 @@ def test_the_images_of_a_worker_that_dies_are_embedded_once_by_another(tmp_path,
     assert again.unchanged == 23
 
 
+@pytest.mark.slow  # Ray takes a minute to read two lists
 @pytest.mark.usefixtures("_ray")
 def test_the_command_writes_what_the_local_engine_writes(tmp_path, images, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -5,6 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
+import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 from running_server import LIMIT
@@ -14,6 +15,13 @@ CHROMIUM = next((path for name in ("chromium", "chromium-browser") if (path := s
 SHOTS = os.environ.get("PFML_SCREENSHOTS")
 LOADS = itertools.count()
 WIDE = {"width": 1280, "height": 860}
+#: Widths and color schemes of a page: each one quickly, all combinations slowly.
+LOOKS = [
+    (1400, "light"),
+    (400, "dark"),
+    pytest.param(1400, "dark", marks=pytest.mark.slow),
+    pytest.param(400, "light", marks=pytest.mark.slow),
+]
 
 
 def load(page, address, view=""):

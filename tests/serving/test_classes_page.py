@@ -9,7 +9,7 @@ pytest.importorskip("fastapi", reason="pfml serve needs the extra serve")
 pytest.importorskip("playwright.sync_api", reason="the page is tested through the package playwright")
 pytest.importorskip("axe_playwright_python", reason="accessibility is checked by axe-playwright-python")
 
-from browser_page import CHROMIUM, WIDE, assert_accessible, load, shot
+from browser_page import CHROMIUM, LOOKS, WIDE, assert_accessible, load, shot
 from playwright.sync_api import expect
 
 from pfml.search import Edit, ImageIndex
@@ -311,8 +311,7 @@ def test_rates_that_were_measured_before_a_merge_are_called_so(page):
     expect(page.locator("#run-facts")).to_contain_text("measured before a merge: run pfml calibrate")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_classes_are_accessible_and_do_not_scroll_sideways(unloaded, address, served_run, width, scheme):
     page = unloaded
     write_similar(served_run, ("blue", "green"))

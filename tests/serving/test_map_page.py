@@ -72,6 +72,20 @@ def crowded(unloaded, address):
     unloaded.unroute("**/api/map")
 
 
+def test_a_map_without_proxies_has_no_switch_for_them(unloaded, address):
+    none = {"proxy_x": [], "proxy_y": [], "proxy_labels": []}
+    unloaded.route("**/api/map", lambda route: route.fulfill(json={**route.fetch().json(), **none}))
+    load(unloaded, address, "map")
+    unloaded.wait_for_selector("#map-canvas[data-drawn='48']")
+    expect(unloaded.locator("#map-note")).to_have_text("PCA of 48 images")
+    expect(unloaded.locator("#map-proxies-label")).to_be_hidden()
+    unloaded.unroute("**/api/map")
+    load(unloaded, address, "map")
+    expect(unloaded.locator("#map-note")).to_have_text("PCA of 48 images, 6 proxies")
+    expect(unloaded.locator("#map-proxies-label")).to_be_visible()
+
+
+@pytest.mark.slow  # a server that sends so many, and software rendering
 def test_a_hundred_thousand_points_are_drawn_and_moved_smoothly(crowded):
     page = crowded
     assert page.locator("#map-canvas").get_attribute("data-drawn-by") == "webgl"

@@ -13,7 +13,7 @@ pytest.importorskip("fastapi", reason="pfml serve needs the extra serve")
 pytest.importorskip("playwright.sync_api", reason="the page is tested through the package playwright")
 pytest.importorskip("axe_playwright_python", reason="accessibility is checked by axe-playwright-python")
 
-from browser_page import CHROMIUM, WIDE, assert_accessible, load, shot
+from browser_page import CHROMIUM, LOOKS, WIDE, assert_accessible, load, shot
 from playwright.sync_api import expect
 from running_server import running
 
@@ -336,8 +336,7 @@ def test_the_page_shows_that_the_index_is_damaged_as_long_as_it_is(unloaded, add
     expect(page.locator("#problem")).to_be_hidden()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_the_page_is_accessible_and_does_not_scroll_sideways(unloaded, address, blue, width, scheme):
     page = unloaded
     page.set_viewport_size({"width": width, "height": 800})

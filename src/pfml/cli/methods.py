@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from pfml.methods import Method
-    from pfml.methods.recipe import PublishedRecipe
+    from pfml.methods.recipe import PublishedRecipe, Recipe
 
 __all__ = ["add_methods_arguments", "markdown_table", "methods", "recipe_lines", "recipe_table", "recipe_yaml"]
 
@@ -87,20 +87,50 @@ def markdown_table() -> str:
 
 
 def recipe_table() -> str:
-    """All published recipes, those of methods that share them once."""
+    """What the published recipes are for, where their values stand and what they leave out, a row for each file."""
+    from pfml.methods.recipe import read_recipes
     from pfml.methods.table import METHODS
 
-    headings = ("methods", "data set", "backbone", "published with", "not as published")
-    sharing: dict[int, list[str]] = {}
+    headings = ("methods", "recipes", "source", "not as published")
+    sharing: dict[str, list[str]] = {}
     for name, method in METHODS.items():
-        sharing.setdefault(id(method.recipes), []).append(f"`{name}`")
-    recipes = {id(method.recipes): method.recipes for method in METHODS.values()}
-    rows = [
-        (", ".join(names), recipe.dataset or "any", recipe.backbone or "any", recipe.describe(), recipe.departs)
-        for shared, names in sharing.items()
-        for recipe in recipes[shared]
-    ]
+        sharing.setdefault(method.recipe_file, []).append(f"`{name}`")
+    sharing.pop("", None)
+    rows = []
+    for file, names in sharing.items():
+        recipes = read_recipes(file)
+        sources = _by_setting(recipes, [[recipe.source] for recipe in recipes])
+        departures = _by_setting(recipes, [recipe.departs.split("; ") for recipe in recipes])
+        rows.append((", ".join(names), _setting(recipes, ()), sources, departures))
     return _markdown(headings, rows)
+
+
+def _by_setting(recipes: Sequence[Recipe], remarks: Sequence[Sequence[str]]) -> str:
+    """Each remark once: first those about all recipes, then the others under the recipes that they are about."""
+    about: dict[str, list[Recipe]] = {}
+    for recipe, said in zip(recipes, remarks, strict=True):
+        for remark in filter(None, said):
+            about.setdefault(remark, []).append(recipe)
+    groups: dict[str, list[str]] = {"": []}
+    for remark, those in about.items():
+        setting = _setting(those, recipes) if len(those) < len(recipes) else ""
+        groups.setdefault(setting, []).append(remark)
+    texts = [(f"{setting}: " if setting else "") + "; ".join(group) for setting, group in groups.items() if group]
+    return "<br>".join(texts)
+
+
+def _setting(recipes: Sequence[Recipe], among: Sequence[Recipe]) -> str:
+    """The backbones of recipes, with their data sets unless these are all `among` others, or the data sets alone."""
+    datasets: dict[str, list[str]] = {}
+    for recipe in recipes:
+        datasets.setdefault(recipe.backbone or "any backbone", []).append(recipe.dataset or "any data set")
+    backbones = {recipe.backbone for recipe in among}
+    whole = [one for one in among if one.backbone in {recipe.backbone for recipe in recipes}]
+    if len(whole) == len(recipes):
+        return ", ".join(datasets)
+    if len(backbones) == 1:
+        return ", ".join(dict.fromkeys(recipe.dataset or "any data set" for recipe in recipes))
+    return "; ".join(f"{backbone} on {', '.join(names)}" for backbone, names in datasets.items())
 
 
 def recipe_yaml(name: str, dataset: str = "cub", backbone: str = "resnet50") -> str:

@@ -46,7 +46,7 @@ SWEEPS = {"pfml": PAPER_SWEEPS, "pfml-log": LOG_SWEEPS, "pfml-robust": ROBUST_SW
 RETRIEVAL_METHODS = (
     "zero-shot", "epshn", "normalized-softmax", "htl", "multi-similarity-miner", "soft-triple", "circle", "diva",
     "proxy-nca++", "proxy-gml", "proxy-anchor", "dcml-mdw", "drml-pa", "multi-similarity-das", "hist", "hyp", "hier",
-    "dfml-pa", "proxy-anchor-hse", "margin-hse", "proxy-anchor-nir", "cpml", "pfml", "pfml-log",
+    "dfml-pa", "proxy-anchor-hse", "margin-hse", "proxy-anchor-nivmf", "cpml", "pfml", "pfml-log",
 )  # fmt: skip
 SMALL_METHODS = (
     "multi-similarity-miner", "semihard", "lifted-structure", "n-pair", "proxy-nca", "soft-triple", "clustering",

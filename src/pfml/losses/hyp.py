@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pfml.hyperbolic import clip_lengths, tangent_distances
+from pfml.hyperbolic import clip_lengths, riemannian_gradient, tangent_distances
 from pfml.losses.checks import check_batch
 
 __all__ = ["HypLoss", "check_ball"]
@@ -25,13 +25,18 @@ class HypLoss(nn.Module):
         l(x, y) = -log(exp(-d(x, y) / temperature) / sum over z in {y} and N of exp(-d(x, z) / temperature))
         loss    = sum over pairs of places of the mean of l over the positive pairs at these places
 
+    `reduction="mean"` divides it by the square of the number of places. `riemannian` gives gradients at points of the
+    ball those of its metric, times (1 - c |x|^2)^2 / 4. Both change lengths of gradients only, which Adam feels by its
+    eps.
+
     Computed in float32 at least, sums over negatives in float64; autocast is off; checked as `PotentialFieldLoss` is.
 
     Published, in the authors' code: all of the above with curvature 0.1, clip radius 2.3, temperature 0.2. A linear
     layer of 128 dimensions precedes the ball, orthogonal and without bias at the start. The numbers of 384 dimensions
     are those of the backbone's features, ranked by cosines, without that layer: set `head_dim` to 128 and let the
     embedder have no layer. Those of 128 dimensions are ranked by hyperbolic distance
-    (`pfml.evaluation.hyperbolic_recall_at_1`), in the order of cosines if all embeddings are clipped.
+    (`pfml.evaluation.hyperbolic_recall_at_1`), in the order of cosines if all embeddings are clipped. HIER's code
+    trains ResNet-50 with it, with reduction "mean" and riemannian gradients.
 
     Ours: distances are those of `tangent_distances`, without the code's 1e-5 in denominators. Classes may have
     different numbers of samples.
@@ -43,6 +48,8 @@ class HypLoss(nn.Module):
         clip_radius: Largest length of a tangent vector.
         temperature: What distances are divided by.
         head_dim: Dimensions of a linear layer of the loss between embeddings and ball; 0 for none.
+        reduction: "sum" over pairs of places, or "mean" over the square of their number.
+        riemannian: Whether gradients at points of the ball are those of its metric.
     """
 
     needs_length = True
@@ -56,6 +63,8 @@ class HypLoss(nn.Module):
         clip_radius: float = 2.3,
         temperature: float = 0.2,
         head_dim: int = 0,
+        reduction: Literal["sum", "mean"] = "sum",
+        riemannian: bool = False,
     ) -> None:
         super().__init__()
         for name, size in (("num_classes", num_classes), ("embedding_dim", embedding_dim)):
@@ -66,12 +75,16 @@ class HypLoss(nn.Module):
         check_ball(curvature, clip_radius)
         if not 0 < temperature < math.inf:
             raise ValueError(f"temperature must be positive and finite, got {temperature}")
+        if reduction not in ("sum", "mean"):
+            raise ValueError(f"reduction must be 'sum' or 'mean', got {reduction!r}")
         self.num_classes = num_classes
         self.embedding_dim = embedding_dim
         self.curvature = curvature
         self.clip_radius = clip_radius
         self.temperature = temperature
         self.head_dim = head_dim
+        self.reduction = reduction
+        self.riemannian = bool(riemannian)
         self.head: nn.Linear | None = None
         if head_dim:
             self.head = nn.Linear(embedding_dim, head_dim)
@@ -92,8 +105,11 @@ class HypLoss(nn.Module):
             if self.head is not None:
                 points = F.linear(points, self.head.weight.to(wide), self.head.bias.to(wide))
             vectors = clip_lengths(points, self.clip_radius)
+            if self.riemannian:
+                vectors = riemannian_gradient(vectors, curvature=self.curvature)
             distances = tangent_distances(vectors, vectors, curvature=self.curvature)
-            return _contrast(-distances.double() / self.temperature, labels).to(wide)
+            total, pairs_of_places = _contrast(-distances.double() / self.temperature, labels)
+            return (total if self.reduction == "sum" else total / pairs_of_places).to(wide)
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
         """The layer of the loss as a parameter group; an empty list without one."""
@@ -108,7 +124,8 @@ class HypLoss(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"{self.num_classes}, {self.embedding_dim}, curvature={self.curvature}, clip_radius={self.clip_radius}, "
-            f"temperature={self.temperature}, head_dim={self.head_dim}"
+            f"temperature={self.temperature}, head_dim={self.head_dim}, reduction={self.reduction!r}, "
+            f"riemannian={self.riemannian}"
         )
 
     def _learned(self, embeddings: Tensor) -> Tensor:
@@ -132,10 +149,15 @@ def check_ball(curvature: float, clip_radius: float) -> None:
         )
 
 
-def _contrast(logits: Tensor, labels: Tensor) -> Tensor:
-    """The sum over pairs of places of the mean cross entropies, of logits (batch, batch) in float64."""
+def _contrast(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum over pairs of places of the mean cross entropies, and the number of pairs, a place with itself included.
+
+    Args:
+        logits: (batch, batch) in float64.
+        labels: (batch,).
+    """
     if len(labels) < 2:
-        return logits.sum()  # of no or one zero
+        return logits.sum(), logits.new_ones(())  # the sum of no or one zero
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     same = labels[:, None] == labels
     places = same.tril(-1).sum(dim=1)
@@ -148,4 +170,5 @@ def _contrast(logits: Tensor, labels: Tensor) -> Tensor:
     some = negatives > 0
     losses = F.softplus(torch.where(some, negatives, 1.0).log() - logits)
     is_counted = same & ~itself & some
-    return torch.where(is_counted, losses / torch.minimum(counts[:, None], counts), 0.0).sum()
+    total = torch.where(is_counted, losses / torch.minimum(counts[:, None], counts), 0.0).sum()
+    return total, (places.amax() + 1).square()

@@ -24,6 +24,7 @@ from pfml.losses import (
 from pfml.losses.das import DASLoss
 from pfml.losses.metrix import MultiSimilarityMetrixLoss, ProxyAnchorMetrixLoss
 from pfml.losses.nir import ProxyAnchorNIRLoss
+from pfml.losses.nivmf import ProxyAnchorNivMFLoss
 from pfml.methods.method import Method
 
 __all__ = ["METHODS"]
@@ -88,6 +89,14 @@ METHODS: dict[str, Method] = {
         learns="proxies (C, 1, D), a flow",
         recipe_file="proxy-anchor-nir",
         note="the exponential of the negative log-likelihood, as in the code; the paper has the log-likelihood",
+    ),
+    "proxy-anchor-nivmf": Method(
+        ProxyAnchorNivMFLoss,
+        "proxy-anchor beside samples and proxies as distributions on the sphere, of each proxy one of its own shape",
+        "Kirchhof et al., ECCV 2022",
+        learns="proxies (C, 1, D), concentrations (C, D), a temperature",
+        recipe_file="proxy-anchor-nivmf",
+        note="EL-nivMF; the normalizer by a bound of Bessel functions, where the code has parabolas",
     ),
     "proxy-anchor-metrix": Method(
         ProxyAnchorMetrixLoss,

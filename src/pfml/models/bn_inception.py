@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pfml.models.backbone import Backbone
 
-__all__ = ["BNInception"]
+__all__ = ["INCEPTIONS", "BNInception", "Inception", "branch_names"]
 
 
 class Inception(NamedTuple):
@@ -68,12 +68,34 @@ class BNInception(Backbone):
         assert channels == self.num_features
 
     def forward(self, images: Tensor) -> Tensor:
+        features = self.stem(images)
+        for module in INCEPTIONS:
+            features = self.inception(module, features)
+        return features
+
+    def stem(self, images: Tensor) -> Tensor:
+        """What the first module gets, (B, 192, height / 8, width / 8)."""
         features = F.max_pool2d(self._convolve("conv1_7x7_s2", images), 3, 2, ceil_mode=True)
         features = self._convolve("conv2_3x3", self._convolve("conv2_3x3_reduce", features))
-        features = F.max_pool2d(features, 3, 2, ceil_mode=True)
-        for module in INCEPTIONS:
-            features = self._inception(module, features)
-        return features
+        return F.max_pool2d(features, 3, 2, ceil_mode=True)
+
+    def inception(self, module: Inception, features: Tensor) -> Tensor:
+        """The output of a module: its branches side by side."""
+        *direct, projection = branch_names(module)
+        parts = [self._chain(names, features) for names in direct]
+        return torch.cat([*parts, self._chain(projection, self.pooled(module, features))], 1)
+
+    def pooled(self, module: Inception, features: Tensor) -> Tensor:
+        """What the last branch of a module starts from."""
+        if module.projection:
+            pool = F.avg_pool2d if module.pool == "avg" else F.max_pool2d
+            return pool(features, 3, 1, padding=1)
+        if features.shape[-2] % 2 or features.shape[-1] % 2:
+            raise ValueError(
+                f"BN-Inception must halve maps of even height and width, got {tuple(features.shape[-2:])} at "
+                f"inception_{module.name}; use an image size that is a multiple of 32, such as 224"
+            )
+        return F.max_pool2d(features, 3, 2, ceil_mode=True)
 
     def _add_inception(self, module: Inception, channels: int) -> int:
         """Add the convolutions of a module; its number of output channels."""
@@ -91,26 +113,9 @@ class BNInception(Backbone):
             self._add_convolution(f"{prefix}_pool_proj", channels, module.projection, 1)
         return (module.single or 0) + triple + double + (module.projection or channels)
 
-    def _inception(self, module: Inception, features: Tensor) -> Tensor:
-        prefix = f"inception_{module.name}"
-        branches = [self._convolve(f"{prefix}_1x1", features)] if module.single else []
-        branches.append(self._chain(prefix, ("3x3_reduce", "3x3"), features))
-        branches.append(self._chain(prefix, ("double_3x3_reduce", "double_3x3_1", "double_3x3_2"), features))
-        if module.projection:
-            pool = F.avg_pool2d if module.pool == "avg" else F.max_pool2d
-            branches.append(self._convolve(f"{prefix}_pool_proj", pool(features, 3, 1, padding=1)))
-        else:
-            if features.shape[-2] % 2 or features.shape[-1] % 2:
-                raise ValueError(
-                    f"BN-Inception must halve maps of even height and width, got {tuple(features.shape[-2:])} at "
-                    f"{prefix}; use an image size that is a multiple of 32, such as 224"
-                )
-            branches.append(F.max_pool2d(features, 3, 2, ceil_mode=True))
-        return torch.cat(branches, 1)
-
-    def _chain(self, prefix: str, names: tuple[str, ...], features: Tensor) -> Tensor:
+    def _chain(self, names: tuple[str, ...], features: Tensor) -> Tensor:
         for name in names:
-            features = self._convolve(f"{prefix}_{name}", features)
+            features = self._convolve(name, features)
         return features
 
     def _add_convolution(self, name: str, before: int, after: int, size: int, *, stride: int = 1) -> None:
@@ -121,3 +126,12 @@ class BNInception(Backbone):
         """Convolution, BatchNorm, ReLU."""
         features = self.get_submodule(name)(features)
         return F.relu(self.get_submodule(f"{name}_bn")(features), inplace=True)
+
+
+def branch_names(module: Inception) -> list[tuple[str, ...]]:
+    """The convolutions of each branch; the last branch sees the pooled input, and has none where that is passed on."""
+    single = [("1x1",)] if module.single else []
+    projection = ("pool_proj",) if module.projection else ()
+    double = ("double_3x3_reduce", "double_3x3_1", "double_3x3_2")
+    branches: list[tuple[str, ...]] = [*single, ("3x3_reduce", "3x3"), double, projection]
+    return [tuple(f"inception_{module.name}_{name}" for name in names) for names in branches]

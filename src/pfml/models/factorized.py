@@ -14,7 +14,8 @@ that of the softmax),
 - In a vision transformer, as in the authors' code: heads of attention and hidden units of the MLP, a choice for each
   token. The router of attention sees the normalized tokens, that of the MLP the tokens as they are.
 - In a ResNet, which their code does not have: channels before the last convolution of a block, a choice for each image
-  by its mean input. So with the convnet of small images, convolution by convolution.
+  by its mean input. So with the convnet of small images, convolution by convolution, and with BN-Inception: one choice
+  for the last convolutions of all branches of a module.
 
 BatchNorm takes its running statistics in the routed stream, whatever it does in the other.
 """
@@ -29,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pfml.models.backbone import Backbone
+from pfml.models.bn_inception import INCEPTIONS, BNInception, Inception, branch_names
 from pfml.models.resnet_he import ResNet50He
 from pfml.models.small_convnet import SmallConvNet
 from pfml.models.timm_backbone import TimmBackbone
@@ -40,7 +42,7 @@ class FactorizedBackbone(Backbone):
     """An ordinary backbone with routers.
 
     Args:
-        inner: The backbone: a ResNet or vision transformer of timm's, "resnet50_he" or "convnet".
+        inner: The backbone: a ResNet or vision transformer of timm's, "resnet50_he", "bn_inception" or "convnet".
         sub_blocks: G.
     """
 
@@ -108,12 +110,14 @@ def _parts(inner: Backbone, count: int) -> _Parts:
     network: Any = inner.network if isinstance(inner, TimmBackbone) else inner
     if isinstance(network, SmallConvNet):
         return _of_convnet(network, count)
+    if isinstance(network, BNInception):
+        return _of_inception(network, count)
     if isinstance(network, ResNet50He) or hasattr(network, "layer4"):
         return _of_resnet(network, count)
     if hasattr(network, "blocks") and hasattr(network, "patch_embed") and hasattr(network, "_pos_embed"):
         return _of_transformer(network, count)
     raise ValueError(
-        f"sub_blocks need a ResNet, a vision transformer or the convnet, got {type(network).__name__}; "
+        f"sub_blocks need a ResNet, BN-Inception, a vision transformer or the convnet, got {type(network).__name__}; "
         f"choose the backbone resnet50 or vit_small, or sub_blocks 1"
     )
 
@@ -155,10 +159,11 @@ class _Convolution:
     def routed(self, maps: Tensor, router: nn.Linear) -> tuple[Tensor, Tensor]:
         mean = maps.mean(dim=(2, 3))
         inner, added = self.before(maps), None if self.shortcut is None else self.shortcut(maps)
-        by_gates = self._ended(inner.detach(), gates(router(mean.detach())), added, detached=True)
-        return self._ended(inner, gates(router(mean)), added, detached=False), by_gates
+        by_gates = self.ended(inner.detach(), gates(router(mean.detach())), added, detached=True)
+        return self.ended(inner, gates(router(mean)), added, detached=False), by_gates
 
-    def _ended(self, inner: Tensor, choice: Tensor, added: Tensor | None, *, detached: bool) -> Tensor:
+    def ended(self, inner: Tensor, choice: Tensor, added: Tensor | None, *, detached: bool) -> Tensor:
+        """What the convolution and all after it make of the channels of `inner` that were chosen."""
         layer, scale, shift = self.convolution, *_affine(self.norm)
         weight, bias = layer.weight, layer.bias
         if bias is not None:
@@ -170,6 +175,37 @@ class _Convolution:
         maps = maps if self.between is None else self.between(maps)
         maps = maps * scale[:, None, None] + shift[:, None, None] / self.count
         return F.relu(maps if added is None else maps + added)
+
+
+class _Branches:
+    """A module of BN-Inception: branches side by side, with one choice for all.
+
+    Args:
+        whole: The ordinary way.
+        branches: Those that end in a convolution.
+        passed: What the last branch is if it has none; None if there is no such branch.
+    """
+
+    def __init__(
+        self,
+        whole: Callable[[Tensor], Tensor],
+        branches: list[_Convolution],
+        passed: Callable[[Tensor], Tensor] | None,
+    ) -> None:
+        self.whole, self.branches, self.passed, self.width = whole, branches, passed, branches[0].width
+
+    def routed(self, maps: Tensor, router: nn.Linear) -> tuple[Tensor, Tensor]:
+        mean = maps.mean(dim=(2, 3))
+        choice, by_gates = gates(router(mean)), gates(router(mean.detach()))
+        parts, chosen = [], []
+        for branch in self.branches:
+            inner = branch.before(maps)
+            parts.append(branch.ended(inner, choice, None, detached=False))
+            chosen.append(branch.ended(inner.detach(), by_gates, None, detached=True))
+        if self.passed is not None:
+            parts.append(self.passed(maps))
+            chosen.append(parts[-1].detach())
+        return torch.cat(parts, dim=1), torch.cat(chosen, dim=1)
 
 
 def _detached(maps: Tensor | None) -> Tensor | None:
@@ -224,6 +260,39 @@ def _of_residual(block: Any, count: int) -> _Convolution:
 
     width = block.conv1.in_channels
     return _Convolution(block, before, convolution, norm, shortcut=shortcut, width=width, count=count)
+
+
+def _of_inception(network: BNInception, count: int) -> _Parts:
+    units = [_of_module(network, module, count) for module in INCEPTIONS]
+    return _Parts(network.stem, units, len(units))
+
+
+def _of_module(network: BNInception, module: Inception, count: int) -> _Branches:
+    names = branch_names(module)
+    width = network.get_submodule(names[1][0]).get_parameter("weight").shape[1]
+
+    def branch(names: tuple[str, ...], start: Callable[[Tensor], Tensor]) -> _Convolution:
+        pairs = [[network.get_submodule(name), network.get_submodule(f"{name}_bn")] for name in names]
+        *first, (convolution, norm) = pairs
+        assert isinstance(convolution, nn.Conv2d)
+        assert isinstance(norm, nn.BatchNorm2d)
+
+        def before(maps: Tensor) -> Tensor:
+            maps = start(maps)
+            for pair in first:
+                maps = F.relu(_settled(pair, maps))
+            return maps
+
+        return _Convolution(nn.Identity(), before, convolution, norm, width=width, count=count)
+
+    def pooled(maps: Tensor) -> Tensor:
+        return network.pooled(module, maps)
+
+    *direct, projection = names
+    branches = [branch(each, nn.Identity()) for each in direct]
+    if projection:
+        branches.append(branch(projection, pooled))
+    return _Branches(lambda maps: network.inception(module, maps), branches, None if projection else pooled)
 
 
 def _of_convnet(network: SmallConvNet, count: int) -> _Parts:

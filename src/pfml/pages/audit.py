@@ -58,6 +58,7 @@ def audit_page(
         threshold: The probability from which on an image is listed.
         faults: What else was found; None if nothing else was looked for.
     """
+    names = audit.images.short_names()  # a page is passed on: no folders of the machine that made it
     return render(
         "audit.html",
         title=title,
@@ -65,14 +66,14 @@ def audit_page(
         listed=len(audit.listed(threshold)),
         noise_rate=audit.noise_rate,
         noise_interval=audit.noise_interval,
-        suspects=_suspects(audit, suspects),
+        suspects=_suspects(audit, suspects, names),
         unjudged=about_unjudged(audit) if len(audit.unjudged) else "",
         histogram=in_themes(partial(_plot_scores, audit), "Histogram of the scores of all labels"),
         comparison=_comparison(audit) if audit.detections else None,
         law=str(audit.law),
-        duplicates=[] if faults is None else [_copies(audit, one) for one in faults.duplicates[:SHOWN]],
+        duplicates=[] if faults is None else [_copies(audit, one, names) for one in faults.duplicates[:SHOWN]],
         more_duplicates=0 if faults is None else max(len(faults.duplicates) - SHOWN, 0),
-        others=[] if faults is None else _others(audit, faults),
+        others=[] if faults is None else _others(audit, faults, names),
     )
 
 
@@ -85,15 +86,15 @@ def about_unjudged(audit: Audit) -> str:
     return f"{who} and cannot be judged: {listed}{more}"
 
 
-def _suspects(audit: Audit, suspects: list[Suspect]) -> list[dict[str, Any]]:
+def _suspects(audit: Audit, suspects: list[Suspect], names: list[str]) -> list[dict[str, Any]]:
     """What the page shows of each; an image that is near several of them is decoded once."""
     shown = sorted({index for one in suspects for index in (one.index, *(other.index for other in one.neighbors))})
     pixels = thumbnails(audit.images, shown, side=SIDE).mul(255).round().byte()
     position = {index: k for k, index in enumerate(shown)}
-    return [_suspect(audit, one, ImageSet.unlabeled(pixels), position) for one in suspects]
+    return [_suspect(audit, one, ImageSet.unlabeled(pixels), position, names[one.index]) for one in suspects]
 
 
-def _suspect(audit: Audit, one: Suspect, small: ImageSet, position: dict[int, int]) -> dict[str, Any]:
+def _suspect(audit: Audit, one: Suspect, small: ImageSet, position: dict[int, int], name: str) -> dict[str, Any]:
     neighbors = torch.tensor([[position[other.index] for other in one.neighbors]])
     same_label = torch.tensor([[other.label == one.given for other in one.neighbors]])
     asked = torch.tensor([position[one.index]])
@@ -101,29 +102,31 @@ def _suspect(audit: Audit, one: Suspect, small: ImageSet, position: dict[int, in
     true_class = None
     if audit.true_labels is not None:
         true_class = audit.images.class_names[int(audit.true_labels[one.index])]
-    return {"suspect": one, "plot": Plot(png, f"{one.image} and its nearest neighbors"), "true_class": true_class}
+    plot = Plot(png, f"{name} and its nearest neighbors")
+    return {"suspect": one, "name": name, "plot": plot, "true_class": true_class}
 
 
-def _copies(audit: Audit, group: DuplicateGroup) -> dict[str, Any]:
+def _copies(audit: Audit, group: DuplicateGroup, names: list[str]) -> dict[str, Any]:
     """A group of copies, side by side."""
     shown = group.indices[:IN_GROUP]
     kind = "Exact copies" if group.is_exact else "Near copies"
     where = [name for name, is_so in (("classes", group.is_across_classes), ("parts", group.is_across_parts)) if is_so]
     title = kind + (f" across {' and '.join(where)}" if where else "")
     more = f"; and {len(group.indices) - IN_GROUP:,} more" if len(group.indices) > IN_GROUP else ""
-    return _figure(audit, title, shown, "; ".join(_named(audit, k) for k in shown) + more)
+    return _figure(audit, title, shown, "; ".join(_named(audit, k, names) for k in shown) + more)
 
 
-def _others(audit: Audit, faults: Faults) -> list[dict[str, Any]]:
+def _others(audit: Audit, faults: Faults, names: list[str]) -> list[dict[str, Any]]:
     """Outliers, classes to merge or split and images of poor quality, a list of figures for each that has some."""
-    names = audit.images.class_names
+    classes = audit.images.class_names
     sections: dict[str, list[tuple[str, tuple[int, ...], str]]] = {"Outliers": [], "Classes": [], "Poor images": []}
     for far in faults.outliers:
-        text = f"{_named(audit, far.index)}. Other images are at {far.distance:.2f}; the median is {far.usual:.2f}"
+        distances = f"Other images are at {far.distance:.2f}; the median is {far.usual:.2f}"
+        text = f"{_named(audit, far.index, names)}. {distances}"
         sections["Outliers"].append(("Far from all others", (far.index,), text))
     for fault in faults.classes:
         parts = " and ".join(f"{size:,}" for size in fault.sizes)
-        who = " and ".join(names[label] for label in fault.classes)
+        who = " and ".join(classes[label] for label in fault.classes)
         if fault.kind == "merge":
             title, text = "One class?", f"{who} ({parts} images) are mixed like one class cut at random"
         else:
@@ -131,7 +134,7 @@ def _others(audit: Audit, faults: Faults) -> list[dict[str, Any]]:
         sections["Classes"].append((title, fault.examples, text))
     for poor in faults.quality:
         measure = f"{QUALITY_FAULTS[poor.kind]} {poor.value:.3g}; the median is {poor.usual:.3g}"
-        text = f"{_named(audit, poor.index)}. {measure.capitalize()}"
+        text = f"{_named(audit, poor.index, names)}. {measure.capitalize()}"
         sections["Poor images"].append((poor.kind.capitalize(), (poor.index,), text))
     return [
         {
@@ -150,11 +153,11 @@ def _figure(audit: Audit, title: str, indices: tuple[int, ...], text: str) -> di
     return {"title": title, "plot": Plot(png, title), "text": text}
 
 
-def _named(audit: Audit, index: int) -> str:
+def _named(audit: Audit, index: int, names: list[str]) -> str:
     """Name, class and part of an image."""
-    name = audit.images.class_names[int(audit.images.labels[index])]
+    label = audit.images.class_names[int(audit.images.labels[index])]
     part = f", {audit.roles[index]}" if len({*audit.roles}) > 1 else ""
-    return f"{audit.images.name_of(index)} ({name}{part})"
+    return f"{names[index]} ({label}{part})"
 
 
 def _plot_scores(audit: Audit, theme: Theme) -> Figure:

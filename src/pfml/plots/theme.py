@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ __all__ = [
     "in_both_themes",
     "png_of_figure",
     "png_of_image",
+    "rc_params",
 ]
 
 #: Pixels of a plot per CSS pixel, so that plots are sharp on dense screens.
@@ -88,6 +89,40 @@ def new_figure(theme: Theme, *, width: int, height: int) -> Figure:
     figure = Figure(figsize=(width / INCH, height / INCH), dpi=INCH * PIXEL_DENSITY, layout="constrained")
     figure.set_facecolor(theme.paper)
     return figure
+
+
+def rc_params(theme: Theme) -> dict[str, Any]:
+    """The theme as parameters of matplotlib, for plots of your own: `plt.rcParams.update(rc_params(LIGHT))`."""
+    from matplotlib import cycler
+
+    return {
+        "figure.facecolor": theme.paper,
+        "figure.constrained_layout.use": True,
+        "axes.facecolor": theme.paper,
+        "axes.edgecolor": theme.line,
+        "axes.labelcolor": theme.ink,
+        "axes.titlecolor": theme.ink,
+        "axes.titlelocation": "left",
+        "axes.titlesize": 10,
+        "axes.labelsize": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.prop_cycle": cycler(color=[*theme.series[2:], theme.series[1], theme.series[0]]),
+        "grid.color": theme.line,
+        "grid.linewidth": 0.7,
+        "lines.linewidth": 2.0,
+        "xtick.color": theme.line,
+        "ytick.color": theme.line,
+        "xtick.labelcolor": theme.muted,
+        "ytick.labelcolor": theme.muted,
+        "xtick.labelsize": 8.5,
+        "ytick.labelsize": 8.5,
+        "legend.frameon": False,
+        "legend.fontsize": 8.5,
+        "text.color": theme.ink,
+    }
 
 
 def style_axes(axes: Axes, theme: Theme) -> None:

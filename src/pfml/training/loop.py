@@ -421,11 +421,12 @@ class Training:
                 whole = started_loss(self.config.loss, self.start, names, points, self.data.train.labels, seed=seed)
                 load_loss_state(self.loss, whole.state_dict())
                 return
-        if getattr(self.loss, "proxies_ready", True):
+        loss: Any = loss_of_all(self.loss)
+        if getattr(loss, "proxies_ready", True):
             return
         embeddings = self.embeddings("train")
         generator = generator_for(self.config.seed, "proxies", 0)
-        self.loss.initialize_proxies(embeddings.to(self.device), self.labels, generator=generator)
+        loss.initialize_proxies(embeddings.to(self.device), self.labels, generator=generator)
 
     def evaluate(self, epoch: int, mean_loss: float) -> None:
         """Add an evaluation of what is held out, after so many epochs, to the history."""

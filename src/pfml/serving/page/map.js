@@ -9,16 +9,21 @@ const byId = (id) => document.getElementById(id);
 const SMALLEST = 0.8;
 const LARGEST = 60;
 const NEAR = 14; // pixels
+const ABOVE = 48; // pixels of a name above the middle of its class, at most
 
-// The middle of each class: the median of its images, which stragglers do not move.
+// The middle of each class, the median of its images, which stragglers do not move; and how high nine of ten lie.
 function centersOf(map) {
   const members = new Map();
   map.labels.forEach((label, k) => {
     if (label >= 0 && !members.get(label)?.push(k)) members.set(label, [k]);
   });
-  const median = (values) => values.sort((a, b) => a - b)[Math.floor(values.length / 2)];
+  const quantile = (values, part) => values.sort((a, b) => a - b)[Math.floor(values.length * part)];
+  const center = ([label, rows]) => {
+    const [xs, ys] = [rows.map((k) => map.x[k]), rows.map((k) => map.y[k])];
+    return { label, size: rows.length, x: quantile(xs, 0.5), y: quantile(ys, 0.5), high: quantile(ys, 0.9) };
+  };
   return [...members]
-    .map(([label, rows]) => ({ label, size: rows.length, x: median(rows.map((k) => map.x[k])), y: median(rows.map((k) => map.y[k])) }))
+    .map(center)
     .sort((a, b) => b.size - a.size);
 }
 
@@ -149,7 +154,7 @@ export function start({ status, classes, edits, searchByImage }) {
     pen.globalAlpha = 1;
   }
 
-  // The names of classes at their centers, as far as they do not overlap; the larger classes first.
+  // The names of classes above their images, as far as they do not overlap; the larger classes first.
   function drawNames(ink, paper) {
     if (!coloring.areNamesNeeded()) return; // the legend has them
     const taken = [];
@@ -160,11 +165,12 @@ export function start({ status, classes, edits, searchByImage }) {
     const shown = shownClass();
     const first = centers.filter((one) => one.label === shown);
     for (const one of [...first, ...centers.filter((each) => each.label !== shown)]) {
-      const [left, top] = toScreen(one.x, one.y);
+      const [left, middle] = toScreen(one.x, one.y);
+      const top = Math.max(toScreen(one.x, one.high)[1] - 14, middle - ABOVE, 12);
       const name = readable(data.class_names[one.label]);
       const half = pen.measureText(name).width / 2 + 4;
       const box = [left - half, top - 9, left + half, top + 9];
-      if (box[2] < 0 || box[0] > canvas.clientWidth || top < 0 || top > canvas.clientHeight) continue;
+      if (box[2] < 0 || box[0] > canvas.clientWidth || middle < 0 || middle > canvas.clientHeight) continue;
       if (taken.some((other) => box[0] < other[2] && box[2] > other[0] && box[1] < other[3] && box[3] > other[1])) continue;
       taken.push(box);
       pen.globalAlpha = shown < 0 || one.label === shown ? 1 : 0.45;
@@ -451,7 +457,9 @@ export function start({ status, classes, edits, searchByImage }) {
     empty(data.ids.length ? "" : "The index is empty: pfml index RUN FOLDER adds images.");
     const subsample = data.ids.length < data.images ? `${data.ids.length.toLocaleString("en")} of ` : "";
     const method = { tsne: "t-SNE", umap: "UMAP", pca: "PCA" }[data.method] ?? data.method;
-    byId("map-note").textContent = `${method} of ${subsample}${data.images.toLocaleString("en")} images, ${data.proxy_x.length} proxies`;
+    const proxies = data.proxy_x.length;
+    byId("map-note").textContent = `${method} of ${subsample}${data.images.toLocaleString("en")} images${proxies ? `, ${proxies} proxies` : ""}`;
+    byId("map-proxies-label").hidden = !proxies;
     centers = centersOf(data);
     hovered = -1;
     tip.hidden = true;
