@@ -7,8 +7,10 @@
     python research/folders.py table results/folders.jsonl
 
 All images pass through the backbone once for all folders; from their features `pfml.ladder.ladder.climb` works up the
-ladder of each folder, as the command does. The pilot is for choosing the rules of the ladder. "command" makes folders
-of files, runs the command as a user does, and reads its results, which takes many times as long.
+ladder of each folder, as the command does. Each model is also judged by all other images of the test classes in CUB,
+since a folder holds out few; "further" adds that to lines without it. The pilot is for choosing the rules of the
+ladder. "command" makes folders of files, runs the command as a user does, and reads its results, which takes many times
+as long.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ class Folder:
 
     @property
     def name(self) -> str:
-        noise = f", {self.noise:.0%} label noise" if self.noise else ""
+        noise = f", {100 * self.noise:.0f} % label noise" if self.noise else ""
         return f"{self.classes} classes of {self.images}{noise}"
 
 

@@ -28,7 +28,7 @@ def research():
     """The scripts as modules; `trial` adds a method to the table, which is taken off again."""
     before = dict(METHODS)
     sys.path.insert(0, str(ROOT / "research"))
-    names = ("trial", "candidates", "tables", "plots", "choose", "cub", "transfer")
+    names = ("trial", "candidates", "tables", "plots", "choose", "cub", "transfer", "folders")
     try:
         yield {name: importlib.import_module(name) for name in names}
     finally:
@@ -149,6 +149,14 @@ def test_the_tables_have_the_numbers_of_the_documentation(research, lines):
             assert runs == "3", (name, noise)
             shown = any(recall in line and precision in line for line in text.splitlines() if line.startswith("|"))
             assert shown, f"{name} at {noise}: R@1 {recall}, MAP@R {precision} are not in docs/REPRODUCTION.md"
+
+
+def test_the_tables_of_folders_have_the_numbers_of_the_documentation(research):
+    printed = research["folders"].table(ROOT / "results" / "folders.jsonl")
+    finer, held_out = (section.splitlines() for section in printed.split("\n\n")[1:4:2])
+    assert len(finer) == len(held_out) == 2 + 2 * 7
+    shown = (ROOT / "docs" / "FOLDERS.md").read_text(encoding="utf-8").splitlines()
+    assert not {*finer, *(row for row in held_out if "**all**" in row)} - {*shown}
 
 
 def test_the_recipe_is_what_validation_chose(research, monkeypatch, capsys):

@@ -268,6 +268,22 @@ def test_the_bare_command_says_that_several_ranks_train_directly(photos, capsys,
 
 
 @pytest.mark.usefixtures("_small_pretrained")
+def test_one_image_of_each_class_is_refused_before_anything_is_computed_or_trains_unvalidated(tmp_path, capsys):
+    for k in range(8):
+        (tmp_path / "lone" / f"class {k}").mkdir(parents=True)
+        Image.new("RGB", (40, 40), (30 * k, 0, 0)).save(tmp_path / "lone" / f"class {k}" / "0.png")
+    given = ("train", "--data", str(tmp_path / "lone"), "--effort=seconds", "--out", str(tmp_path / "run"))
+    with pytest.raises(SystemExit, match="it needs a class with two images or more"):
+        main([*given])
+    assert not (tmp_path / "run").exists()
+    assert "nan" not in capsys.readouterr().out
+    main([*given, "--data.split=none"])
+    said = capsys.readouterr().out
+    assert "kept: the pretrained backbone" in said
+    assert said.count("nothing says how good it is") == 1
+
+
+@pytest.mark.usefixtures("_small_pretrained")
 def test_a_finished_ladder_is_not_worked_up_again(run, capsys):
     before = (run / "log.jsonl").read_bytes()
     main(["train", f"--resume={run}"])

@@ -50,7 +50,7 @@ def test_index_says_what_it_did_each_time(workspace, capsys):
     assert "left out: " in printed
     assert "bad.png: is not an image" in printed
     assert "4 images of 2 classes in 1 shard, 1 removed that --compact" in printed
-    assert "4 images of 2 classes in 1 shards\n" in said(capsys, "index", "run", "--compact")
+    assert "4 images of 2 classes in 1 shard\n" in said(capsys, "index", "run", "--compact")
 
 
 @pytest.fixture

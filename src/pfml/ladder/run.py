@@ -32,7 +32,7 @@ from pfml.training.environment import precision, resolve_device
 from pfml.training.final import moved_corrections
 from pfml.training.progress import Monitor
 from pfml.training.runner import write_untrained
-from pfml.training.setup import open_sources
+from pfml.training.setup import open_sources, require_matches
 
 __all__ = [
     "LadderRun",
@@ -169,6 +169,7 @@ def run_ladder(
     images, corruption = data or prepare_data(config.data, monitor.track)
     for remark in images.remarks:
         monitor.remark(remark)
+    require_matches(images)
     features = _features(backbone, images, config, monitor)
     if not resume:
         folder.start()
@@ -276,7 +277,8 @@ def _conclusion(found: Climb, data: RetrievalData) -> str:
     is_base = found.chosen is found.rungs[0]
     what = "the pretrained backbone, since nothing proved to be better" if is_base else str(found.chosen.candidate)
     if found.before is None or found.after is None:
-        return f"kept: {what}; {PROTOCOLS[data.protocol]}, so that only validation by cross-fitting says how good it is"
+        judge = "only validation by cross-fitting" if found.chosen.scores else "nothing"
+        return f"kept: {what}; {PROTOCOLS[data.protocol]}, so that {judge} says how good it is"
     before, after = (summary(scores.as_dict()) for scores in (found.before, found.after))
     if is_base:
         return f"kept: {what}; {PROTOCOLS[data.protocol]}: {before}"
