@@ -20,7 +20,7 @@ help:
 	@echo "make format     fix style"
 	@echo "make docs       build the documentation site (out/site/index.html); needs no network"
 	@echo "make notebooks  run the notebooks of docs/notebooks again and store their outputs"
-	@echo "make gallery    shoot the pages of the docs again (docs/gallery/), on photographs of a wheel that it downloads"
+	@echo "make gallery    shoot the pages of the docs again (docs/gallery/), on free photographs of installed packages"
 	@echo "make bench-gpu  time the field, the loss, the evaluation, teachers and training on this GPU (out/bench/gpu.csv, gpu.png)"
 	@echo "make reproduce-glyphs  run all experiments of the paper on the embedded glyphs, at most 40 minutes on 2 cores"
 
@@ -88,9 +88,7 @@ docs: $(READY)
 notebooks: $(READY)
 	$(BIN)/python tools/notebooks.py
 
-# The photographs of scikit-image are read from its wheel; it is not installed.
 gallery: $(READY) browser
-	$(BIN)/python -m pip download --quiet --no-deps --only-binary :all: --dest out/gallery scikit-image==0.26.0
 	$(BIN)/python tools/gallery.py
 
 bench: $(READY)

@@ -36,7 +36,7 @@ def folders(tmp_path):
     write_folder.__globals__.update(settings)
     try:
         for name in ("first", "second"):
-            assert write_folder(tmp_path / name, tmp_path / "no wheel") == 3
+            assert write_folder(tmp_path / name) == 3
     finally:
         write_folder.__globals__.update(before)
     return tmp_path / "first", tmp_path / "second"

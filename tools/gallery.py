@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import random
 import re
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -24,8 +22,6 @@ from typing import Any
 from PIL import Image, ImageEnhance, ImageOps
 
 ROOT = Path(__file__).parents[1]
-#: The wheel that `make gallery` downloads beside the folder; nothing of it is installed.
-WHEEL = "scikit_image-*.whl"
 #: Bytes of the largest screenshot.
 LIMIT = 250_000
 CROPS = 32
@@ -66,15 +62,10 @@ PHOTOGRAPHS = {
 STRANGER = "temple"
 
 
-def opened(photograph: Photograph, wheel: Path) -> Image.Image:
-    """The photograph in RGB, from its installed package or from the wheel."""
-    if photograph.package == "scikit-image":
-        with zipfile.ZipFile(wheel) as archive:
-            content = archive.read(photograph.file)
-    else:
-        package, _, file = photograph.file.partition("/")
-        content = (Path(find_spec(package).submodule_search_locations[0]) / file).read_bytes()
-    return Image.open(io.BytesIO(content)).convert("RGB")
+def opened(photograph: Photograph) -> Image.Image:
+    """The photograph in RGB, from its installed package."""
+    package, _, file = photograph.file.partition("/")
+    return Image.open(Path(find_spec(package).submodule_search_locations[0]) / file).convert("RGB")
 
 
 def crop_of(photograph: Image.Image, draw: random.Random) -> Image.Image:
@@ -88,14 +79,14 @@ def crop_of(photograph: Image.Image, draw: random.Random) -> Image.Image:
     return ImageOps.contain(crop, (288, 288), Image.Resampling.LANCZOS)
 
 
-def write_folder(folder: Path, wheel: Path) -> int:
+def write_folder(folder: Path) -> int:
     """Write photos/CLASS/NUMBER.jpg with some labels wrong, and new/CLASS.jpg; the number of wrong labels."""
     draw = random.Random(0)
     classes = [name for name in PHOTOGRAPHS if name != STRANGER]
     places = [(name, number) for name in classes for number in range(CROPS)]
     moved = set(draw.sample(places, MISLABELED))
     for name, photograph in PHOTOGRAPHS.items():
-        image = opened(photograph, wheel)
+        image = opened(photograph)
         for number in range(CROPS if name != STRANGER else 0):
             label = name if (name, number) not in moved else draw.choice([one for one in classes if one != name])
             path = folder / "photos" / label / f"{name}-{number:02}.jpg"
@@ -219,20 +210,19 @@ WINDOW = {"width": 1200, "height": 760}
 def main() -> None:
     """Make the folder, run the commands, shoot the pages."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--work", type=Path, default=ROOT / "out" / "gallery", help="with the wheel of scikit-image")
+    parser.add_argument("--work", type=Path, default=ROOT / "out" / "gallery")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "gallery")
     parser.add_argument("--keep", action="store_true", help="shoot again what is in the folder")
     arguments = parser.parse_args()
     folder, chromium = arguments.work.resolve(), shutil.which("chromium")
-    wheels = sorted(folder.glob(WHEEL))
-    if not wheels or not chromium:
-        raise SystemExit("the gallery needs chromium and the wheel of scikit-image: make gallery")
+    if not chromium or find_spec("skimage") is None:
+        raise SystemExit("the gallery needs chromium and scikit-image: make gallery")
     from playwright.sync_api import sync_playwright
 
     if not arguments.keep:
         for name in ("photos", "new", "runs"):
             shutil.rmtree(folder / name, ignore_errors=True)
-        print(f"{write_folder(folder, wheels[-1])} labels are wrong")
+        print(f"{write_folder(folder)} labels are wrong")
         pfml(folder, "train", "--data", "photos", "--effort", "seconds", "--device", "cpu")
         pfml(folder, "audit", RUN)
         pfml(folder, "index", RUN, "photos")

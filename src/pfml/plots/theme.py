@@ -93,7 +93,7 @@ def new_figure(theme: Theme, *, width: int, height: int) -> Figure:
 
 def rc_params(theme: Theme) -> dict[str, Any]:
     """The theme as parameters of matplotlib, for plots of your own: `plt.rcParams.update(rc_params(LIGHT))`."""
-    from matplotlib import cycler
+    from matplotlib.rcsetup import cycler
 
     return {
         "figure.facecolor": theme.paper,
