@@ -192,7 +192,7 @@ def test_every_line_of_students_is_one_of_the_tried_and_the_documentation_has_it
         assert set(config.teachers) == set(spec.teachers)
     table = transfer.table(path)
     assert "| student 1 rc | 0 % | 2 | 81.8 | 45.0 |" in table
-    documentation = (ROOT / "docs" / "STUDENTS.md").read_text(encoding="utf-8")
+    documentation = (ROOT / "docs" / "VARIANTS.md").read_text(encoding="utf-8")
     assert "| **student of these four, 30 epochs** | 2 | **81.8** | **45.0** |" in documentation
     assert (
         "| **student of two recipes and two Proxy Anchors with filtering** | 1 | **81.6** | **44.7** |" in documentation

@@ -427,7 +427,7 @@ def test_choices_are_made_on_the_validation_images_that_the_data_brings():
         (divided(images_of(8), "mine", "none"), "half", "data.split none holds nothing out: set data.split classes or"),
         (divided(images_of(8), "mine"), "none", "split must be half or fold-0 to fold-3, got 'none'"),
         (divided(images_of(8), "mine", "images"), "half", "one with 2 training images or more, got 1: add images"),
-        (divided(images_of(4), "mine"), "half", "of 2 training classes, split half leaves 1 and 1: add class folders"),
+        (divided(images_of(4), "mine"), "half", "must have 4 of them, got 2: add class folders until there are 8"),
         (divided(images_of(8), "mine"), "fold-0", "of 4 training classes, split fold-0 leaves 3 and 1: "),
         (zero_shot(images_of(16, per_class=1), "mine"), "half", "one of them with two images"),
     ],
