@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -149,11 +150,13 @@ def test_a_missing_ray_is_named_with_its_extra_before_anything_is_written(tmp_pa
 
 
 @pytest.mark.slow
-def test_an_interrupted_command_ends_and_the_next_resumes(tmp_path, images):
+def test_an_interrupted_command_ends_and_the_next_resumes(tmp_path, images, request):
     pytest.importorskip("ray")
+    short = TemporaryDirectory(prefix="ray-")  # Ray's sockets have paths of 107 bytes at most
+    request.addfinalizer(short.cleanup)
     small_embedder().save(tmp_path / "run")
     command = [sys.executable, "-m", "pfml", "embed", "run", "images", "--out=ray", "--shard-images=2", "--engine=ray"]
-    environment = {**os.environ, "RAY_TMPDIR": str(tmp_path)}
+    environment = {**os.environ, "RAY_TMPDIR": short.name}
     with subprocess.Popen(
         [*command, "--batch-size=1", "--actors=2"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
     ) as process:
