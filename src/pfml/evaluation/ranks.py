@@ -14,6 +14,8 @@ with two thresholds per query:
     the first R any more and is dropped, so that after a few tiles hardly a negative lies between the thresholds.
 
 When queries search among each other, similarity is symmetric and each tile off the diagonal is used for both sides.
+Where the processor is quick at it, products of integers first tell which pairs of a tile can be above the lower
+threshold (`screening`); if they are few, only they are computed as floats.
 
 Order. Items are ordered by similarity, equal ones by index. A float32 product cannot tell which similarities are
 equal: what lies within its rounding error of a match is computed again in float64, and there two similarities that
@@ -33,6 +35,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pfml.evaluation.screening import Screen, listed_products, pays
 from pfml.precision import full_precision
 
 __all__ = ["QueryScores", "query_scores"]
@@ -171,7 +174,7 @@ def _count_all(counter: RankCounter, edge: int, skip: int) -> None:
             counter.update_thresholds()
             next_update = 2 * columns.start
         for rows in _blocks(len(counter.queries.points), edge, smallest=edge):
-            counter.count(tile.similarities(rows, columns), rows, columns, queries_are_rows=True)
+            counter.count(tile.at(rows, columns), queries_are_rows=True)
 
 
 def _count_symmetric(counter: RankCounter, edge: int) -> None:
@@ -185,10 +188,9 @@ def _count_symmetric(counter: RankCounter, edge: int) -> None:
             next_update = 2 * rows.start
         pairs = [(rows, columns) for columns in blocks[number + 1 :]]
         for some, columns in (*_on_diagonal(rows), *pairs):
-            similarities = tile.similarities(some, columns)
-            counter.count(similarities, some, columns, queries_are_rows=True)
+            counter.count(tile.at(some, columns), queries_are_rows=True)
             if columns != some:
-                counter.count(similarities, columns, some, queries_are_rows=False)
+                counter.count(tile, queries_are_rows=False)
 
 
 def _on_diagonal(block: slice) -> Iterator[tuple[slice, slice]]:
@@ -212,23 +214,49 @@ def _blocks(length: int, edge: int, start: int = 0, smallest: int = FIRST_BLOCK)
 
 
 class _Tile:
-    """Similarities of a block of queries and a block of items, in one buffer that all tiles share."""
+    """A block of queries and a block of items: their similarities, in buffers that all tiles share."""
 
     def __init__(self, counter: RankCounter, edge: int) -> None:
         self.counter = counter
         rows, columns = min(edge, len(counter.queries.points)), min(edge, len(counter.gallery.points))
-        self.buffer = counter.queries.points.new_empty(rows * columns)
+        self.buffers = {
+            dtype: counter.queries.points.new_empty(rows * columns, dtype=dtype)
+            for dtype in ((torch.float32, torch.int32) if counter.screen else (torch.float32,))
+        }
         self.classes = [points.classes.tolist() for points in (counter.queries, counter.gallery)]  # no synchronization
+        self.at(slice(0), slice(0))
 
-    def similarities(self, rows: slice, columns: slice) -> Tensor:
-        """The product of queries `rows` and items `columns`, with -2 where both are of one class."""
-        queries, gallery = self.counter.queries, self.counter.gallery
-        height, width = rows.stop - rows.start, columns.stop - columns.start
-        tile = self.buffer[: height * width].view(height, width)
-        torch.mm(queries.points[rows], gallery.points[columns].T, out=tile)
+    def at(self, rows: slice, columns: slice) -> _Tile:
+        """Itself, as the tile of queries `rows` and items `columns`."""
+        self.rows, self.columns = rows, columns
+        self.computed: dict[torch.dtype, Tensor] = {}
+        return self
+
+    def similarities(self) -> Tensor:
+        """The products of all pairs, with -2 where both are of one class."""
+        if torch.float32 not in self.computed:
+            tile, points = self._empty(torch.float32), self.counter.queries.points[self.rows]
+            torch.mm(points, self.counter.gallery.points[self.columns].T, out=tile)
+            self.computed[torch.float32] = self._without_matches(tile, -2.0)
+        return self.computed[torch.float32]
+
+    def integers(self, screen: Screen) -> Tensor:
+        """The products of all pairs as the screen has them, with the least integer where both are of one class."""
+        if torch.int32 not in self.computed:
+            tile = screen.products(self.rows, self.columns, self._empty(torch.int32))
+            self.computed[torch.int32] = self._without_matches(tile, torch.iinfo(torch.int32).min)
+        return self.computed[torch.int32]
+
+    def _empty(self, dtype: torch.dtype) -> Tensor:
+        height, width = self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
+        return self.buffers[dtype][: height * width].view(height, width)
+
+    def _without_matches(self, tile: Tensor, value: float) -> Tensor:
         own, found = self.classes
+        rows, columns = self.rows, self.columns
         if own[rows.start] <= found[columns.stop - 1] and found[columns.start] <= own[rows.stop - 1]:
-            tile.masked_fill_(queries.classes[rows, None] == gallery.classes[None, columns], -2.0)
+            classes = self.counter.queries.classes[rows, None] == self.counter.gallery.classes[None, columns]
+            tile.masked_fill_(classes, value)
         return tile
 
 
@@ -255,6 +283,7 @@ class RankCounter:
         self.gap = torch.zeros(total, dtype=torch.int64, device=device)
         self.margin = 1e-7 * max(queries.points.shape[1], 16) ** 0.5  # bound on the error of a float32 product
         self._find_matches(alone)
+        self.screen = Screen(queries.points, gallery.points) if pays(gallery.points) else None
         self.active = num_matches  # matches that may still be among the first R; at least the best one
         self.update_thresholds()
 
@@ -298,17 +327,42 @@ class RankCounter:
         self.active = torch.minimum(self.active, still_active.clamp_min(1))
         self.upper_threshold = (self.similarity[self.start] + self.margin).float()
         self.lower_threshold = (self.similarity[self.start + self.active - 1] - self.margin).float()
+        if self.screen:
+            self.screen.forget()
 
-    def count(self, tile: Tensor, rows: slice, columns: slice, *, queries_are_rows: bool) -> None:
-        """Count the negatives of a tile: similarities of queries `rows` to items `columns`, matches set to -2."""
+    def count(self, tile: _Tile, *, queries_are_rows: bool) -> None:
+        """Count the negatives of a tile for its queries, or for its items, which then are queries as well."""
+        if self.screen and self.screen.promising and self._count_screened(self.screen, tile, queries_are_rows):
+            return
+        rows, columns = (tile.rows, tile.columns) if queries_are_rows else (tile.columns, tile.rows)
+        similarities = tile.similarities()
         shape = (-1, 1) if queries_are_rows else (1, -1)
-        marked = tile >= self.lower_threshold[rows].view(shape)
+        marked = similarities >= self.lower_threshold[rows].view(shape)
         if not self.may_synchronize or int(_count_true(marked, dim=1).sum()) > DENSE_SHARE * marked.numel():
-            better = tile > self.upper_threshold[rows].view(shape)
+            better = similarities > self.upper_threshold[rows].view(shape)
             self.gap[self.start[rows]] += _count_true(better, dim=1 if queries_are_rows else 0)
             marked.logical_xor_(better)
             del better
-        self._count_marked(marked, tile, rows, columns, queries_are_rows)
+        self._count_marked(marked, similarities, rows, columns, queries_are_rows)
+
+    def _count_screened(self, screen: Screen, tile: _Tile, queries_are_rows: bool) -> bool:
+        """Count the negatives of a tile pair by pair if only few pairs can matter; else count nothing."""
+        rows, columns = (tile.rows, tile.columns) if queries_are_rows else (tile.columns, tile.rows)
+        least = screen.least(self.lower_threshold[rows], rows, columns)
+        marked = tile.integers(screen) >= least.view((-1, 1) if queries_are_rows else (1, -1))
+        screen.tried += 1
+        if int(_count_true(marked, dim=1).sum()) > DENSE_SHARE * marked.numel():
+            screen.wasted += 1
+            return False
+        first, second = _where(marked)
+        queries, items = self.queries.points[tile.rows], self.gallery.points[tile.columns]
+        similarity = listed_products(queries, items, first, second)
+        query, item = (first, second) if queries_are_rows else (second, first)
+        near = (similarity >= self.lower_threshold[rows][query]).nonzero()[:, 0]
+        if len(near):
+            query, item = query[near] + rows.start, item[near] + columns.start
+            self._count_pairs(query, item, similarity[near].double(), rows, columns)
+        return True
 
     def _count_marked(self, marked: Tensor, tile: Tensor, rows: slice, columns: slice, queries_are_rows: bool) -> None:
         """Count the pairs of the tile where `marked` is True, split in two if they are too many at once."""
