@@ -21,7 +21,7 @@ import shutil
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -37,6 +37,7 @@ from pfml.audit import audit
 from pfml.data.image_set import ImageSet
 from pfml.data.image_source import ImageSource
 from pfml.data.seeding import generator_for
+from pfml.data.windows import Windows
 from pfml.evaluation import embed, retrieval_metrics
 from pfml.experiments.run import device_name, now, versions
 from pfml.experiments.tune import with_value
@@ -67,6 +68,12 @@ KINDS: dict[str, tuple[str, LossConfig]] = {
 NETWORKS: dict[str, dict[str, Any]] = {
     "288": {"model.image_size": 288},
     "64": {"model.embedding_dim": 64},
+    "2048": {"model.embedding_dim": 2048},
+    "lite2": {
+        "model.backbone": "tf_efficientnet_lite2",
+        "model.weights": "lite2.safetensors",
+        "model.image_size": 256,
+    },
     "eff": {"model.backbone": "efficientnet_lite0", "model.weights": "package"},
 }
 
@@ -80,7 +87,9 @@ FOUR = _named("pa recipe", "01")
 #: Kinds of teachers that are trained on labels which others have corrected begin with one of these: each image has the
 #: class that attracts it most (c), or that class if the audit lists its label as noise (l).
 CORRECTED = ("c:", "l:")
-#: ... and these are the others.
+#: Teachers whose kind begins so do not see every fourth class, by their seed.
+BAGGED, BAGS = "b:", 4
+#: Who corrects the labels of others.
 JUDGES = _named("par recipe", "01")
 #: On the test classes the student of seed s has the teachers whose seeds begin at s times this.
 PER_DRAW = 4
@@ -115,6 +124,10 @@ def rc(teachers: tuple[str, ...] = FOUR, *, epochs: int = 30, sigma: float = 1.0
     """By relaxed contrastive."""
     changes = {"loss": LossConfig("relaxed-contrastive", {"sigma": sigma}), "epochs": epochs} | more.pop("changes", {})
     return Student(teachers, changes, **more)
+
+
+def _wide_margin(margin: float) -> LossConfig:
+    return LossConfig("relaxed-contrastive", {"sigma": 1.3, "margin": margin})
 
 
 def other(name: str, options: dict[str, Any], *, epochs: int = 30, **more: Any) -> Student:
@@ -222,6 +235,22 @@ STUDENTS |= {
         **LONG,
     ),
     "7 rc, trained batch norm": rc(FOUR_PA, changes={"batch_norm": "train"}, **LONG),
+}
+
+EIGHTH = {"sigma": 1.3, **LONG}
+STUDENTS |= {
+    # what teachers may have that each other lacks: width, classes, another architecture, resolution
+    "8 rc, 4 pa": rc(FOUR_PA, **EIGHTH),
+    "8 rc, 4 pa.2048": rc(_named("pa.2048", "0123"), **EIGHTH),
+    "8 rc, 4 b:pa": rc(_named("b:pa", "0123"), **EIGHTH),
+    "8 rc, 4 pa, 4 b:pa": rc((*FOUR_PA, *_named("b:pa", "0123")), **EIGHTH),
+    "8 rc, 4 pa, 2 pa.lite2": rc((*FOUR_PA, *_named("pa.lite2", "01")), **EIGHTH),
+    "8 rc, 4 pa, 4 pa.288": rc((*FOUR_PA, *_named("pa.288", "0123")), **EIGHTH),
+    "8 rc, margin 1.2": rc(FOUR_PA, **EIGHTH, changes={"loss": _wide_margin(1.2)}),
+    "8 rc, margin .8": rc(FOUR_PA, **EIGHTH, changes={"loss": _wide_margin(0.8)}),
+    "8 rc, 4 pa, 4 pa.2048, 2 pa.lite2, 4 pa.288": rc(
+        (*FOUR_PA, *_named("pa.2048", "0123"), *_named("pa.lite2", "01"), *_named("pa.288", "0123")), **EIGHTH
+    ),
 }
 
 #: Groups of teachers whose concatenation and whose soup are measured.
@@ -373,12 +402,36 @@ def rounds() -> dict[str, list[Task]]:
             *(Task("teachers", (name,), 0, 0.0) for name in FOUR_PA),
             *(Task("students", (name,), 0, 0.0) for name in STUDENTS if name.startswith("7 ")),
         ],
+        # a student's teachers of other kinds; one process trains the teachers of one network, which it compiles once
+        "8": [
+            Task("teachers", FOUR_PA, 0, 0.0),
+            Task("teachers", _named("pa.lite2", "01"), 0, 0.0),
+            Task("teachers", _named("pa.2048", "0123"), 0, 0.0),
+            Task("teachers", _named("b:pa", "0123"), 0, 0.0),
+            Task("answers", ("8 rc, 4 pa", *FOUR_PA), 0, 0.0),
+            Task("answers", ("8 rc, 4 pa", *_named("pa.2048", "0123")), 0, 0.0),
+            Task("answers", ("8 rc, 4 pa", *_named("b:pa", "0123")), 0, 0.0),
+            Task("answers", ("8 rc, 4 pa", *_named("pa.lite2", "01")), 0, 0.0),
+            Task("students", ("8 rc, 4 pa.2048", "8 rc, margin 1.2"), 0, 0.0),
+            Task("students", ("8 rc, 4 b:pa", "8 rc, 4 pa, 4 b:pa"), 0, 0.0),
+            Task("students", ("8 rc, 4 pa, 2 pa.lite2", "8 rc, margin .8"), 0, 0.0),
+            Task("students", ("8 rc, 4 pa",), 0, 0.0),
+            Task("teachers", _named("pa.288", "0123"), 0, 0.0),
+            Task("answers", ("8 rc, 4 pa", *_named("pa.288", "01")), 0, 0.0),
+            Task("answers", ("8 rc, 4 pa", *_named("pa.288", "23")), 0, 0.0),
+            Task("students", ("8 rc, 4 pa, 4 pa.288",), 0, 0.0),
+            Task("students", ("8 rc, 4 pa, 4 pa.2048, 2 pa.lite2, 4 pa.288",), 0, 0.0),
+        ],
         # on the test classes, in 30 or 60 epochs; the second round decides which of them
         **{f"3 {title}, {length}": tasks for length in LENGTHS for title, tasks in _test_rounds(length).items()},
         "smoke 2": [
             Task("teachers", _named("pa recipe", "0"), 0, 0.0),
             Task("answers", ("1 rc, 2 teachers", *_named("pa recipe", "0")), 0, 0.0),
             Task("students", ("1 rc, 2 teachers",), 0, 0.0),
+        ],
+        "smoke 8": [
+            *(Task("teachers", (name,), 0, 0.0) for name in _named("b:pa", "0123")),
+            Task("students", ("8 rc, 4 b:pa",), 0, 0.0),
         ],
         "smoke": [
             *(Task("teachers", (name,), 0, 0.0) for name in _named("pa recipe", "0")),
@@ -491,6 +544,21 @@ class StudentRun(TeacherRun):
         return loss
 
 
+class SomeImages:
+    """Those images of a source, in this order."""
+
+    def __init__(self, source: ImageSource, indices: Tensor) -> None:
+        self.source, self.indices, self.sizes = source, indices, source.sizes[indices]
+        self.device, self.description = source.device, source.description
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def crops(self, plan: Iterable[Windows]) -> Iterator[Tensor]:
+        """As the source makes them."""
+        return self.source.crops(replace(windows, indices=self.indices[windows.indices]) for windows in plan)
+
+
 def mixed_crops(pixels: Tensor, share: float, generator: torch.Generator, *, cut: bool) -> Tensor:
     """The first crops of a random order of a batch, each with another one of the batch.
 
@@ -575,8 +643,12 @@ class Bench:
         place: Path | None = None,
         *,
         corrected: str = "",
+        left_out: int | None = None,
     ) -> Any:
-        """A run that is ready to start, with its files in `place`, or anywhere; its labels corrected in this way."""
+        """A run that is ready to start, with its files in `place`, or anywhere.
+
+        Its labels are corrected in this way; it does not see the classes whose number has the rest `left_out`.
+        """
         config = self.config(base, task.seed, task.noise, task.noise_seed)
         data = data_of(config.data, self.options.stage)
         if not self.sources:
@@ -584,12 +656,18 @@ class Bench:
         if corrected:
             labels = self.corrected_labels(corrected, data.train, config, task)
             data = replace(data, train=data.train.with_labels(labels))
+        sources = self.sources
+        if left_out is not None:
+            classes = [number for number in range(data.train.num_classes) if number % BAGS != left_out]
+            seen = (data.train.labels % BAGS != left_out).nonzero()[:, 0]
+            sources = {**sources, "train": SomeImages(sources["train"], seen)}
+            data = replace(data, train=data.train.of_classes(classes))
         embedder = self.networks.embedder(config.model)
         folder = RunFolder(Path(place or tempfile.mkdtemp()))
         folder.path.mkdir(parents=True, exist_ok=True)
         write_config(folder.config, config)
         with patch("pfml.training.loop.load_teachers", return_value=None):  # they are asked here, and once for all
-            return kind(embedder, data, self.sources, config, folder, Monitor())
+            return kind(embedder, data, sources, config, folder, Monitor())
 
     def corrected_labels(self, way: str, images: ImageSet, config: RunConfig, task: Task) -> Tensor:
         """Of training images: the class that attracts each most in the field of the first teachers of the draw.
@@ -786,7 +864,7 @@ def student_config(spec: Student, name: str) -> RunConfig:
 
 def teacher_config(kind: str, name: str) -> RunConfig:
     """Of a loss on labels; "pa.288" is pa at 288 pixels, "c:pa" is pa on other labels."""
-    kind, _, network = kind.removeprefix(way_to_correct(kind)).partition(".")
+    kind, _, network = kind.removeprefix(way_to_correct(kind)).removeprefix(BAGGED).partition(".")
     candidate, loss = KINDS[kind]
     if name == "cub":
         config = candidate_config(candidate)
@@ -817,7 +895,8 @@ def teach(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
         if bench.options.epochs:
             base = replace(base, epochs=bench.options.epochs)
         with seeded(int(seed)):
-            run = bench.begin(base, one, TeacherRun, corrected=way_to_correct(name))
+            left_out = int(seed) % BAGS if kind.startswith(BAGGED) else None
+            run = bench.begin(base, one, TeacherRun, corrected=way_to_correct(name), left_out=left_out)
             run.compiled_network = bench.networks.network(run, run.config) if bench.options.compile else None
             run.run()
         keep(run.embedder, folder)
@@ -977,7 +1056,7 @@ _bench: Bench
 #: Microseconds of an H200 for an image: trained, as round 1 had it with four processes, and seen by a teacher.
 TRAINED, SEEN = 140.0, 44.0
 #: ... and how many times as long other networks take: the larger image by its area, the small one by guess.
-TIMES = {"": 1.0, "288": 1.65, "64": 1.0, "eff": 0.8}
+TIMES = {"": 1.0, "288": 1.65, "64": 1.0, "2048": 1.0, "eff": 0.8, "lite2": 1.5}
 #: Steps of 100 images in an epoch.
 STEPS = {"validation": 29, "test": 58}
 #: Seconds of a run besides its steps: images into the head and its test, k-means for the recipe, files.
