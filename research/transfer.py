@@ -253,6 +253,16 @@ STUDENTS |= {
     ),
 }
 
+JITTER = {"augmentation.color_jitter": (0.3, 0.3, 0.3, 0.05)}
+STUDENTS |= {
+    "9 rc, 4 pa.lite2": rc(_named("pa.lite2", "0123"), **EIGHTH),
+    "9 rc, 4 pa, 4 pa.lite2": rc((*FOUR_PA, *_named("pa.lite2", "0123")), **EIGHTH),
+    "9 rc, 4 pa, jitter": rc(FOUR_PA, **EIGHTH, changes=JITTER),
+    # with label noise
+    "9 rc, 2 par, 2 recipe": rc(_named("par recipe", "01"), **EIGHTH),
+    "9 rc, 2 par, 2 recipe, 2 par.lite2": rc((*_named("par recipe", "01"), *_named("par.lite2", "01")), **EIGHTH),
+}
+
 #: Groups of teachers whose concatenation and whose soup are measured.
 ENSEMBLES: dict[str, tuple[str, ...]] = {
     "pa recipe, seed 0": _named("pa recipe", "0"),
@@ -421,6 +431,20 @@ def rounds() -> dict[str, list[Task]]:
             Task("answers", ("8 rc, 4 pa", *_named("pa.288", "23")), 0, 0.0),
             Task("students", ("8 rc, 4 pa, 4 pa.288",), 0, 0.0),
             Task("students", ("8 rc, 4 pa, 4 pa.2048, 2 pa.lite2, 4 pa.288",), 0, 0.0),
+        ],
+        "9": [
+            Task("teachers", _named("pa.lite2", "01"), 0, 0.0),
+            Task("teachers", FOUR_PA, 0, 0.0),
+            Task("teachers", _named("pa.lite2", "23"), 0, 0.0),
+            Task("teachers", _named("par recipe", "01"), 0, 0.2),
+            Task("teachers", _named("par.lite2", "01"), 0, 0.2),
+            Task("answers", ("8 rc, 4 pa", *FOUR_PA), 0, 0.0),
+            Task("answers", ("8 rc, 4 pa", *_named("pa.lite2", "01")), 0, 0.0),
+            Task("answers", ("8 rc, 4 pa", *_named("pa.lite2", "23")), 0, 0.0),
+            Task("students", ("9 rc, 2 par, 2 recipe", "9 rc, 2 par, 2 recipe, 2 par.lite2"), 0, 0.2),
+            Task("students", ("9 rc, 4 pa, 4 pa.lite2",), 0, 0.0),
+            Task("students", ("9 rc, 4 pa.lite2",), 0, 0.0),
+            Task("students", ("9 rc, 4 pa, jitter",), 0, 0.0),
         ],
         # on the test classes, in 30 or 60 epochs; the second round decides which of them
         **{f"3 {title}, {length}": tasks for length in LENGTHS for title, tasks in _test_rounds(length).items()},
