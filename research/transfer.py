@@ -442,9 +442,9 @@ def rounds() -> dict[str, list[Task]]:
             Task("answers", ("8 rc, 4 pa", *_named("pa.lite2", "01")), 0, 0.0),
             Task("answers", ("8 rc, 4 pa", *_named("pa.lite2", "23")), 0, 0.0),
             Task("students", ("9 rc, 2 par, 2 recipe", "9 rc, 2 par, 2 recipe, 2 par.lite2"), 0, 0.2),
+            Task("students", ("9 rc, 4 pa, jitter",), 0, 0.0),
             Task("students", ("9 rc, 4 pa, 4 pa.lite2",), 0, 0.0),
             Task("students", ("9 rc, 4 pa.lite2",), 0, 0.0),
-            Task("students", ("9 rc, 4 pa, jitter",), 0, 0.0),
         ],
         # on the test classes, in 30 or 60 epochs; the second round decides which of them
         **{f"3 {title}, {length}": tasks for length in LENGTHS for title, tasks in _test_rounds(length).items()},
