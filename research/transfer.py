@@ -275,6 +275,13 @@ ENSEMBLES: dict[str, tuple[str, ...]] = {
     "par recipe, seeds 0 1": _named("par recipe", "01"),
     "par recipe, seeds 0 1 2 3": _named("par recipe", "0123"),
 }
+#: Students whose weights are averaged: they start from the same weights and head.
+AVERAGED = ("8 rc, 4 pa", "9 rc, 4 pa, 4 pa.lite2", "9 rc, 4 pa.lite2")
+ENSEMBLES |= {f"students {name}, seeds 0 1": (*_second((name,), 0), *_second((name,), 1)) for name in AVERAGED}
+ENSEMBLES |= {
+    "students of 4 pa and 4 pa.lite2": (*_second(AVERAGED[:2], 0), *_second(AVERAGED[:2], 1)),
+    "students of all, seeds 0 1": (*_second(AVERAGED, 0), *_second(AVERAGED, 1)),
+}
 
 
 def drawn(names: tuple[str, ...], draw: int) -> tuple[str, ...]:
@@ -445,6 +452,22 @@ def rounds() -> dict[str, list[Task]]:
             Task("students", ("9 rc, 4 pa, jitter",), 0, 0.0),
             Task("students", ("9 rc, 4 pa, 4 pa.lite2",), 0, 0.0),
             Task("students", ("9 rc, 4 pa.lite2",), 0, 0.0),
+        ],
+        # the same with a second seed, and what the mean of the weights of students gives
+        "10": [
+            Task("teachers", _named("pa.lite2", "01"), 0, 0.0),
+            Task("teachers", FOUR_PA, 0, 0.0),
+            Task("teachers", _named("pa.lite2", "23"), 0, 0.0),
+            Task("teachers", _named("par recipe", "01"), 0, 0.2),
+            Task("teachers", _named("par.lite2", "01"), 0, 0.2),
+            *(
+                Task("answers", ("8 rc, 4 pa", *teachers), seed, 0.0)
+                for seed in (0, 1)
+                for teachers in (FOUR_PA, _named("pa.lite2", "01"), _named("pa.lite2", "23"))
+            ),
+            Task("students", ("9 rc, 2 par, 2 recipe", "9 rc, 2 par, 2 recipe, 2 par.lite2"), 0, 0.2),
+            *(Task("students", (name,), seed, 0.0) for seed in (0, 1) for name in AVERAGED),
+            *(Task("ensembles", (title,), 0, 0.0) for title in ENSEMBLES if title.startswith("students ")),
         ],
         # on the test classes, in 30 or 60 epochs; the second round decides which of them
         **{f"3 {title}, {length}": tasks for length in LENGTHS for title, tasks in _test_rounds(length).items()},
@@ -993,8 +1016,6 @@ def measure_ensembles(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
     for title in task.names:
         names = ENSEMBLES[title]
         if (title, task.seed, task.noise) in bench.done:
-            continue
-        if not all(bench.folder(name, task.noise).exists() for name in names):
             continue
         scores = {"concatenation": combined([points(name) for name in names])}
         mean = soup([bench.teacher(name) for name in names])
