@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5, help="turns, of which the median counts")
     parser.add_argument("--folder", type=Path, help="where images are kept for the next time")
     parser.add_argument("options", nargs="*", help="after --: further options of pfml train")
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
     console, others = Console(width=None if sys.stdout.isatty() else 120), OthersClock()
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or Path(temporary)

@@ -73,7 +73,7 @@ CASES = {
     "mixed crops": {"loss": LossConfig("proxy-anchor-hse"), "epochs": 1},
     "produced embeddings": {"loss": LossConfig("multi-similarity-das"), "batch": BatchConfig(28, 4), "epochs": 1},
 }
-SLOW_CASES = ("float16", "margin", "mixed crops", "produced embeddings")
+SLOW_CASES = ("margin", "mixed crops", "produced embeddings")
 
 
 @pytest.mark.parametrize(

@@ -102,11 +102,27 @@ def create_scaler(config: TrainConfig, device: torch.device, world: World) -> to
     """What keeps float16 gradients in range; on all ranks it skips the same steps."""
     enabled = config.autocast == "float16"
     if isinstance(world, Ranks):
-        # here, since it would add a third to the time that `import pfml` takes
-        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-
-        return ShardedGradScaler(device.type, enabled=enabled, process_group=world.group)
+        return _RankScaler(world, device, enabled)
     return torch.amp.GradScaler(device.type, enabled=enabled)
+
+
+class _RankScaler(torch.amp.GradScaler):
+    """A scaler that skips a step on all ranks if the gradients of one overflow.
+
+    torch has one in `torch.distributed.fsdp`, but fused optimizers of torch 2.15 cannot read what it finds.
+    """
+
+    def __init__(self, world: Ranks, device: torch.device, enabled: bool) -> None:
+        super().__init__(device.type, enabled=enabled)
+        self._world = world
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        super().unscale_(optimizer)
+        if self.is_enabled():
+            found = list(self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
+            self._world.all_reduce(found)
+            for each in found:
+                each.clamp_(max=1)  # torch compares with 1, whatever the number of ranks
 
 
 def agree_on_gradients(embedder: nn.Module, loss: nn.Module, world: World) -> None:
