@@ -17,6 +17,7 @@ from running_server import LIMIT, ServerProcess, answer_of, connected, wait_unti
 
 from pfml.cli import main
 from pfml.search import ImageIndex
+from pfml.serving.metrics import FOLDER_VARIABLE, Metrics
 from pfml.serving.processes import PREFIX, _shared_folder
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="several processes need signals of Unix")
@@ -106,6 +107,16 @@ def test_all_processes_answer_and_metrics_are_of_all(server):
     assert int(re.search(rb'route="/health",status="200"\} (\d+)', body)[1]) == before + 20
 
 
+def test_metrics_leave_out_the_empty_file_of_a_process_that_starts_or_died_starting(tmp_path, monkeypatch):
+    from prometheus_client.mmap_dict import MmapedDict, mmap_key
+
+    key = mmap_key("pfml_answers", "pfml_answers_total", [], [], "Answers.")
+    MmapedDict(str(tmp_path / "counter_7.db")).write_value(key, 3, 0)
+    (tmp_path / "counter_8.db").touch()
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    assert b"pfml_answers_total 3.0" in Metrics().text()[0]
+
+
 def test_a_session_and_an_upload_hold_in_every_process(server):
     form = f"token={TOKEN}".replace(" ", "+").encode()
     status, head, _ = ask(server, "POST", "/login", form, "application/x-www-form-urlencoded", "host: 127.0.0.1\r\n")
@@ -184,7 +195,7 @@ def test_shutdown_answers_what_was_sent_and_leaves_nothing(server):
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids) or sys.platform != "linux")
     with pytest.raises(ConnectionRefusedError):
         connected(server.port)
-    assert "Traceback" not in server.errors
+    assert "Traceback" not in server.errors, server.errors
     assert TOKEN not in server.out + server.errors
 
 

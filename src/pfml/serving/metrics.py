@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 from pfml.version import __version__
 
@@ -78,14 +79,22 @@ class Metrics:
 
     def text(self) -> tuple[bytes, str]:
         """All metrics of all processes in Prometheus's text format, and its media type."""
-        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
         from prometheus_client.multiprocess import MultiProcessCollector
 
         if FOLDER_VARIABLE not in os.environ:
             return generate_latest(self.registry), CONTENT_TYPE_LATEST
-        together = CollectorRegistry()
-        MultiProcessCollector(together)  # type: ignore[no-untyped-call]
-        return generate_latest(together), CONTENT_TYPE_LATEST
+        # a process that starts, or was killed as it started, has an empty file, which the library cannot read
+        files = [str(file) for file in Path(os.environ[FOLDER_VARIABLE]).glob("*.db") if not _is_empty(file)]
+        merged = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
+        return generate_latest(SimpleNamespace(collect=lambda: merged)), CONTENT_TYPE_LATEST  # type: ignore[arg-type]
+
+
+def _is_empty(file: Path) -> bool:
+    try:
+        return file.stat().st_size == 0
+    except FileNotFoundError:  # of a process that has just ended
+        return True
 
 
 def forget_process(folder: Path, pid: int) -> None:
