@@ -1,23 +1,20 @@
 """The screen by integers: its bound holds for any vectors, and the metrics are the same with it and without it."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from pfml.evaluation import ranks, screening
-from pfml.evaluation.screening import Screen, listed_products
+from pfml.evaluation.screening import LARGEST_OF_PAIRS, Screen, largest_integer, listed_products
 
 DIMS = 160
 
 
-def exact_products_of_integers():
-    """Whether this processor's product of extreme integers is right: without VNNI, sums of two may be cut off."""
-    extremes = torch.tensor([-127, 127], dtype=torch.int8).repeat(8, DIMS // 2)
-    return torch.equal(torch._int_mm(extremes, extremes.T).long(), extremes.long() @ extremes.long().T)
-
-
-pytestmark = pytest.mark.skipif(
-    not exact_products_of_integers(), reason="this processor has no exact product of 8-bit integers"
-)
+#: What this processor adds exactly: 7 bits on all of them, 8 with VNNI.
+LARGEST = sorted({LARGEST_OF_PAIRS, largest_integer()} - {0})
 
 
 def normal(points, seed=0):
@@ -45,10 +42,11 @@ VECTORS = {
 
 @pytest.mark.parametrize("vectors", VECTORS.values(), ids=VECTORS)
 @pytest.mark.parametrize("apart", [False, True])
-def test_no_pair_above_its_threshold_is_below_the_least_product(vectors, apart):
+@pytest.mark.parametrize("largest", LARGEST)
+def test_no_pair_above_its_threshold_is_below_the_least_product(vectors, apart, largest):
     items = vectors()
     queries = torch.nn.functional.normalize(normal(50, 3)) if apart else items
-    screen = Screen(queries, items)
+    screen = Screen(queries, items, largest)
     rows, columns = slice(10, 50), slice(100, 300)
     products = screen.products(rows, columns, torch.empty(40, 200, dtype=torch.int32))
     similarities = queries[rows].double() @ items[columns].double().T
@@ -59,13 +57,15 @@ def test_no_pair_above_its_threshold_is_below_the_least_product(vectors, apart):
         assert not missed.any()
 
 
-def test_it_leaves_out_nearly_all_pairs_of_ordinary_embeddings():
+@pytest.mark.parametrize("largest", LARGEST)
+def test_it_leaves_out_nearly_all_pairs_of_ordinary_embeddings(largest):
     points = VECTORS["normal"]()
-    screen = Screen(points, points)
+    screen = Screen(points, points, largest)
     whole = slice(0, 300)
     products = screen.products(whole, whole, torch.empty(300, 300, dtype=torch.int32))
     least = screen.least(torch.full((300,), 0.3), whole, whole)
-    assert (products >= least[:, None]).sum() <= 320  # each with itself, and hardly another
+    listed = (products >= least[:, None]).sum()
+    assert listed <= (320 if largest > LARGEST_OF_PAIRS else 400)  # each with itself, and hardly another
 
 
 def test_listed_products_are_those_of_the_pairs():
@@ -77,14 +77,14 @@ def test_listed_products_are_those_of_the_pairs():
     assert listed_products(left, right, nothing, nothing).shape == (0,)
 
 
-@pytest.fixture
-def screens(monkeypatch):
+@pytest.fixture(params=LARGEST)
+def screens(monkeypatch, request):
     """A list of the screens that are used from now on, whatever this machine has."""
     used = []
 
     class Watched(Screen):
         def __init__(self, *arguments):
-            super().__init__(*arguments)
+            super().__init__(*arguments, request.param)
             self.products_computed = 0
             used.append(self)
 
@@ -125,15 +125,47 @@ def test_a_screen_that_lists_too_many_pairs_is_given_up_until_thresholds_change(
     assert screen.promising
 
 
-@pytest.mark.parametrize(
-    ("has", "dims", "expected"),
-    [({"avx512_vnni": True}, 512, True), ({}, 512, False), ({"avx512_vnni": True}, 64, False)],
-)
-def test_it_is_used_where_the_processor_has_the_instructions_and_vectors_are_long(monkeypatch, has, dims, expected):
+@pytest.fixture
+def capabilities(monkeypatch):
+    """What the processor has: a dictionary to change."""
+    has = {}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has, raising=False)
-    assert screening.pays(torch.zeros(1, dims)) is expected
+    largest_integer.cache_clear()
+    yield has
+    largest_integer.cache_clear()
 
 
+@pytest.mark.parametrize(("names", "largest"), [(["avx2"], LARGEST_OF_PAIRS), (["sse4_2"], 0), ([], 0)])
+def test_integers_are_as_large_as_the_processor_adds_exactly(capabilities, names, largest):
+    capabilities.update(dict.fromkeys(names, True))
+    assert largest_integer() == largest
+    assert screening.pays(torch.zeros(1, 512)) is (largest > 0)
+    assert not screening.pays(torch.zeros(1, 64))
+
+
+@pytest.mark.parametrize("name", ["avx512_vnni", "avx_vnni", "amx_int8"])
+def test_8_bits_are_used_only_if_their_products_are_exact(capabilities, monkeypatch, name):
+    capabilities.update({"avx2": True, name: True})
+    exact = {127, 63}
+    monkeypatch.setattr(screening, "_adds_exactly", lambda largest: largest in exact)
+    assert largest_integer() == 127
+    exact.remove(127)
+    largest_integer.cache_clear()
+    assert largest_integer() == 63
+    exact.clear()
+    largest_integer.cache_clear()
+    assert largest_integer() == 0
+
+
+def test_a_library_that_is_told_to_use_older_instructions_is_found_out():
+    script = "from pfml.evaluation.screening import largest_integer; print(largest_integer())"
+    answer = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}, capture_output=True, text=True
+    )
+    assert answer.stdout.strip() in ("0", "63"), answer.stderr
+
+
+@pytest.mark.usefixtures("capabilities")
 def test_without_a_list_of_capabilities_all_is_computed_as_floats(monkeypatch):
     monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
     assert not screening.pays(torch.zeros(1, 512))
