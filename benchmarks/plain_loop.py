@@ -201,9 +201,9 @@ def by_pfml(comparison: Comparison, **changes: object) -> Epoch:
 CONTESTANTS: dict[str, Callable[[Comparison], Epoch]] = {
     "plain loop": plain,
     "pfml": by_pfml,
-    "pfml, bfloat16": lambda comparison: by_pfml(comparison, autocast="bfloat16"),
-    "pfml, compiled": lambda comparison: by_pfml(comparison, compile=True),
-    "pfml, compiled, bfloat16": lambda comparison: by_pfml(comparison, autocast="bfloat16", compile=True),
+    "pfml bfloat16": lambda comparison: by_pfml(comparison, autocast="bfloat16"),
+    "pfml compiled": lambda comparison: by_pfml(comparison, compile=True),
+    "pfml compiled bfloat16": lambda comparison: by_pfml(comparison, autocast="bfloat16", compile=True),
     "network alone": network_alone,
 }
 
