@@ -334,7 +334,7 @@ def test_training_and_held_out_images_are_judged_in_one_field(labeled_images, tm
         found = {Path(row["path"]).name: (row["part"], row["suggested"]) for row in csv.DictReader(file)}
     wanted = [("test", name) for name in suggested[:3]] + [("train", suggested[3])]
     assert found == {row["path"]: name for row, name in zip(swapped, wanted, strict=True)}
-    assert "corrections.csv: 0 images relabeled, 1 left out" in printed, "its class is held out of training"
+    assert "corrections.csv: 0 images relabeled, 1 left out (1 of a held-out class)" in printed
     assert "4 relabeled, 0 left out, for pfml train" in printed
     corrected = load_data(str(out))
     assert corrected.train.class_names == ("green", "red")

@@ -2,6 +2,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from contextlib import redirect_stdout
 from io import StringIO
 from unittest import mock
@@ -212,10 +213,14 @@ def test_images_are_embedded_to_an_archive(trained, tmp_path):
         (["train", "--config=glyphs", "--epochs=0"], 1, "epochs must be >= 1, got 0"),
         (["train", "--config=glyphs", "--loss.name=pfm"], 1, "did you mean 'pfml'"),
         (["train", "--config=cub-resnet50-512"], 1, "cub must have a root"),
-        (["train", "--resume=nowhere"], 1, "no such file"),
-        (["evaluate", "nowhere"], 1, "no such folder"),
-        (["embed", "nowhere", "nothing.png"], 1, "nothing.png"),
-        (["embed", "nowhere", "nothing.png", "--out=x.csv"], 1, "must end in .npz"),
+        (["train", "--resume=nowhere"], 1, "no such folder: nowhere"),
+        (["train", "--final=nowhere"], 1, "no such folder: nowhere"),
+        (["evaluate", "nowhere"], 1, "no such folder: nowhere"),
+        (["audit", "nowhere"], 1, "no such folder: nowhere"),
+        (["search", "rums/birds-1", "--id=1"], 1, "no such folder: rums/birds-1"),
+        (["calibrate", "runs/birds1"], 1, "no such folder: runs/birds1; did you mean 'birds-1'?"),
+        (["embed", "runs/birds-1", "nothing.png"], 1, "nothing.png"),
+        (["embed", "runs/birds-1", "nothing.png", "--out=x.csv"], 1, "must end in .npz"),
         (["trian"], 2, "there is no command 'trian'; did you mean 'train'?"),
         (["train", "--data"], 2, "--data must be followed by a folder with a folder per class in it, a CSV"),
         (["train", "--data="], 2, "--data must be followed by"),
@@ -229,11 +234,21 @@ def test_images_are_embedded_to_an_archive(trained, tmp_path):
 )
 def test_a_mistake_ends_with_one_sentence(arguments, code, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/birds-1").mkdir(parents=True)
     got, message = failure(capsys, *arguments)
     assert got == code
     assert words in message
     assert len(message.splitlines()) <= 4
     assert "Traceback" not in message
+
+
+def test_a_missing_package_of_a_method_is_named_before_any_image_is_read(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pytorch_metric_learning", None)
+    monkeypatch.setattr("pfml.training.runner.prepare_data", mock.Mock(side_effect=AssertionError("images were read")))
+    code, message = failure(capsys, "train", "--config=glyphs", "--loss.name=triplet", f"--out={tmp_path / 'run'}")
+    assert code == 1
+    assert "needs pytorch-metric-learning" in message
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_that_holds_a_run_is_refused_before_anything_is_said(trained, capsys):

@@ -99,7 +99,7 @@ def launched(monkeypatch):
 
 
 MISTAKES = [
-    (["train", "--resume=nowhere"], 1, "must be the configuration of a run"),
+    (["train", "--resume=nowhere"], 1, "no such folder: nowhere"),
     (["train", "--config=nothing"], 2, "is neither a file nor a configuration"),
     (["train", "--data.name=glyphs", "--epoch=3"], 2, "did you mean 'epochs'"),
     (["calibrate", "run"], 1, "2 processes cannot share its work"),

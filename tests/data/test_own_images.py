@@ -1,12 +1,14 @@
 """Images of one's own: files that cannot be read are left out, counted and named; lone images are named."""
 
+import shutil
+
 import pytest
 import torch
 
 from pfml.data import LabelNoise, load_data, open_images, without_unreadable
 from pfml.data.corrections import Corrections
 from pfml.data.decoding import UnreadableImagesError, decode_files
-from pfml.data.own_images import about_lone_images, is_own
+from pfml.data.own_images import about_lone_images, about_single_class, is_own
 from pfml.runs.data import prepare_data
 from pfml.training import DataConfig
 from small_index import write_images
@@ -137,6 +139,16 @@ def test_a_class_with_a_single_image_is_named(photos):
     spoil(photos, "b/0.png", "b/1.png")
     remarks = prepare_data(DataConfig(str(photos), split_seed=None))[0].remarks
     assert any(remark.startswith("2 of 2 training classes have a single image (a, b): ") for remark in remarks)
+
+
+def test_a_single_unseen_class_is_named_since_any_model_is_right_on_it(photos):
+    assert about_single_class(load_data(str(photos), seed=None)) == ()
+    for name in ("c", "d"):
+        shutil.rmtree(photos / name)
+    (remark,) = about_single_class(load_data(str(photos), seed=None))
+    assert remark.startswith("a single class is unseen (b), so that R@1 is 100 % for any model")
+    assert remark in prepare_data(DataConfig(str(photos), split_seed=None))[0].remarks
+    assert about_single_class(load_data(str(photos), split="images")) == ()
 
 
 def test_classes_with_two_images_are_not_mentioned(photos):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
 from dataclasses import replace
 from unittest import mock
@@ -182,6 +183,14 @@ def test_a_view_is_kept_unless_validation_speaks_against_it():
     assert best_of([base, rung("view", -0.01, 0.005, head=False)]).name == "view"
     assert best_of([base, rung("view", -0.03, 0.005, head=False)]) is base
     assert best_of([base, rung("view", 0.0, 0.0, 0.0, head=False)]) is base  # no difference at all: the cheaper one
+
+
+def test_a_rung_prints_the_interval_of_the_report_and_why_it_is_not_kept():
+    assert str(rung("a", 0.03, 0.03)).endswith("R@1 +3.0 (95 %: +1.0 to +5.0), MAP@R +3.0 (95 %: +1.0 to +5.0): kept")
+    assert str(rung("a", 0.01, 0.01)).endswith(": not kept, since it is not surely better")
+    assert str(rung("a", -0.03, 0.2)).endswith(": not kept, since it loses more than 0.5 R@1")
+    assert str(rung("view", -0.03, 0.005, head=False)).endswith(": not kept, since validation speaks against it")
+    assert "95 %" not in str(rung("a", 0.01, 0.01, math.inf))
 
 
 def test_hours_fine_tune_on_each_part_and_on_all_if_that_is_better(backbone, distracted):

@@ -57,7 +57,7 @@ def test_the_command_prints_each_decision_and_one_table_of_before_and_after(run)
     rungs = RunFolder(run).entries("rung")
     for rung in rungs[1:]:
         (line,) = [line for line in printed.splitlines() if line.startswith(f"{rung['name']}: ")]
-        assert line.endswith((": kept", ": not kept"))
+        assert re.search(r": (kept|not kept, since .+)$", line)
     assert "not kept" not in next(line for line in printed.splitlines() if line.startswith("pretrained: "))
     (kept,) = [rung["name"] for rung in rungs if rung["is_kept"]]
     rows = [line for line in printed.splitlines() if line.startswith("│")]

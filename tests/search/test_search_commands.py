@@ -1,8 +1,10 @@
 """`pfml index`, `pfml search` and `pfml calibrate`."""
 
+import csv
 import json
 import sys
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 from command_output import failure, said, said_in_part
@@ -161,6 +163,23 @@ def test_json_holds_the_distances_and_verdicts(workspace, capsys, model):
     assert "asked 0.01" in printed
 
 
+def test_csv_has_a_line_for_each_image_found(priced, capsys, model):
+    save_threshold(priced / "run", 0.5, model)
+    lines = list(csv.DictReader(StringIO(said(capsys, "search", "run", "images/a/1.png", "--id=1", "--k=2", "--csv"))))
+    assert [(line["rank"], line["query"]) for line in lines[:2]] == [("1", "images/a/1.png"), ("2", "images/a/1.png")]
+    assert len(lines) == 4
+    first = lines[0]
+    assert (first["known"], first["class"], first["price"]) == ("yes", "a", "3")
+    assert first["path"] == str(priced / "images/a/1.png")
+    assert float(first["distance"]) < 1e-3
+    assert lines[2]["query"].startswith("images/"), "an image of the index is named as the results are"
+    assert "--json and --csv" in failure("search", "run", "images/a/1.png", "--csv", "--json")
+
+
+def test_no_image_asked_for_is_refused(priced):
+    assert "--k must be at least 1, got 0" in failure("search", "run", "images/a/1.png", "--k=0")
+
+
 def test_images_without_a_class_have_a_verdict_by_distance_alone(workspace, capsys, model):
     write_images(workspace / "flat", ["1.png", "2.png"])
     said(capsys, "index", "run", "flat")
@@ -314,8 +333,9 @@ def test_a_run_is_calibrated_on_all_classes_that_it_has_not_seen(tmp_path, capsy
     assert f"threshold {threshold.scoring.name} {threshold.value:.4g}" in printed
     for name in CANDIDATES:
         accepted = f"  {name + ':':<14}accepts {threshold.compared[name]:.1%} of known images"
-        assert (f"{accepted}, chosen\n" in printed) == (name == threshold.scoring.name)
+        assert (f"{accepted}, chosen" in printed) == (name == threshold.scoring.name)
         assert accepted in printed
+    assert "combination is chosen unless another score accepts more than 1.5 times as many\n" in printed
     assert str(threshold.false_accepts) in printed
     assert str(threshold.false_rejects) in printed
     said(capsys, "calibrate", tmp_path / "run", "--data=glyphs", "--false-accept-rate=0.2", "--seed=3")

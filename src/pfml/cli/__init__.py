@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
             memory.keep_freed_memory()
         with said_to_load(name, rest):
             values = parsed_values(name, rest)
+        refuse_missing_folders(values)
         run(name, values)
     except (ValueError, OSError, ImportError) as error:
         exit_with_error(f"pfml {name}", error)
@@ -81,6 +82,15 @@ def parsed_values(name: str, arguments: list[str]) -> dict[str, Any]:
     if COMMANDS[name].run_config:
         return parsed_run_values(parser, arguments)
     return vars(parser.parse_args(arguments))
+
+
+def refuse_missing_folders(values: dict[str, Any]) -> None:
+    """Raise FileNotFoundError if a run that was typed is not there, with the name beside it that was meant."""
+    for name in ("run", "resume", "final", "from_run"):
+        path = values.get(name)
+        if path is not None and not path.exists():
+            beside = [each.name for each in path.absolute().parent.iterdir()] if path.absolute().parent.is_dir() else []
+            raise FileNotFoundError(f"no such folder: {path}{did_you_mean(path.name, beside)}")
 
 
 def run(name: str, values: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import BooleanOptionalAction
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -84,7 +85,9 @@ def audit(
     suspects = min(len(found.suspicious(threshold)), len(everyone))
     more = f" and {_counted(len(everyone) - suspects, 'more image')}, in order" if len(everyone) > suspects else ""
     listing = f"{_counted(suspects, 'suspect')}{more}"
-    print_line(console, f"{folder / 'suspects.csv'}: {listing}; {folder / 'audit.html'}: with images")
+    is_all = len(shown) >= len(everyone)
+    with_images = "with images" if is_all else f"the first {len(shown):,} with images (--top {len(everyone)} shows all)"
+    print_line(console, f"{folder / 'suspects.csv'}: {listing}; {folder / 'audit.html'}: {with_images}")
     if others is not None:
         write_faults(folder, found, others)
         _print_faults(console, folder, found, others)
@@ -293,7 +296,11 @@ def _apply(
         path = folder / "corrections.csv"
         write_corrections(run, path, corrections, loaded=loaded)
         training = of_training(corrections, data)
-        print_line(console, f"{path}: {_described(training)}")
+        elsewhere = training.dropped - sum(
+            now is None for index, now in corrections.labels.items() if index < len(data.train)
+        )
+        why = f" ({elsewhere:,} of a held-out class)" if elsewhere else ""
+        print_line(console, f"{path}: {_described(training)}{why}")
         if len(training) or training.classes:
             config = shell_words(str(run / "config.yaml"))
             print_line(
@@ -340,8 +347,8 @@ def _print_suspects(console: Console, found: Audit, shown: list[Suspect], listed
     table.columns[0].overflow = "fold"  # the end of a path tells more than its beginning
     names = found.images.short_names()
     for one in shown:
-        labels = [other.label for other in one.neighbors]
-        counted = ", ".join(f"{labels.count(label)} {label}" for label in dict.fromkeys(labels))
+        counts = Counter(other.label for other in one.neighbors).most_common()
+        counted = ", ".join(f"{count} {label}" for label, count in counts)
         numbers = f"{one.score:.2f}", f"{one.confidence:.2f}"
         cells = (names[one.index], *((one.part,) if has_parts else ()), one.given, one.suggested, *numbers, counted)
         table.add_row(

@@ -68,7 +68,7 @@ def calibrate(
         )
     threshold = replace(threshold, edits=Edits(tuple(edit for edit in edits.steps if edit.classes)))
     file = threshold.save(run)
-    _print_threshold(console, threshold)
+    _print_threshold(console, threshold, is_default=score == "auto")
     if threshold.protocol != "classes" and embedder.trained_on is not None:
         print_line(console, _about_known(threshold, run))
     print_line(console, f"{file}: pfml search {shell_words(str(run))} IMAGE calls images below this threshold unknown")
@@ -181,7 +181,9 @@ def _all_classes(console: Console, table: Path, track: Track) -> tuple[ImageSet,
     return data.test, f"all classes of {table}"
 
 
-def _print_threshold(console: Console, threshold: Threshold) -> None:
+def _print_threshold(console: Console, threshold: Threshold, *, is_default: bool) -> None:
+    from pfml.search.calibration import CLEARLY_MORE, PREFERRED
+
     images, classes = threshold.measured_on
     if threshold.protocol != "classes":
         about = f"no class is unseen: each is left out in turn of a gallery of {threshold.searched_in:,} images"
@@ -189,6 +191,9 @@ def _print_threshold(console: Console, threshold: Threshold) -> None:
     for name, share in threshold.compared.items():
         chosen = ", chosen" if name == threshold.scoring.name else ""
         print_line(console, f"  {name + ':':<14}accepts {share:.1%} of known images{chosen}")
+    if is_default:
+        rule = f"unless another score accepts more than {CLEARLY_MORE:g} times as many"
+        print_line(console, f"  {PREFERRED} is chosen {rule}")
     own = f", {len(threshold.class_values):,} classes have their own" if threshold.class_values else ""
     print_line(console, f"threshold {threshold.scoring.name} {threshold.value:.4g}{own}")
     print_line(console, f"measured on {images:,} images of {classes:,} classes, cross-fitted ({threshold.data}):")

@@ -46,10 +46,6 @@ def evaluate(
     if plot is not None:
         _check_plot(plot, verification)
     console = create_console(stderr=as_json, quiet=quiet)
-    if not run.is_dir():
-        raise FileNotFoundError(
-            f"{run} must be the folder of a run or of a saved embedder, but there is no such folder"
-        )
     with open_world(resolve_device(device)) as world:
         console.quiet = quiet or not world.is_first
         track = ProgressMonitor(console).track

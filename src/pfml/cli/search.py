@@ -48,6 +48,7 @@ def search(
     rerank: bool = False,
     device: str = "auto",
     as_json: bool = False,
+    as_csv: bool = False,
     quiet: bool = False,
 ) -> None:
     """Find the nearest images of an index, the most likely class, and whether the image is known."""
@@ -65,7 +66,11 @@ def search(
         raise ValueError("--combine any orders by the nearest image: give it without --expand and --rerank")
     if not images and not id:
         raise ValueError("pfml search needs an image to search by: a file, a folder, or --id of the index")
-    console = create_console(stderr=as_json, quiet=quiet)
+    if k < 1:
+        raise ValueError(f"--k must be at least 1, got {k}")
+    if as_json and as_csv:
+        raise ValueError("--json and --csv must not be given together: one of them is printed")
+    console = create_console(stderr=as_json or as_csv, quiet=quiet)
     refuse_images_first("search", run, images or [])
     files, negatives = (list(image_paths(some)) if some else [] for some in (images, unlike))
     opened = open_run(preferred_run(console, run), index=index, backend=backend, device=device)
@@ -104,8 +109,11 @@ def search(
         print_json({"index": str(found.path), "threshold": content, "results": answers, "left_out": left_out})
         end_with_unreadable(failures)
         return
-    for name, verdict, hits in zip(names, verdicts, results, strict=True):
-        _print_hits(console, name, verdict, hits)
+    if as_csv:
+        _print_csv(names, verdicts, results)
+    else:
+        for name, verdict, hits in zip(names, verdicts, results, strict=True):
+            _print_hits(console, name, verdict, hits)
     print_line(console, remark)
     print_unreadable(console, failures)
     if failures:
@@ -117,7 +125,12 @@ def add_search_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `search`."""
     add = parser.add_argument
     add("run", type=Path, help="Folder of a run, or of a saved embedder, with an index in it.")
-    given = add("images", type=Path, nargs="+", help="Image files, or folders with images in them.")
+    given = add(
+        "images",
+        type=Path,
+        nargs="+",
+        help="Image files, or folders with images in them; with --id they may be left out.",
+    )
     given.required = False  # an id will do; nargs="*" would take nothing where an option comes before the images
     add(
         "--id", type=int, nargs="+", action="extend", help="Search by images of the index; they do not find themselves."
@@ -138,6 +151,12 @@ def add_search_arguments(parser: ArgumentParser) -> None:
     add("--rerank", action="store_true", help="Rank the first 100 by k-reciprocal neighbors (Zhong et al., 2017).")
     add_device_option(parser)
     add_json_option(parser)
+    add(
+        "--csv",
+        dest="as_csv",
+        action="store_true",
+        help="Print a line of CSV for each image found; everything else goes to stderr.",
+    )
     add_quiet_option(parser)
 
 
@@ -184,7 +203,7 @@ def _asked(
     from pfml.search.embedding import embed_files
 
     index = opened.gallery
-    places = {one: str(_entry(index, one).path) for one in (*ids, *negative_ids)}
+    places = {one: _short(str(_entry(index, one).path)) for one in (*ids, *negative_ids)}
     positive, negative = (
         embed_files(opened.embedder, some, batch_size=BATCH, workers=2) for some in (files, negatives)
     )
@@ -229,6 +248,27 @@ def _answer(query: str, verdict: Verdict, hits: list[Hit]) -> dict[str, Any]:
     ]
     unknown = None if verdict.is_known is None else not verdict.is_known
     return {"query": query, "verdict": asdict(verdict), "unknown": unknown, "hits": found}
+
+
+def _print_csv(names: list[str], verdicts: list[Verdict], results: list[list[Hit]]) -> None:
+    """A line for each image found: the query and its verdict, then the image with its metadata."""
+    import csv
+    import sys
+
+    from pfml.storage.values import shown_value
+
+    fixed = ("query", "known", "likely_class", "potential", "rank", "id", "distance", "class", "path")
+    columns = list(dict.fromkeys(name for hits in results for hit in hits for name in hit.metadata))
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    table.writerow([*fixed, *(readable(f"metadata {name}" if name in fixed else name) for name in columns)])
+    for query, verdict, hits in zip(names, verdicts, results, strict=True):
+        known = {True: "yes", False: "no", None: ""}[verdict.is_known]
+        potential = "" if verdict.class_name is None else f"{verdict.potential:.4f}"
+        for rank, hit in enumerate(hits, 1):
+            values = [shown_value(hit.metadata[name]) if name in hit.metadata else "" for name in columns]
+            about = (query, known, verdict.class_name or "", potential)
+            found = (str(rank), str(hit.id), f"{hit.distance:.6f}", hit.class_name, hit.path, *values)
+            table.writerow([readable(cell) for cell in (*about, *found)])
 
 
 def _print_hits(console: Console, query: str, verdict: Verdict, hits: list[Hit]) -> None:

@@ -63,8 +63,10 @@ def train(
     from pfml.training.environment import resolve_device
     from pfml.training.final import plan_final
     from pfml.training.progress import ProgressMonitor
+    from pfml.training.setup import require_loss_packages
     from pfml.training.shutdown import Interrupted
 
+    require_loss_packages(config.loss)
     shape, launch = None if ensemble is None else Ensemble(ensemble, student_epochs), Launch.of_process()
     suits_ladder = config.effort is None and shape is None and resume is None and _suits_ladder(config, given)
     if suits_ladder and launch.size == 1:

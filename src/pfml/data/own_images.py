@@ -12,8 +12,9 @@ from pfml.data.copies import about_copies
 from pfml.data.datasets import DATASETS
 from pfml.data.decoding import KEPT_BYTES, LISTED, ImageError, Track, UnreadableImagesError, decode_files
 from pfml.data.image_set import ImageSet, RetrievalData
+from pfml.terminal import readable
 
-__all__ = ["UNREADABLE", "about_lone_images", "is_own", "own_images", "without_unreadable"]
+__all__ = ["UNREADABLE", "about_lone_images", "about_single_class", "is_own", "own_images", "without_unreadable"]
 
 #: What happens to files that cannot be read: "auto" skips those of one's own, and refuses those of published sets.
 UNREADABLE = ("auto", "skip", "refuse")
@@ -47,7 +48,9 @@ def own_images(
         data = without_unreadable(data, track=track, keep_bytes=keep_bytes)
     if not is_own(name):
         return data
-    return replace(data, remarks=(*data.remarks, *about_lone_images(data), *about_copies(data)))
+    return replace(
+        data, remarks=(*data.remarks, *about_lone_images(data), *about_single_class(data), *about_copies(data))
+    )
 
 
 def without_unreadable(
@@ -106,6 +109,15 @@ def about_lone_images(data: RetrievalData) -> tuple[str, ...]:
             classes = f"{len(lone):,} of {images.num_classes:,} {role} classes {'has' if len(lone) == 1 else 'have'}"
             remarks.append(f"{classes} a single image ({_listed(lone)}): {meaning[role]}")
     return tuple(remarks)
+
+
+def about_single_class(data: RetrievalData) -> tuple[str, ...]:
+    """A remark on unseen images that are all of one class, among which every neighbor is right."""
+    found = data.test.labels.unique().tolist() if data.protocol == "classes" and data.gallery is None else []
+    if len(found) != 1:
+        return ()
+    name = readable(data.test.class_names[found[0]])
+    return (f"a single class is unseen ({name}), so that R@1 is 100 % for any model: give more classes to measure one",)
 
 
 def _files(images: ImageSet) -> tuple[Path, ...]:

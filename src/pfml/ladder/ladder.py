@@ -18,6 +18,7 @@ images, since then all classes are known.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -152,6 +153,14 @@ class Rung:
         is_proved = sum(gain.mean - ERRORS * gain.error for gain in self.over_last.values()) > 0
         return is_proved and self.over_last["recall_at_1"].mean >= -MOST_LOST
 
+    @property
+    def _fault(self) -> str:
+        """Why it is not kept."""
+        if not self.candidate.learns:
+            return "since validation speaks against it"
+        is_lossy = self.over_last["recall_at_1"].mean < -MOST_LOST
+        return f"since it loses more than {100 * MOST_LOST:g} R@1" if is_lossy else "since it is not surely better"
+
     def as_dict(self) -> dict[str, Any]:
         """For the log."""
         return {
@@ -166,13 +175,17 @@ class Rung:
 
     def __str__(self) -> str:
         shown = ", ".join(f"{metric_label(metric)} {100 * value:.1f}" for metric, value in self.scores.items())
-        gained = ", ".join(
-            f"{metric_label(metric)} {100 * gain.mean:+.1f} (+- {100 * gain.error:.1f})"
-            for metric, gain in self.gains.items()
-        )
+        gained = ", ".join(f"{metric_label(metric)} {_shown(gain)}" for metric, gain in self.gains.items())
         against = f"; against the pretrained model {gained}" if self.name != "pretrained" else ""
-        decision = f": {'kept' if self.is_better else 'not kept'}" if self.over_last else ""
+        decision = f": {'kept' if self.is_better else f'not kept, {self._fault}'}" if self.over_last else ""
         return f"{self.name}: {self.candidate}: {shown or 'not validated'}{against}{decision}"
+
+
+def _shown(gain: Gain) -> str:
+    """A gain in points with its 95 % interval, as the report has it."""
+    low, high = gain.interval
+    interval = f" (95 %: {100 * low:+.1f} to {100 * high:+.1f})" if math.isfinite(gain.error) else ""
+    return f"{100 * gain.mean:+.1f}{interval}"
 
 
 #: From positions of training images, a name for them, an embedder fitted to them and their embeddings by it, to that

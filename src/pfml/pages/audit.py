@@ -18,6 +18,8 @@ from pfml.plots.theme import Theme, new_figure, style_axes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from pfml.field import DecayLaw
+
 __all__ = ["about_unjudged", "audit_page", "write_audit_page"]
 
 #: Images that are named, of those that cannot be judged.
@@ -70,11 +72,17 @@ def audit_page(
         unjudged=about_unjudged(audit) if len(audit.unjudged) else "",
         histogram=in_themes(partial(_plot_scores, audit), "Histogram of the scores of all labels"),
         comparison=_comparison(audit) if audit.detections else None,
-        law=str(audit.law),
+        law=_described_law(audit.law),
         duplicates=[] if faults is None else [_copies(audit, one, names) for one in faults.duplicates[:SHOWN]],
         more_duplicates=0 if faults is None else max(len(faults.duplicates) - SHOWN, 0),
         others=[] if faults is None else _others(audit, faults, names),
     )
+
+
+def _described_law(law: DecayLaw) -> str:
+    """Such as "PowerLaw, delta 0.691, alpha 12"."""
+    values = {name: value for name, value in vars(law).items() if isinstance(value, int | float)}
+    return ", ".join([type(law).__name__, *(f"{name} {value:.3g}" for name, value in values.items())])
 
 
 def about_unjudged(audit: Audit) -> str:

@@ -29,7 +29,7 @@ from pfml.storage.files import write_atomically
 from pfml.training.environment import precision, resolve_device, seeded
 from pfml.training.loop import Training
 from pfml.training.progress import Monitor, Monitors
-from pfml.training.setup import open_sources
+from pfml.training.setup import open_sources, require_loss_packages
 from pfml.training.start import Start, load_start
 
 __all__ = ["create_run_embedder", "is_begun", "needed_start", "run", "train", "write_untrained"]
@@ -286,6 +286,8 @@ def _train(
     loss: nn.Module | None = None,
 ) -> dict[str, Any]:
     """Open the images, then train; the folder is taken only when nothing more can be wrong with what was asked for."""
+    if loss is None:
+        require_loss_packages(config.loss)
     folder = RunFolder(out) if world.is_first else ReadOnlyRunFolder(out)
     if not resume:
         world.by_first(folder.start)

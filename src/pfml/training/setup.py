@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from pfml.data.decoded_images import DecodedImages
 from pfml.data.decoding import listing_all_unreadable
 from pfml.data.image_set import refuse_seen_classes
 from pfml.data.image_source import ImageSource
+from pfml.methods import METHODS, LossConfig, create_loss
 from pfml.models import Embedder, TrainedOn
 from pfml.models.adapters import add_adapters
 from pfml.models.freezing import batch_norms
@@ -30,6 +32,7 @@ __all__ = [
     "on_device",
     "open_sources",
     "prepare_backbone",
+    "require_loss_packages",
     "require_matches",
 ]
 
@@ -108,6 +111,14 @@ def require_matches(data: RetrievalData) -> None:
                 f"no {role} image has another image of its class to find: the data cannot be evaluated; "
                 f"it needs a class with two images or more"
             )
+
+
+def require_loss_packages(config: LossConfig) -> None:
+    """Raise ImportError if the loss needs a package that is missing, before any time is spent on images."""
+    if config.name not in METHODS or not config.trains:
+        return  # a loss of one's own has been imported
+    with torch.random.fork_rng(devices=[]), suppress(ValueError, TypeError, RuntimeError):
+        create_loss(config, 2, 2, 2)  # what is wrong with its options is said with the sizes that it will have
 
 
 def open_sources(
