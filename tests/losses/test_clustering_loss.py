@@ -65,24 +65,28 @@ def literal(points, labels, gamma, refinements):
     for c in set(labels):
         members = [i for i in range(n) if labels[i] == c]
         own = own - min(sum(r[j][i] for i in members) for j in members)
-    return torch.relu(found - own), medoids
+    return found - own  # before the hinge
 
 
-def batch(n=12, classes=4, seed=2, dtype=torch.float64):
+def batch(n=12, classes=4, seed=2, dtype=torch.float64, spread=0.8):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(n) % classes
     points = (
         torch.randn(n, D, generator=generator, dtype=dtype)
-        + 0.8 * torch.randn(C, D, generator=generator, dtype=dtype)[labels]
+        + spread * torch.randn(C, D, generator=generator, dtype=dtype)[labels]
     )
     return points.requires_grad_(), labels
 
 
 @pytest.mark.parametrize(("gamma", "refinements"), [(1.0, 5), (4.0, 0), (0.0, 2), (10.0, 3)])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_value_and_gradient_are_those_of_the_published_loss(gamma, refinements, seed):
-    points, labels = batch(seed=seed)
-    expected, _ = literal(points, labels, gamma, refinements)
+@pytest.mark.parametrize(
+    "samples",
+    [{"seed": 1}, {"seed": 2}, {"seed": 38, "n": 16, "classes": 2, "spread": 0.0}],
+    ids=["one", "another", "a stranger in the middle of a class"],
+)
+def test_value_and_gradient_are_those_of_the_published_loss(gamma, refinements, samples):
+    points, labels = batch(**samples)
+    expected = torch.relu(literal(points, labels, gamma, refinements))
     value = ClusteringLoss(C, D, gamma=gamma, refinements=refinements).double()(points, labels)
     assert value.item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-12)
     if expected > 0:
@@ -103,6 +107,54 @@ def test_medoids_are_those_of_the_published_search():
         assert medoids.tolist() == literal_greedy(distances.tolist(), labels.tolist(), 2.0)
         refined = refined_medoids(distances, membership, medoids, 2.0)
         assert refined.tolist() == literal_refinement(distances.tolist(), labels.tolist(), medoids.tolist(), 2.0)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 3.0, 40.0])
+def test_refinement_of_any_medoids_is_the_published_one(gamma):
+    for seed in range(6):
+        points, labels = batch(n=15, classes=5, seed=seed)
+        distances = torch.cdist(points, points).detach()
+        membership = torch.nn.functional.one_hot(labels).double()
+        medoids = torch.randperm(15, generator=torch.Generator().manual_seed(seed))[:5]
+        refined = refined_medoids(distances, membership, medoids, gamma)
+        assert refined.tolist() == literal_refinement(distances.tolist(), labels.tolist(), medoids.tolist(), gamma)
+
+
+def test_of_equally_near_medoids_the_first_has_a_sample():
+    """Distances are 1 or 2, so that ties are everywhere: each choice is a best one, whichever of equal ones it is."""
+    labels, gamma = [0, 0, 0, 1, 1, 1, 2, 2, 2], 5.0
+    membership = torch.nn.functional.one_hot(torch.tensor(labels)).double()
+    for seed in range(20):
+        above = torch.randint(1, 3, (9, 9), generator=torch.Generator().manual_seed(seed)).triu(1).double()
+        distances = above + above.T
+        plain, chosen = distances.tolist(), []
+        for medoid in greedy_medoids(distances, membership, gamma).tolist():
+            values = {
+                c: energy(plain, [*chosen, c]) + gamma * (1 - score(assigned(plain, [*chosen, c]), labels))
+                for c in range(9)
+                if c not in chosen
+            }
+            assert values[medoid] == pytest.approx(max(values.values()), abs=1e-9)
+            chosen.append(medoid)
+        clusters = assigned(plain, chosen)
+        refined = refined_medoids(distances, membership, torch.tensor(chosen), gamma).tolist()
+        for number, medoid in enumerate(refined):
+            members = [i for i in range(9) if clusters[i] == number]
+            values = {}
+            for candidate in members:
+                moved = [*refined[:number], candidate, *chosen[number + 1 :]]
+                within = sum(plain[candidate][i] for i in members)
+                values[candidate] = gamma * (1 - score(assigned(plain, moved), labels)) - within
+            assert values[medoid] == pytest.approx(max(values.values()), abs=1e-9)
+
+
+def test_labels_that_beat_whatever_the_search_finds_have_loss_zero():
+    points, labels = batch(seed=123, spread=1.5)
+    assert literal(points, labels, 1.0, 0) < -0.5
+    value = ClusteringLoss(C, D, gamma=1.0, refinements=0).double()(points, labels)
+    value.backward()
+    assert value.item() == 0
+    assert (points.grad == 0).all()
 
 
 def test_nmi_is_that_of_scikit_learn():

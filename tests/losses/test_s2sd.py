@@ -72,7 +72,7 @@ def make(**options):
 def batch(n=9, dtype=torch.float32):
     generator = torch.Generator().manual_seed(2)
     embeddings, features = (torch.randn(n, k, generator=generator, dtype=torch.float64).to(dtype) for k in (D, F))
-    return embeddings.requires_grad_(), torch.arange(n) % (C - 1), features.requires_grad_()
+    return embeddings.requires_grad_(), torch.arange(n) % C, features.requires_grad_()  # of 9, the last class has one
 
 
 def value_of(loss, n=9, dtype=torch.float32):
