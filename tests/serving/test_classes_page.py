@@ -161,6 +161,7 @@ def test_all_is_done_by_keyboard_alone(page, served_run):
     page.keyboard.press("Enter")  # on Cancel
     expect(page.locator("#ask")).to_be_hidden()
     page.keyboard.press("d")
+    expect(page.locator("#ask")).to_be_visible()  # a dialog says a moment later that it was closed
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     expect(page.locator("#class-title")).to_have_text(BOLD)
