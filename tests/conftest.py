@@ -128,3 +128,36 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr("pfml.training.loop.CheckpointWriter", in_background)
     monkeypatch.setattr("pfml.training.loop.compiles", lambda config, device, steps: True)
     monkeypatch.setattr(torch, "compile", lambda module: compiled(module, backend="aot_eager"))
+
+
+@pytest.fixture
+def graphs_on_a_cpu(monkeypatch):
+    """CUDA graphs that compute when they are replayed, like real ones; a list of what was recorded."""
+    from types import SimpleNamespace
+
+    import torch
+
+    from pfml.backends import cuda_graph
+
+    recorded = []
+
+    def record(self, compute, inputs):
+        with torch.inference_mode(False), torch.no_grad():
+            inputs = tuple(given.detach().clone() for given in inputs)
+            results = compute(*inputs)
+            parts, size = [], 0
+            for result in results:
+                parts.append((size, result.shape, result.dtype))
+                size += -(-result.nbytes // cuda_graph.ALIGNMENT) * cuda_graph.ALIGNMENT
+            packed = torch.zeros(size, dtype=torch.uint8)
+
+        def run():
+            with torch.inference_mode(False), torch.no_grad():
+                for result, part in zip(compute(*inputs), cuda_graph._unpacked(packed, tuple(parts)), strict=True):
+                    part.copy_(result)
+
+        recorded.append(inputs)
+        return cuda_graph._Recording(SimpleNamespace(replay=run), inputs, packed, tuple(parts))
+
+    monkeypatch.setattr(cuda_graph.GraphCache, "_record", record)
+    return recorded

@@ -1,7 +1,5 @@
 """When a field is recorded; that what is recorded is right needs a GPU (test_fused.py)."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -14,27 +12,10 @@ FIELD, WEIGHTS = Field(PowerLaw()), PairWeights()
 
 
 @pytest.fixture
-def replayed(monkeypatch):
-    """A replayed function on a CPU, whose graphs compute when they are replayed."""
+def replayed(monkeypatch, graphs_on_a_cpu):
+    """A replayed function on a CPU, and what was recorded."""
     made = CudaGraphed(lambda samples, *_, **__: (samples.points.sum(), samples.points * 2))
-    made.recorded = 0
-
-    def record(inputs, samples, proxies, field, weights, switches):
-        made.recorded += 1
-        with torch.inference_mode(False):
-            points = inputs[0].clone()
-        results = (points.sum(), points * 2)
-        parts = ((0, results[0].shape, points.dtype), (256, results[1].shape, points.dtype))
-        packed = torch.zeros(256 + results[1].nbytes, dtype=torch.uint8)
-
-        def run():
-            for result, place in zip((points.sum(), points * 2), replay._unpacked(packed, parts), strict=True):
-                place.copy_(result)
-
-        still = (points, inputs[1].clone())
-        return replay._Recording(SimpleNamespace(replay=run), still, packed, parts)
-
-    monkeypatch.setattr(made, "_record", record)
+    made.recorded = graphs_on_a_cpu
     monkeypatch.setattr(replay, "_may_be_recorded", lambda *_: True)
     monkeypatch.setattr(replay, "_kind_of_call", lambda samples, *_: samples.points.shape)
     return made
@@ -51,7 +32,7 @@ def test_it_is_recorded_at_the_fourth_call_and_gives_the_same(replayed):
         points, (total, doubled) = call(replayed, 4)
         torch.testing.assert_close(total, points.sum())
         torch.testing.assert_close(doubled, points * 2)
-    assert replayed.recorded == 1
+    assert len(replayed.recorded) == 1
 
 
 def test_results_of_one_call_survive_the_next(replayed):
@@ -72,14 +53,14 @@ def test_more_kinds_of_calls_than_fit_are_not_recorded_over_and_over(replayed):
     for _ in range(100):
         for size in range(1, replay.KEPT + 3):
             call(replayed, size)
-    assert replayed.recorded <= 2 * (replay.KEPT + 2)
+    assert len(replayed.recorded) <= 2 * (replay.KEPT + 2)
 
 
 def test_what_cannot_be_recorded_is_computed(replayed, monkeypatch):
     def fails(*_):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(replayed, "_record", fails)
+    monkeypatch.setattr(replayed.graphs, "_record", fails)
     for _ in range(8):
         points, (total, _) = call(replayed, 4)
         torch.testing.assert_close(total, points.sum())

@@ -1,8 +1,8 @@
-"""Launching a field as one CUDA graph: Python needs longer for ten launches than a GPU for a small field.
+"""Launching small work as one CUDA graph: Python needs longer for ten launches than a GPU for a small field.
 
-A graph repeats what it has recorded, with the addresses that it has recorded. Samples come to a new address in each
-step, so they are copied to where the graph expects them; proxies stay where they are, and are part of what a graph is
-found by. The results, laid out one after the other, are copied from where the graph leaves them.
+A graph repeats what it has recorded, with the addresses that it has recorded. Inputs come to a new address in each
+step, so they are copied to where the graph expects them; what stays where it is (proxies) is part of the key that a
+graph is found by. The results, laid out one after the other, are copied from where the graph leaves them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from pfml.backends.operator import Compute
 from pfml.superposition import Charges, Field, PairWeights
 
-__all__ = ["CudaGraphed"]
+__all__ = ["CudaGraphed", "GraphCache", "is_small"]
 
 #: Calls of one kind before it is recorded: the first ones compile kernels, and some never come again.
 CALLS_BEFORE = 3
@@ -42,44 +42,35 @@ class _Recording(NamedTuple):
     parts: tuple[tuple[int, torch.Size, torch.dtype], ...]  # of each result: where it begins
 
 
-class CudaGraphed:
-    """A function of charges that becomes a CUDA graph after a few calls of one kind."""
+class GraphCache:
+    """CUDA graphs of functions of tensors, each recorded after a few calls of one kind."""
 
-    def __init__(self, compute: Compute) -> None:
-        self.compute = compute
+    def __init__(self) -> None:
         self.calls: OrderedDict[Hashable, int] = OrderedDict()
         self.recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
         self.streams: dict[torch.device, torch.cuda.Stream] = {}
         self.lock = threading.Lock()
 
-    def __call__(
-        self, samples: Charges, proxies: Charges, field: Field, weights: PairWeights, *tensors: Tensor, **switches: bool
-    ) -> tuple[Tensor, ...]:
-        """What `compute` gives."""
-        if not samples.points.is_cuda:
-            return self.compute(samples, proxies, field, weights, *tensors, **switches)
-        if torch.cuda.current_device() == samples.points.device.index:
-            return self._call(samples, proxies, field, weights, *tensors, **switches)
-        with torch.cuda.device(samples.points.device):
-            return self._call(samples, proxies, field, weights, *tensors, **switches)
+    def replay(
+        self, key: Hashable, compute: Callable[..., tuple[Tensor, ...]], *inputs: Tensor
+    ) -> tuple[Tensor, ...] | None:
+        """What `compute` gives of tensors on the current device; None while there is no graph of this kind of call.
 
-    def _call(
-        self, samples: Charges, proxies: Charges, field: Field, weights: PairWeights, *tensors: Tensor, **switches: bool
-    ) -> tuple[Tensor, ...]:
-        if not _may_be_recorded(samples, proxies):
-            return self.compute(samples, proxies, field, weights, *tensors, **switches)
-        key = _kind_of_call(samples, proxies, field, weights, tensors, switches)
-        inputs = (samples.points, samples.labels, *tensors)
+        Args:
+            key: Everything that a recording depends on besides the values of the inputs.
+            compute: Called to be recorded, with tensors like the inputs; without a synchronization.
+            inputs: Tensors whose types and shapes the key holds.
+        """
         with self.lock:
             recording = self.recordings.get(key)
             if recording is None:
                 if self._count(key) <= CALLS_BEFORE:
-                    return self.compute(samples, proxies, field, weights, *tensors, **switches)
+                    return None
                 try:
-                    recording = self._record(inputs, samples, proxies, field, weights, switches)
+                    recording = self._record(compute, inputs)
                 except RuntimeError:  # a device or a moment that does not allow it, or no memory left
                     self.calls[key] = -NOT_AGAIN_FOR
-                    return self.compute(samples, proxies, field, weights, *tensors, **switches)
+                    return None
                 self.recordings[key] = recording
                 if len(self.recordings) > KEPT:  # an evicted kind is not recorded again for a while
                     evicted, _ = self.recordings.popitem(last=False)
@@ -98,32 +89,58 @@ class CudaGraphed:
             self.calls.popitem(last=False)
         return self.calls[key]
 
-    def _record(
-        self,
-        inputs: tuple[Tensor, ...],
-        samples: Charges,
-        proxies: Charges,
-        field: Field,
-        weights: PairWeights,
-        switches: dict[str, bool],
-    ) -> _Recording:
+    def _record(self, compute: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) -> _Recording:
         graph = torch.cuda.CUDAGraph()
         # What is made in inference mode cannot be written to outside of it.
         with torch.inference_mode(False), torch.no_grad():
-            points, labels, *tensors = inputs = tuple(given.detach().clone() for given in inputs)
-            samples = samples._replace(points=points, labels=labels)
-            stream = self.streams.setdefault(points.device, torch.cuda.Stream(points.device))
+            inputs = tuple(given.detach().clone() for given in inputs)
+            device = inputs[0].device
+            stream = self.streams.setdefault(device, torch.cuda.Stream(device))
             # Other threads may use the device meanwhile.
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                results = self.compute(samples, proxies, field, weights, *tensors, **switches)
+                results = compute(*inputs)
                 parts, size = [], 0
                 for result in results:
                     parts.append((size, result.shape, result.dtype))
                     size += math.ceil(result.nbytes / ALIGNMENT) * ALIGNMENT
-                packed = points.new_empty(size, dtype=torch.uint8)
+                packed = torch.empty(size, dtype=torch.uint8, device=device)
                 for result, part in zip(results, _unpacked(packed, tuple(parts)), strict=True):
                     part.copy_(result)
         return _Recording(graph, inputs, packed, tuple(parts))
+
+
+class CudaGraphed:
+    """A function of charges that becomes a CUDA graph after a few calls of one kind."""
+
+    def __init__(self, compute: Compute) -> None:
+        self.compute = compute
+        self.graphs = GraphCache()
+
+    def __call__(
+        self, samples: Charges, proxies: Charges, field: Field, weights: PairWeights, *tensors: Tensor, **switches: bool
+    ) -> tuple[Tensor, ...]:
+        """What `compute` gives."""
+        if not samples.points.is_cuda:
+            return self.compute(samples, proxies, field, weights, *tensors, **switches)
+        if torch.cuda.current_device() == samples.points.device.index:
+            return self._call(samples, proxies, field, weights, *tensors, **switches)
+        with torch.cuda.device(samples.points.device):
+            return self._call(samples, proxies, field, weights, *tensors, **switches)
+
+    def _call(
+        self, samples: Charges, proxies: Charges, field: Field, weights: PairWeights, *tensors: Tensor, **switches: bool
+    ) -> tuple[Tensor, ...]:
+        def compute(points: Tensor, labels: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+            moved = samples._replace(points=points, labels=labels)
+            return self.compute(moved, proxies, field, weights, *tensors, **switches)
+
+        inputs = (samples.points, samples.labels, *tensors)
+        if _may_be_recorded(samples, proxies):
+            key = _kind_of_call(samples, proxies, field, weights, tensors, switches)
+            results = self.graphs.replay(key, compute, *inputs)
+            if results is not None:
+                return results
+        return compute(*inputs)
 
 
 def _unpacked(packed: Tensor, parts: tuple[tuple[int, torch.Size, torch.dtype], ...]) -> tuple[Tensor, ...]:
@@ -138,9 +155,14 @@ def _strides(shape: torch.Size) -> tuple[int, ...]:
     return tuple(math.prod(shape[after:]) for after in range(1, len(shape) + 1))
 
 
+def is_small(*points: Tensor) -> bool:
+    """Whether a field of these points is worth a graph."""
+    return 0 < sum(each.numel() for each in points) <= LARGEST
+
+
 def _may_be_recorded(samples: Charges, proxies: Charges) -> bool:
     return (
-        0 < samples.points.numel() + proxies.points.numel() <= LARGEST
+        is_small(samples.points, proxies.points)
         and proxies.anchors is None
         and not torch.cuda.is_current_stream_capturing()
     )

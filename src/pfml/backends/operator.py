@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from pfml.precision import full_precision
 from pfml.superposition import Anchors, Charges, Field, PairWeights, anchor_counts, field_of
 from pfml.tracing import is_traced
 
-__all__ = ["Compute", "FieldOperator", "Superpose"]
+__all__ = ["Compute", "FieldOperator", "Superpose", "refuse_second_order", "with_known_gradients"]
 
 #: Gradients larger than this are not kept between forward and backward; a GPU keeps those of a million proxies.
 KEPT_GRADIENT_BYTES = {"cpu": 2**28, "cuda": 2**31}
@@ -71,8 +71,11 @@ class FieldOperator:
         _refuse_forward_mode(samples.points, proxies.points)
         if is_traced():
             return self._energy_op(*_arguments(*problem), with_gradient)[0]
+        if with_gradient:
+            energy, _, *gradients = self.compute_energy(*_detached(*problem), with_gradient=True)
+            return with_known_gradients(energy, (samples.points, proxies.points), gradients, self.refuse_second_order)
         if wants_gradient:
-            return _Eager.apply(self, problem, with_gradient, samples.points, proxies.points)  # type: ignore[no-any-return, no-untyped-call]
+            return _Eager.apply(self, problem, samples.points, proxies.points)  # type: ignore[no-any-return, no-untyped-call]
         return self.compute_energy(*_detached(*problem), with_gradient=False)[0]
 
     def sums(self, samples: Charges, proxies: Charges, field: Field, weights: PairWeights) -> Tensor:
@@ -144,11 +147,16 @@ class FieldOperator:
             sample_gradient, proxy_gradient = self._gradient_op(*ctx.saved_tensors, scale, *ctx.settings)
         return sample_gradient, None, proxy_gradient, *(None,) * 9
 
-    def refuse_second_order(self, *_: Any) -> tuple[Tensor | None, ...]:
+    def refuse_second_order(self, *_: Any) -> NoReturn:
         """Say that there is no second derivative."""
-        raise RuntimeError(
-            f"the {self.name} backend can be differentiated once only; for second derivatives use backend='dense'"
-        )
+        refuse_second_order(self.name)
+
+
+def refuse_second_order(backend: str) -> NoReturn:
+    """Say that this backend has no second derivative."""
+    raise RuntimeError(
+        f"the {backend} backend can be differentiated once only; for second derivatives use backend='dense'"
+    )
 
 
 def _energy(
@@ -187,49 +195,69 @@ def _gradient(
 
 
 class _Eager(torch.autograd.Function):
-    """An operator's energy."""
+    """An operator's energy, whose backward pass superposes again."""
 
     @staticmethod
     def forward(
         ctx: Any,
         operator: FieldOperator,
         problem: tuple[Charges, Charges, Field, PairWeights],
-        with_gradient: bool,
         samples: Tensor,
         proxies: Tensor,
     ) -> Tensor:
         still = _detached(*problem)
-        energy, sums, *gradients = operator.compute_energy(*still, with_gradient=with_gradient)
-        ctx.operator, ctx.with_gradient = operator, with_gradient
-        ctx.problem = None if with_gradient else still
-        ctx.save_for_backward(samples, proxies, *(gradients if with_gradient else [sums]))
+        energy, sums, *_ = operator.compute_energy(*still, with_gradient=False)
+        ctx.operator, ctx.problem = operator, still
+        ctx.save_for_backward(samples, proxies, sums)
         return energy
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        samples, proxies, *kept = ctx.saved_tensors
-        if ctx.with_gradient:
-            gradients = _scaled(kept, scale)
-        else:
-            gradients = ctx.operator.compute_gradient(*ctx.problem, kept[0], scale)
-        if torch.is_grad_enabled():
-            gradients = _Once.apply(ctx.operator, *gradients, samples, proxies)  # type: ignore[no-untyped-call]
-        return None, None, None, *gradients
+        *points, sums = ctx.saved_tensors
+        gradients = ctx.operator.compute_gradient(*ctx.problem, sums, scale)
+        return None, None, *_once(gradients, points, ctx.operator.refuse_second_order)
+
+
+def with_known_gradients(
+    value: Tensor, points: Sequence[Tensor], gradients: Sequence[Tensor], refuse_second_order: Callable[[], Any]
+) -> Tensor:
+    """`value`, whose gradients at `points` are these; for a second derivative, `refuse_second_order` is called."""
+    # in a tuple, so that the result is no view of an input
+    return _Known.apply(refuse_second_order, (value,), len(points), *points, *gradients)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Known(torch.autograd.Function):
+    """A value with its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, refuse: Callable[[], Any], value: tuple[Tensor], count: int, *tensors: Tensor) -> Tensor:
+        ctx.refuse, ctx.count = refuse, count
+        ctx.save_for_backward(*tensors)
+        return value[0]
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        points, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        gradients = _once(_scaled(kept, scale), points, ctx.refuse)
+        return None, None, None, *gradients, *(None for _ in kept)
+
+
+def _once(gradients: Sequence[Tensor], points: Sequence[Tensor], refuse: Callable[[], Any]) -> Sequence[Tensor]:
+    """`gradients`, as something that depends on the points but cannot be differentiated."""
+    return _Once.apply(refuse, len(gradients), *gradients, *points) if torch.is_grad_enabled() else gradients  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Once(torch.autograd.Function):
     """Gradients that depend on the points in a way that cannot be differentiated."""
 
     @staticmethod
-    def forward(
-        ctx: Any, operator: FieldOperator, sample_gradient: Tensor, proxy_gradient: Tensor, *points: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        ctx.operator = operator
-        return sample_gradient.view_as(sample_gradient), proxy_gradient.view_as(proxy_gradient)
+    def forward(ctx: Any, refuse: Callable[[], Any], count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.refuse = refuse
+        return tuple(gradient.view_as(gradient) for gradient in tensors[:count])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.operator.refuse_second_order()  # type: ignore[no-any-return]
+        return ctx.refuse()  # type: ignore[no-any-return]
 
 
 def _refuse_forward_mode(*points: Tensor) -> None:

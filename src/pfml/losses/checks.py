@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pfml.tracing import is_traced
 
-__all__ = ["CollapseWarning", "DeferredCheck", "check_batch", "checked_sum", "deferred_checks"]
+__all__ = ["CollapseWarning", "DeferredCheck", "check_batch", "checked_sum", "conclude", "deferred_checks"]
 
 
 class CollapseWarning(UserWarning):
@@ -106,13 +106,20 @@ def _checked_labels(embeddings: Tensor, labels: Tensor, proxies: Tensor, num_cla
     else:
         is_bad = total * 0 != 0
         collapsed = torch.zeros_like(is_bad)
-    if embeddings.is_cuda and torch.cuda.is_current_stream_capturing():
+    if deferred is None and embeddings.is_cuda and torch.cuda.is_current_stream_capturing():
         torch._assert_async(~is_bad)
-    elif deferred is not None:
-        deferred.append(DeferredCheck(is_bad, is_bad | collapsed, embeddings, labels, proxies, num_classes))
-    elif (is_bad | collapsed).item():
-        _explain(embeddings, labels, proxies, num_classes)
+    else:
+        conclude(DeferredCheck(is_bad, is_bad | collapsed, embeddings, labels, proxies, num_classes))
     return labels
+
+
+def conclude(check: DeferredCheck) -> None:
+    """Do about a finished check what `check_batch` does: defer it, or raise or warn if it tells so."""
+    deferred = _deferred.get()
+    if deferred is not None:
+        deferred.append(check)
+    elif check.is_worth_a_look.item():
+        check.explain()
 
 
 _checked_labels_op = torch.library.custom_op("pfml::checked_labels", _checked_labels, mutates_args=())

@@ -8,21 +8,26 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from pfml.backends import BACKENDS, resolve_backend
+from pfml.backends.cuda_graph import GraphCache, is_small
+from pfml.backends.operator import refuse_second_order, with_known_gradients
 from pfml.energy import class_potentials, potential_energy
 from pfml.field import ContrastiveLaw, DecayLaw, power_law
 from pfml.half_precision import watched, widened
-from pfml.losses.checks import check_batch
+from pfml.losses.checks import DeferredCheck, check_batch, conclude, deferred_checks
 from pfml.losses.diagnostics import FieldDiagnostics, diagnose
 from pfml.losses.proxy_init import PROXY_INITS, class_proxies, normal_proxies, warn_of_classes_without_samples
 from pfml.losses.sample_filter import check_trust, fit, some_of, trusted
 from pfml.losses.subsampling import subsample_anchors
 from pfml.sphere import unit
 from pfml.superposition import Charges, Field, PairWeights
+from pfml.tracing import is_traced
 
 __all__ = ["PotentialFieldLoss", "require_same"]
 
@@ -35,6 +40,8 @@ REDUCTIONS: dict[str, Callable[[int], int]] = {
 PROXY_SPACES = ("normalized", "projected", "free")
 #: Hyper-parameters that say how the energy is computed, not what it is: a stored loss may have others.
 MAY_DIFFER = frozenset({"proxy_sample"})
+#: The CUDA graphs of each loss. They are no part of it, so that it can be copied and stored.
+_GRAPHS: WeakKeyDictionary[nn.Module, GraphCache] = WeakKeyDictionary()
 
 
 class PotentialFieldLoss(nn.Module):
@@ -192,6 +199,10 @@ class PotentialFieldLoss(nn.Module):
         """
         if indices_tuple is not None or ref_emb is not None or ref_labels is not None:
             raise ValueError("indices_tuple, ref_emb and ref_labels must be None: the field is made of all pairs")
+        replayed = self._replayed(embeddings, labels) if self._is_recordable(embeddings, labels) else None
+        return self._energy(embeddings, labels) if replayed is None else replayed
+
+    def _energy(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         if self.proxy_space == "projected" and self.training and torch.is_grad_enabled():
             self._project_proxies()
         samples, proxies = self._charges(embeddings, labels)
@@ -206,6 +217,69 @@ class PotentialFieldLoss(nn.Module):
             backend = resolve_backend(self.backend, num_points, samples.points, self.field)
             energy = BACKENDS[backend](samples, proxies, self.field, self.weights)
             return watched(energy / REDUCTIONS[self.reduction](num_points), embeddings, self.proxies)
+
+    def _is_recordable(self, embeddings: Tensor, labels: Tensor) -> bool:
+        """Whether a GPU may compute this step, checks and gradients included, as one CUDA graph.
+
+        Python needs several times as long as a GPU for the launches of a small step. What waits for it (`trust`),
+        draws (`proxy_sample`) or changes the proxies (`proxy_space` "projected") is left out.
+        """
+        return (
+            type(embeddings) is Tensor
+            and type(labels) is Tensor
+            and embeddings.is_cuda
+            and embeddings.device == labels.device == self.proxies.device
+            and embeddings.device.index == torch.cuda.current_device()
+            and embeddings.requires_grad
+            and self.proxies.requires_grad
+            and torch.is_grad_enabled()
+            and embeddings.dtype in (torch.float32, torch.bfloat16)
+            and self.proxies.dtype == torch.float32
+            and is_small(embeddings, self.proxies)
+            and not (self.training and (self.trust or self.proxy_sample or self.proxy_space == "projected"))
+            and self.proxies_ready
+            and forward_ad._current_level < 0
+            and not is_traced()
+            and not torch.cuda.is_current_stream_capturing()
+            and self.backend_for(len(embeddings)) == "triton"
+        )
+
+    def _replayed(self, embeddings: Tensor, labels: Tensor) -> Tensor | None:
+        """The value and its gradients by a CUDA graph; None while this kind of step is not recorded."""
+        key = (
+            embeddings.shape,
+            embeddings.dtype,
+            labels.shape,
+            labels.dtype,
+            self.proxies.shape,
+            self.proxies.data_ptr(),
+            self.proxy_labels.data_ptr(),
+            self.field.handle,
+            self.weights,
+            self.reduction,
+            self.proxy_space,
+            self.normalize_embeddings,
+            torch.cuda.current_stream().cuda_stream,
+        )
+        if self not in _GRAPHS:
+            _GRAPHS[self] = GraphCache()
+        step = _GRAPHS[self].replay(key, self._checked_step, embeddings, labels)
+        if step is None:
+            return None
+        value, is_bad, is_worth_a_look, *gradients = step
+        points = embeddings.detach(), labels, self.proxies.detach()
+        conclude(DeferredCheck(is_bad, is_worth_a_look, *points, self.num_classes))
+        refuse = partial(refuse_second_order, "triton")
+        return with_known_gradients(value, (embeddings, self.proxies), gradients, refuse)
+
+    def _checked_step(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """The value, what the check found, and the gradients in float32: what is recorded."""
+        points = embeddings.detach().to(torch.float32).requires_grad_()
+        with torch.enable_grad(), deferred_checks() as checks:
+            value = self._energy(points, labels)
+        gradients = torch.autograd.grad(value, (points, self.proxies), materialize_grads=True)
+        (check,) = checks
+        return value.detach(), check.is_bad, check.is_worth_a_look, *gradients
 
     @torch.no_grad()
     def trusted(self, embeddings: Tensor, labels: Tensor) -> Tensor:
