@@ -206,6 +206,13 @@ for _length, _epochs in LENGTHS.items():
         f"3 rc, 4 corrected pa, {_length}": rc(_named("c:pa", "0123"), epochs=_epochs),
         f"3 rc, 2 corrected pa, 2 recipe, {_length}": rc(_named("c:pa c:recipe", "01"), epochs=_epochs),
     }
+#: Of two EfficientNet-Lite2 beside the four: the best candidate of round 8 by R@1 and MAP@R together.
+MIXED = ((*FOUR_PA, *_named("pa.lite2", "01")), (*_named("par recipe", "01"), *_named("par.lite2", "01")))
+STUDENTS |= {
+    "3 rc, 4 pa, 2 pa.lite2, 30": rc(MIXED[0], sigma=1.3),
+    "3 rc, 4 pa, 2 pa.lite2, 64 dimensions, 30": rc(MIXED[0], sigma=1.3, changes=NETWORKS["64"]),
+    "3 rc, 2 par, 2 recipe, 2 par.lite2, 30": rc(MIXED[1], sigma=1.3),
+}
 STUDENTS |= {
     "4 rc, mixup": rc(FOUR_PA, mixed=1.0, **LONG),
     "4 rc, half mixup": rc(FOUR_PA, mixed=0.5, **LONG),
@@ -325,6 +332,26 @@ def _test_rounds(length: str) -> dict[str, list[Task]]:
         "20 %, par": _on_test(0.2, _named("par", "0123"), alone),
         "50 %, par": _on_test(0.5, _named("par", "0123"), alone, beside=("pa-0", "recipe-0")),
     }
+
+
+def _mixed_on_test(noise: float, teachers: tuple[str, ...], students: tuple[str, ...]) -> list[Task]:
+    """Three draws with teachers of two networks, each network first in a process of its own, which compiles it once."""
+    of_both = [
+        tuple(name for name in teachers if name.partition("-")[0].endswith(".lite2") is is_lite2)
+        for is_lite2 in (True, False)
+    ]
+    return [
+        *(Task("teachers", drawn(of_both[0], draw), 0, noise) for draw in range(2)),
+        *(Task("teachers", drawn(of_both[1], draw), 0, noise) for draw in range(2)),
+        Task("teachers", drawn(of_both[0], 2), 0, noise),
+        Task("teachers", drawn(of_both[1], 2), 0, noise),
+        *(
+            Task("answers", (students[0], *drawn(some, draw)), draw, noise)
+            for draw in range(3)
+            for some in of_both[::-1]
+        ),
+        *(Task("students", (name,), draw, noise) for name in students for draw in range(3)),
+    ]
 
 
 def rounds() -> dict[str, list[Task]]:
@@ -471,6 +498,10 @@ def rounds() -> dict[str, list[Task]]:
         ],
         # on the test classes, in 30 or 60 epochs; the second round decides which of them
         **{f"3 {title}, {length}": tasks for length in LENGTHS for title, tasks in _test_rounds(length).items()},
+        "3 clean, mixed": _mixed_on_test(
+            0.0, MIXED[0], ("3 rc, 4 pa, 2 pa.lite2, 30", "3 rc, 4 pa, 2 pa.lite2, 64 dimensions, 30")
+        ),
+        "3 20 %, mixed": _mixed_on_test(0.2, MIXED[1], ("3 rc, 2 par, 2 recipe, 2 par.lite2, 30",)),
         "smoke 2": [
             Task("teachers", _named("pa recipe", "0"), 0, 0.0),
             Task("answers", ("1 rc, 2 teachers", *_named("pa recipe", "0")), 0, 0.0),
