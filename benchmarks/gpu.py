@@ -108,7 +108,7 @@ def training_section(recorder: Recorder, setting: Setting, rates: Rates) -> None
 
 
 #: So that it takes its share of a few minutes; the whole is `python benchmarks/training.py`.
-_TRAINING = ("--networks", "eager", "--rounds", "1", "--steps", "20", "--synthetic-images", "1000")
+_TRAINING = ("--networks", "eager,loss", "--rounds", "1", "--steps", "20", "--synthetic-images", "1000")
 _LOOP_PER_STEP = 0.85
 
 

@@ -9,7 +9,8 @@ All in one process. `step` is model, loss and optimizer on one batch that lies o
 `loop` is `pfml.training`'s epochs: crops, checks, log, no evaluation; `saved` is the same with a checkpoint after each
 epoch. They take turns, and the median of the rounds counts. The target is loop / step of 85 % or more. `loss` is the
 time from before the loss to its gradients within a step of the compiled model, gaps in which the device waits
-included; `first` is the first epoch, with all that is compiled in it. Writes training.csv to --out.
+included; `first` is the first epoch, with all that is compiled in it. Writes training.csv to --out. `--profile` adds
+what the device does in a step, by kind of kernel.
 
 `--beside` trains efficientnet_lite0 on JPEG files of 500 x 375 pixels: the same batches and steps by pfml, by a plain
 loop (`plain_loop.py`), and the network alone on random numbers. Contestants are processes that take turns.
@@ -98,6 +99,7 @@ class Setting:
     autocast: str
     rounds: int
     steps: int
+    profile: bool = False
 
     def config(self, method: str, proxies: int, *, compiled: bool) -> TrainConfig:
         """The configuration of a case; the epochs that are timed come after a warm-up."""
@@ -144,6 +146,8 @@ def measure(setting: Setting, method: str, size: tuple[int, int], *, compiled: b
             row = replace(row, first_epoch_seconds=first)
             steps = _steps(training, setting)
             _seconds(setting.device, lambda: _repeat(steps, 5))
+            if setting.profile:
+                print(f"{method}, {row.network}:\n{_kernel_table(setting.device, lambda: next(steps))}", flush=True)
             times: dict[str, list[float]] = {"step": [], "loop": [], "saved": []}
             length = len(training.batches)
             for _ in range(setting.rounds):
@@ -182,6 +186,38 @@ def _steps(training: Training, setting: Setting) -> Iterator[None]:
         loss.backward()
         training.optimizer.step()
         yield
+
+
+#: Kind of kernel -> what one of the names has that belong to it; the first that fits.
+KINDS_OF_KERNELS = {
+    "reductions (inductor)": ("triton_red", "triton_per"),
+    "elementwise (inductor)": ("triton_poi",),
+    "optimizer": ("adam", "multi_tensor"),
+    "convolutions and products": ("conv", "gemm", "xmma", "cutlass", "cudnn", "sm90", "wgrad", "dgrad", "nvjet"),
+    "field and crops": ("prepare", "screen", "interact", "gather", "finish", "index", "crop"),
+    "copies": ("memcpy", "memset", "copy"),
+}
+PROFILED_STEPS = 5
+
+
+def _kernel_table(device: torch.device, step: Callable[[], object]) -> str:
+    """Device time of a step by kind of kernel, and the kernels that take most of it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU]
+    with profile(activities=activities) as profiled:
+        for _ in range(PROFILED_STEPS):
+            step()
+        _wait(device)
+    of_device = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    times = {each.key: getattr(each, of_device) / 1e3 / PROFILED_STEPS for each in profiled.key_averages()}
+    kinds = dict.fromkeys([*KINDS_OF_KERNELS, "the rest"], 0.0)
+    for name, time_ in times.items():
+        fitting = (kind for kind, parts in KINDS_OF_KERNELS.items() if any(part in name.lower() for part in parts))
+        kinds[next(fitting, "the rest")] += time_
+    largest = sorted(times, key=lambda name: -times[name])[:8]
+    lines = [f"  {kind:36} {kinds[kind]:6.2f} ms" for kind in kinds]
+    return "\n".join([*lines, *(f"    {times[name]:6.2f} ms  {name[:90]}" for name in largest)])
 
 
 def loss_share(setting: Setting, method: str, size: tuple[int, int]) -> Row:
@@ -406,10 +442,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rounds", type=int, default=3, help="turns of step and loop")
     parser.add_argument("--steps", type=int, default=50, help="steps in a turn of step")
-    parser.add_argument("--networks", default="eager,compiled")
+    parser.add_argument("--networks", default="eager,loss,compiled", help="of these: the model, or the loss in a step")
     parser.add_argument("--methods", default="pfml,proxy-anchor")
     parser.add_argument("--workers", type=int, default=8, help="threads that decode")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for training.csv")
+    parser.add_argument("--profile", action="store_true", help="what the device does in a step, too")
     parser.add_argument("--quick", action="store_true", help="a small model, a few steps")
     parser.add_argument("--beside", nargs="?", const="efficientnet_lite0", help="a backbone, beside the plain loop")
     parser.add_argument("--contestants", default=",".join(CONTESTANTS), help="with --beside: who takes turns")
@@ -433,7 +470,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # the head of the configurations for CUB
     model = EmbedderConfig(given.backbone, weights=given.weights, pooling="avg+max", layer_norm="features")
     embedder = on_device(Embedder(model), device)
-    setting = Setting(data, source, embedder, device, given.batch, autocast, given.rounds, given.steps)
+    setting = Setting(data, source, embedder, device, given.batch, autocast, given.rounds, given.steps, given.profile)
     about = environment() | {"device": _device_name(device), "autocast": autocast, "backbone": given.backbone}
     methods, networks = given.methods.split(","), given.networks.split(",")
     rows = benchmark(_cases(setting, methods, networks, sizes), given.out, about)
@@ -449,17 +486,15 @@ def _cases(
     """Every case with the row that reports it if it fails; compiled ones last, as the riskiest."""
     cases: list[tuple[Row, Callable[[], Row]]] = []
     for network in networks:
-        for method in methods:
-            size = _size(method, sizes["CUB"])
-            blank = Row(method, network, *size, setting.batch)
-            compiled = network == "compiled"
-            cases.append((blank, lambda m=method, s=size, c=compiled: measure(setting, m, s, compiled=c)))  # type: ignore[misc]
-        if network == "eager":
-            for name in sizes:
-                for method in methods:
-                    size = _size(method, sizes[name])
-                    blank = Row(method, "loss", *size, setting.batch)
+        for name in sizes if network == "loss" else ("CUB",):
+            for method in methods:
+                size = _size(method, sizes[name])
+                blank = Row(method, network, *size, setting.batch)
+                if network == "loss":
                     cases.append((blank, lambda m=method, s=size: loss_share(setting, m, s)))  # type: ignore[misc]
+                else:
+                    compiled = network == "compiled"
+                    cases.append((blank, lambda m=method, s=size, c=compiled: measure(setting, m, s, compiled=c)))  # type: ignore[misc]
     return cases
 
 
