@@ -61,23 +61,28 @@ class Student:
             self.one_by_one = Teachers(others, device)
         self.said = self.teachers(self.pixels)
 
-    def step(self, said: Tensor) -> None:
-        """One update towards what the teachers say."""
+    def step(self, said: Callable[[], Tensor]) -> None:
+        """One update towards what the teachers say; they are waited for after the forward pass."""
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.pixels.device.type, torch.bfloat16):
             embeddings = self.network(self.pixels)
         with deferred_checks():
-            loss = self.loss(embeddings, said)
+            loss = self.loss(embeddings, said())
         loss.backward()
         self.optimizer.step()
 
     def with_teachers(self) -> None:
         """A step whose teachers are asked in it."""
-        self.step(self.teachers(self.pixels))
+        self.step(self.teachers.begin(self.pixels))
+
+    def one_after_the_other(self) -> None:
+        """The same, but the forward pass begins when the teachers are done."""
+        said = self.teachers(self.pixels)
+        self.step(lambda: said)
 
     def without(self) -> None:
         """A step whose teachers' embeddings are there already."""
-        self.step(self.said)
+        self.step(lambda: self.said)
 
 
 def teachers_section(recorder: Recorder, setting: Setting, rates: Rates) -> None:
@@ -110,5 +115,7 @@ def teachers_section(recorder: Recorder, setting: Setting, rates: Rates) -> None
         )
         without = "step without teachers"
         recorder.attempt("teachers", without, lambda: row(without, student().without, 3))
+        after = f"step with {NUMBER} teachers, one after the other"
+        recorder.attempt("teachers", after, lambda: row(after, student().one_after_the_other, 3 + NUMBER))
         both = f"step with {NUMBER} teachers; without / with"
         recorder.attempt("teachers", both, lambda: compared(both))

@@ -606,9 +606,10 @@ class StudentRun(TeacherRun):
         else:
             super().initialize_head()
 
-    def targets(self, batch: Batch, pixels: Tensor) -> Tensor:
+    def targets(self, batch: Batch, pixels: Tensor) -> Callable[[], Tensor]:
         """What the teachers say, now or earlier."""
-        return self.bench.taught(self, batch.indices, pixels)
+        taught = self.bench.taught(self, batch.indices, pixels)
+        return lambda: taught
 
     def energy(self, embeddings: Tensor, targets: Tensor, batch: Batch) -> Tensor:
         """With a second loss, for those who ask for it."""

@@ -332,7 +332,7 @@ def test_a_step_with_teachers_is_compared_with_one_without(tmp_path, monkeypatch
     gpu.SECTIONS["teachers"](recorder, CPU, RATES)
     *others, both = recorder.rows
     assert not any(row.failed for row in recorder.rows), [row.note for row in recorder.rows]
-    assert len(others) == 3
+    assert len(others) == 4
     assert all(row.p50_ms > 0 for row in others)
     assert both.ratio == 0.25, "without / with"
     assert math.isnan(both.target_ratio), "a promise about ResNet-50 on a GPU"
@@ -396,7 +396,7 @@ def test_a_method_that_would_not_fit_is_left_out(tmp_path):
 
 @pytest.fixture(scope="module")
 def training_lines(out):
-    assert training.main(["--quick", "--device", "cpu", "--networks", "eager", "--out", str(out)]) == 0
+    assert training.main(["--quick", "--device", "cpu", "--networks", "eager,loss", "--out", str(out)]) == 0
     return csv_lines(out / "training.csv")
 
 

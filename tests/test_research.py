@@ -330,12 +330,15 @@ def test_a_test_has_teachers_of_its_own_for_each_seed(research):
             continue
         taught = {(name, task.noise) for task in tasks if task.kind == "teachers" for name in task.names}
         asked = [
-            {(name, task.noise) for name in transfer.drawn(transfer.STUDENTS[student].teachers, task.seed)}
-            for task in tasks
-            if task.kind == "students"
-            for student in task.names[:1]
+            {
+                (name, task.noise)
+                for task in tasks
+                if (task.kind, task.seed) == ("students", seed)
+                for student in task.names
+                for name in transfer.drawn(transfer.STUDENTS[student].teachers, seed)
+            }
+            for seed in range(3)
         ]
-        assert len(asked) == 3
         assert set.union(*asked) <= taught
         assert sum(map(len, asked)) == len(set.union(*asked))
 

@@ -50,8 +50,25 @@ def test_teachers_say_what_their_embedders_would_side_by_side(taught, compiling)
     with torch.no_grad():
         wanted = combined([each(crops) for each in embedders])
     torch.testing.assert_close(teachers(crops), wanted, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(teachers.begin(crops)(), wanted, atol=1e-5, rtol=1e-4)
     assert len(teachers) == 2
     assert not teachers(crops).requires_grad
+
+
+@pytest.mark.gpu
+def test_what_is_embedded_beside_other_work_is_the_same(taught):
+    device = torch.device("cuda")
+    teachers = Teachers([load_embedder(folder) for folder in taught], device)
+    batches = [torch.rand(5, 3, 16, 16, device=device) for _ in range(20)]
+    wanted = [teachers(crops).clone() for crops in batches]
+    work = torch.rand(2000, 2000, device=device)
+    for crops, answer in zip(batches, wanted, strict=True):
+        own = crops.clone()
+        begun = teachers.begin(own)
+        for _ in range(5):
+            work = work @ work / 1000
+        assert torch.equal(begun(), answer)
+        del own
 
 
 def test_a_teacher_of_another_resolution_sees_the_crops_resized():

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -285,7 +285,7 @@ class Training:
         set_learning_rates(self.optimizer, factor)
         self.optimizer.zero_grad(set_to_none=True)
         crops = self.crops(batch, pixels)
-        targets = self.targets(batch, crops.own)
+        targets = self.targets(batch, crops.own)  # teachers embed the crops beside the forward pass
         autocast = torch.autocast(self.device.type, precision(config.autocast), enabled=config.autocast != "none")
         with self.world.own_draws(config.seed, batch.step), autocast:
             pieces = CachedBatch(self.network, crops.passed, config.batch.mini_batch_size)
@@ -294,7 +294,7 @@ class Training:
             deferred_checks() if self.readback.lag else nullcontext([])
         )
         with checking as checks:
-            loss = self.energy(embeddings, targets, batch, **inputs)
+            loss = self.energy(embeddings, targets(), batch, **inputs)
         self.scaler.scale(loss).backward()
         with autocast:
             pieces.backward()
@@ -316,12 +316,13 @@ class Training:
         generator = generator_for(self.config.seed, "mixing", batch.step)
         return self.inputs.crops(pixels, self.data.train.labels[batch.indices], generator, self.world)
 
-    def targets(self, batch: Batch, pixels: Tensor) -> Tensor:
-        """The targets of this rank's shard of a batch: labels, or the teachers' embeddings of its crops."""
+    def targets(self, batch: Batch, pixels: Tensor) -> Callable[[], Tensor]:
+        """What gives the targets of this rank's shard of a batch: labels, or the teachers' embeddings of its crops."""
         if self.teachers is not None:
-            return self.teachers(pixels)
+            return self.teachers.begin(pixels)
         mine = batch.indices[self.world.shard(len(batch.indices))]
-        return to_device(self.data.train.labels[mine], self.device)
+        labels = to_device(self.data.train.labels[mine], self.device)
+        return lambda: labels
 
     def energy(self, embeddings: Tensor, targets: Tensor, batch: Batch, **inputs: Tensor) -> Tensor:
         """The loss of the whole batch; embeddings that are not finite end the run and name the batch."""

@@ -63,6 +63,7 @@ class Teachers:
         self._graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
         # one teacher alone does not fill a large GPU: all but the first have a stream of their own in the graph
         self._streams = [torch.cuda.Stream(device) for _ in embedders[1:]] if device.type == "cuda" else []
+        self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __len__(self) -> int:
         return len(self.networks)
@@ -71,6 +72,28 @@ class Teachers:
     def __call__(self, crops: Tensor) -> Tensor:
         """(n, sum of D) in float32 of RGB crops (n, 3, side, side) in [0, 1]; resized for teachers of another size."""
         return self._replayed(crops) if crops.is_cuda else self.embeddings(crops)
+
+    def begin(self, crops: Tensor) -> Callable[[], Tensor]:
+        """Begin to embed crops; what is returned gives the embeddings, once it is called.
+
+        A GPU embeds them beside the work that is launched meanwhile: neither the student nor a teacher fills it alone.
+        """
+        beside = self._beside
+        if beside is None or not crops.is_cuda:
+            answer = self(crops)
+            return lambda: answer
+        beside.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(beside):
+            answer = self(crops)
+        crops.record_stream(beside)
+
+        def finished() -> Tensor:
+            here = torch.cuda.current_stream(self.device)
+            here.wait_stream(beside)
+            answer.record_stream(here)
+            return answer
+
+        return finished
 
     @torch.no_grad()
     def embeddings(self, crops: Tensor) -> Tensor:
