@@ -264,6 +264,7 @@ JITTER = {"augmentation.color_jitter": (0.3, 0.3, 0.3, 0.05)}
 STUDENTS |= {
     "9 rc, 4 pa.lite2": rc(_named("pa.lite2", "0123"), **EIGHTH),
     "9 rc, 4 pa, 4 pa.lite2": rc((*FOUR_PA, *_named("pa.lite2", "0123")), **EIGHTH),
+    "9 rc, 4 pa.lite2, 64 dimensions": rc(_named("pa.lite2", "0123"), **EIGHTH, changes=NETWORKS["64"]),
     "9 rc, 4 pa, jitter": rc(FOUR_PA, **EIGHTH, changes=JITTER),
     # with label noise
     "9 rc, 2 par, 2 recipe": rc(_named("par recipe", "01"), **EIGHTH),
@@ -479,6 +480,19 @@ def rounds() -> dict[str, list[Task]]:
             Task("students", ("9 rc, 4 pa, jitter",), 0, 0.0),
             Task("students", ("9 rc, 4 pa, 4 pa.lite2",), 0, 0.0),
             Task("students", ("9 rc, 4 pa.lite2",), 0, 0.0),
+        ],
+        # of round 9 what decides about clean labels
+        "9 clean": [
+            Task("teachers", _named("pa.lite2", "01"), 0, 0.0),
+            Task("teachers", _named("pa.lite2", "23"), 0, 0.0),
+            Task("teachers", _named("pa", "01"), 0, 0.0),
+            Task("teachers", _named("pa", "23"), 0, 0.0),
+            Task("answers", ("8 rc, 4 pa", *FOUR_PA), 0, 0.0),
+            Task("answers", ("8 rc, 4 pa", *_named("pa.lite2", "01")), 0, 0.0),
+            Task("answers", ("8 rc, 4 pa", *_named("pa.lite2", "23")), 0, 0.0),
+            Task("students", ("9 rc, 4 pa.lite2",), 0, 0.0),
+            Task("students", ("9 rc, 4 pa, 4 pa.lite2",), 0, 0.0),
+            Task("students", ("9 rc, 4 pa.lite2, 64 dimensions",), 0, 0.0),
         ],
         # the same with a second seed, and what the mean of the weights of students gives
         "10": [
