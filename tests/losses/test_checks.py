@@ -110,3 +110,67 @@ def test_checks_read_every_value_once_and_copy_none(monkeypatch):
     with ValuesTouched() as touched:
         check_batch(points, labels, proxies)
     assert touched.count < 1.1 * (points.numel() + proxies.numel())
+
+
+# The kernels, in Triton's interpreter or on a GPU.
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def verdicts(points, labels, proxies, num_classes=6):
+    """Of the kernels: (is_bad, is_worth_a_look)."""
+    arguments = [each.to(DEVICE) for each in (points, labels, proxies)]
+    return tuple(one.item() for one in module._verdicts_of_kernels(*arguments, num_classes))
+
+
+def with_value(points, at, value):
+    points = points.clone()
+    points.view(-1)[at] = value
+    return points
+
+
+GOOD, PROXIES = embeddings(), torch.randn(6, 2, 4, generator=torch.Generator().manual_seed(2))
+ROW = GOOD[:1].expand(12, 4)
+SEEN = {
+    "good": (GOOD, LABELS, PROXIES, (False, False)),
+    "huge": (with_value(GOOD, 0, 3e38), LABELS, with_value(PROXIES, 0, -3e38), (False, False)),
+    "nan": (with_value(GOOD, 47, torch.nan), LABELS, PROXIES, (True, True)),
+    "inf": (with_value(GOOD, 0, torch.inf), LABELS, PROXIES, (True, True)),
+    "proxy": (GOOD, LABELS, with_value(PROXIES, 47, -torch.inf), (True, True)),
+    "proxy, nan": (GOOD, LABELS, with_value(PROXIES, 0, torch.nan), (True, True)),
+    "too large": (GOOD, LABELS.index_fill(0, torch.tensor(11), 6), PROXIES, (True, True)),
+    "negative": (GOOD, LABELS.index_fill(0, torch.tensor(0), -1), PROXIES, (True, True)),
+    "collapsed": (ROW, LABELS, PROXIES, (False, True)),
+    "nearly": (with_value(ROW.clone(), 47, 5.0), LABELS, PROXIES, (False, False)),
+    "one": (GOOD[:1], LABELS[:1], PROXIES, (False, False)),
+    "none": (GOOD[:0], LABELS[:0], PROXIES, (False, False)),
+    "none, proxy": (GOOD[:0], LABELS[:0], with_value(PROXIES, 5, torch.nan), (True, True)),
+    "no proxies": (GOOD, LABELS, PROXIES[:, :0], (False, False)),
+    "strided": (torch.cat([GOOD, GOOD], dim=1)[:, ::2], LABELS, PROXIES, (False, False)),
+}
+
+
+@pytest.mark.skipif(not module.INSTALLED, reason="needs the package triton")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [4096, 16])
+@pytest.mark.parametrize("case", SEEN)
+def test_kernels_find_what_operations_find(case, size, dtype, monkeypatch):
+    monkeypatch.setattr(module, "LOOKED_AT_ONCE", size)
+    points, labels, proxies, expected = SEEN[case]
+    assert verdicts(points.to(dtype), labels, proxies) == expected
+    of_operations = tuple(one.item() for one in module._verdicts(points.to(dtype), labels, proxies, 6))
+    if case not in ("huge", "one"):  # sums overflow, and a single row is looked into: both to no effect
+        assert of_operations == expected
+
+
+@pytest.mark.gpu
+def test_a_gpu_has_the_checks_of_a_cpu():
+    loss = PotentialFieldLoss(6, 4, proxies_per_class=2).cuda()
+    points, labels = embeddings().cuda(), LABELS.cuda()
+    loss(points, labels)
+    with pytest.raises(ValueError, match=r"labels must lie in \[0, 6\), got 6 at index 3"):
+        loss(points, labels.index_fill(0, torch.tensor(3, device="cuda"), 6))
+    with pytest.raises(ValueError, match="embeddings must be finite, got NaN or Inf in 12 rows"):
+        loss(points * torch.nan, labels)
+    with pytest.warns(CollapseWarning):
+        loss(torch.ones_like(points), labels)

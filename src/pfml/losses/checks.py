@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,6 +16,11 @@ from torch import Tensor, nn
 from pfml.tracing import is_traced
 
 __all__ = ["CollapseWarning", "DeferredCheck", "check_batch", "checked_sum", "conclude", "deferred_checks"]
+
+
+INSTALLED = find_spec("triton") is not None
+#: Values that one program of a kernel looks at.
+LOOKED_AT_ONCE = 4096
 
 
 class CollapseWarning(UserWarning):
@@ -92,25 +98,56 @@ def check_batch(embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
 
 def _checked_labels(embeddings: Tensor, labels: Tensor, proxies: Tensor, num_classes: int) -> Tensor:
     labels = labels.to(torch.int64, copy=True)
-    deferred = _deferred.get()
-    # One number says whether anything is wrong, so that a GPU is waited for once. An overflow of float32 is looked
-    # into below; nobody does so in time where the look is deferred.
-    wide = (torch.float32, proxies.dtype) if deferred is None else (torch.float64, torch.float64)
-    total = proxies.sum(dtype=wide[1])  # without a copy of the proxies
-    if labels.numel():
-        low, high = torch.aminmax(labels)
-        lowest, highest = torch.aminmax(embeddings, dim=0)
-        spread = (highest.to(wide[0]) - lowest.to(wide[0])).amax()  # NaN or Inf if any value is
-        is_bad = (low < 0) | (high >= num_classes) | ((total + spread) * 0 != 0)
-        collapsed = spread == 0
-    else:
-        is_bad = total * 0 != 0
-        collapsed = torch.zeros_like(is_bad)
-    if deferred is None and embeddings.is_cuda and torch.cuda.is_current_stream_capturing():
+    by_kernels = embeddings.is_cuda and _has_kernels(embeddings, proxies)
+    verdicts = _verdicts_of_kernels if by_kernels else _verdicts
+    is_bad, is_worth_a_look = verdicts(embeddings, labels, proxies, num_classes)
+    if _deferred.get() is None and embeddings.is_cuda and torch.cuda.is_current_stream_capturing():
         torch._assert_async(~is_bad)
     else:
-        conclude(DeferredCheck(is_bad, is_bad | collapsed, embeddings, labels, proxies, num_classes))
+        conclude(DeferredCheck(is_bad, is_worth_a_look, embeddings, labels, proxies, num_classes))
     return labels
+
+
+def _verdicts(embeddings: Tensor, labels: Tensor, proxies: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Whether anything is wrong, and whether something is or the embeddings have collapsed."""
+    # One number says whether anything is wrong, so that a GPU is waited for once. An overflow of float32 is looked
+    # into below; nobody does so in time where the look is deferred.
+    wide = (torch.float32, proxies.dtype) if _deferred.get() is None else (torch.float64, torch.float64)
+    total = proxies.sum(dtype=wide[1])  # without a copy of the proxies
+    if not labels.numel():
+        is_bad = total * 0 != 0
+        return is_bad, is_bad
+    low, high = torch.aminmax(labels)
+    lowest, highest = torch.aminmax(embeddings, dim=0)
+    spread = (highest.to(wide[0]) - lowest.to(wide[0])).amax()  # NaN or Inf if any value is
+    is_bad = (low < 0) | (high >= num_classes) | ((total + spread) * 0 != 0)
+    return is_bad, is_bad | (spread == 0)
+
+
+def _has_kernels(embeddings: Tensor, proxies: Tensor) -> bool:
+    """Whether the kernels of `check_kernels` can look at these values."""
+    narrow = (torch.float32, torch.bfloat16, torch.float16)
+    fits = max(embeddings.numel(), proxies.numel()) < 2**31 - LOOKED_AT_ONCE  # positions are of 32 bits
+    return INSTALLED and fits and embeddings.dtype in narrow and proxies.dtype in narrow and proxies.is_contiguous()
+
+
+def _verdicts_of_kernels(
+    embeddings: Tensor, labels: Tensor, proxies: Tensor, num_classes: int
+) -> tuple[Tensor, Tensor]:
+    """The same, in few launches."""
+    from pfml.losses.check_kernels import conclude, look
+
+    sizes = embeddings.numel(), labels.numel(), proxies.numel()
+    found = torch.zeros(1, dtype=torch.int32, device=embeddings.device)
+    verdicts = torch.empty(2, dtype=torch.bool, device=embeddings.device)
+    with torch.cuda.device_of(embeddings):  # Triton launches on the current device
+        programs = (max(-(-max(sizes) // LOOKED_AT_ONCE), 1),)
+        look[programs](
+            embeddings.contiguous(), labels, proxies, found, *sizes, num_classes, max(embeddings.shape[1], 1),
+            BLOCK=LOOKED_AT_ONCE,
+        )  # fmt: skip
+        conclude[(1,)](found, verdicts.view(torch.int8), labels.numel())
+    return verdicts[0], verdicts[1]
 
 
 def conclude(check: DeferredCheck) -> None:
