@@ -1,11 +1,11 @@
 """Split-precision points: the charges as the kernels of `pfml.backends.fused` take them.
 
-A position is the sum of two float16 numbers per component, high and low; rows are padded to whole tiles.
+A position is the sum of two float16 numbers per component, high and low; rows are padded to whole tiles. Beside it
+lies a quantized one, of one byte per component, with a bound of its error: for the screen.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from typing import NamedTuple
 
@@ -24,7 +24,6 @@ __all__ = [
     "SplitPoints",
     "by_pivot",
     "power_of_two",
-    "screen_slack",
 ]
 
 #: Length to which the longest position is scaled; its high part, a multiple of 2^-5, stays below 2^7.
@@ -55,6 +54,10 @@ class SplitPoints(NamedTuple):
     low: Tensor  # (N, P) float16
     squares: Tensor  # (N,) float32: |high|^2
     rests: Tensor  # (N,) float32: |high + low|^2 - |high|^2
+    quantized: Tensor  # (N, P) int8: the position is close to steps * quantized
+    steps: Tensor  # (N,) float32
+    quantized_squares: Tensor  # (N,) float32: |steps * quantized|^2
+    errors: Tensor  # (N,) float32: |position - steps * quantized| is less
     inverses: Tensor  # (N,) float64: 1 / |point|
     labels: Tensor  # (N,) int64
     kinds: Tensor  # (N,) int32: 1 for a sample, 0 for a proxy, -1 for padding
@@ -106,6 +109,10 @@ class ChargeSet:
             low=empty(padded_rows, self.padded, dtype=torch.float16),
             squares=empty(padded_rows, dtype=torch.float32),
             rests=empty(padded_rows, dtype=torch.float32),
+            quantized=empty(padded_rows, self.padded, dtype=torch.int8),
+            steps=empty(padded_rows, dtype=torch.float32),
+            quantized_squares=empty(padded_rows, dtype=torch.float32),
+            errors=empty(padded_rows, dtype=torch.float32),
             inverses=empty(padded_rows, dtype=torch.float64),
             labels=empty(padded_rows, dtype=torch.int64),
             kinds=empty(padded_rows, dtype=torch.int32),
@@ -142,15 +149,6 @@ def by_pivot(rows: SplitPoints, num: int, reach: float) -> Tensor:
     together = apart <= torch.minimum((1.5 * reach * rows.scale) ** 2, apart.mean() / 2)
     leader = torch.where(together, number[None, :], number[:, None]).amin(dim=1)
     return (leader * len(pivots) + number)[nearest].argsort(stable=True)
-
-
-def screen_slack(dims: int) -> float:
-    """By how much less than two scaled positions their high parts can be apart.
-
-    Rounding moves a component by 2^-6 at most; by 3 * 2^-6 if it is 2^6 or larger, since float16 then rounds once more:
-    at most 3 of them can be. What two points move by adds up.
-    """
-    return 2 * 1.001 * 2**-6 * math.sqrt(dims + 3 * (3**2 - 1))
 
 
 def _multiple(size: int, of: int) -> int:

@@ -7,6 +7,9 @@ import triton.language as tl
 
 __all__ = ["exact", "prepare", "source_weight"]
 
+#: Largest component (times the scale) below which a position is quantized to zero.
+SMALLEST = tl.constexpr(1e-30)
+
 
 @triton.jit
 def source_weight(anchor, source, weights):
@@ -25,6 +28,24 @@ def exact(given, charges, inverses, columns, inside):
     point = tl.load(at_sample, mask=inside & of_sample, other=0.0)
     point += tl.load(at_proxy, mask=inside & (of_sample == False), other=0.0)  # noqa: E712  (a tensor)
     return point.to(tl.float64) * inverses
+
+
+@triton.jit
+def _store_quantized(rows, row, scaled, offsets, inside):
+    """Store a position rounded to multiples of a 127th of its largest component, and a bound of the distance to it.
+
+    The bound is raised by more than float64 and float32 round off.
+    """
+    step = (tl.maximum(tl.max(tl.abs(scaled), 0), SMALLEST) * (1.0 / 127)).to(tl.float32)
+    wide_step = step.to(tl.float64)
+    quantized = tl.floor(scaled * (1.0 / wide_step) + 0.5)  # 127 at most: float32 rounds off 2^-24 of the step
+    missing = scaled - quantized * wide_step
+    tl.store(rows.quantized + offsets, quantized.to(tl.int32).to(tl.int8), mask=inside)
+    tl.store(rows.steps + row, step)
+    square = tl.sum(quantized * quantized, 0) * (wide_step * wide_step)
+    tl.store(rows.quantized_squares + row, square.to(tl.float32))
+    error = tl.sqrt(tl.sum(missing * missing, 0))
+    tl.store(rows.errors + row, (error * 1.000001 + 1e-6).to(tl.float32))
 
 
 @triton.jit
@@ -56,6 +77,7 @@ def prepare(
     h, rest = rounded.to(tl.float64), left.to(tl.float64)
     tl.store(rows.squares + row, tl.sum(h * h, 0).to(tl.float32))  # exact, as the products are
     tl.store(rows.rests + row, tl.sum((2.0 * h + rest) * rest, 0).to(tl.float32))
+    _store_quantized(rows, row, scaled, offsets, columns < padded)
     tl.store(rows.inverses + row, inverse)
     label = tl.load(sample_labels + charge, mask=used & of_sample, other=0)
     label += tl.load(proxy_labels + charge - given.num_samples, mask=used & (of_sample == False), other=0)  # noqa: E712
