@@ -39,6 +39,7 @@ from pfml.backends.split_precision import (
     SplitPoints,
     by_pivot,
     power_of_two,
+    row_warps,
 )
 from pfml.field import DecayLaw, Interaction
 from pfml.superposition import Anchors, Charges, Field, PairWeights, SourceWeights, source_weights
@@ -59,6 +60,8 @@ SCREENED, SCREEN_PROGRAMS = (2, 1) if INTERPRETED else (8, 1056)
 KEPT = 64 if INTERPRETED else 512
 #: Flags of tiles that a program numbers.
 INDEXED = 2 if INTERPRETED else 4096
+#: Programs of `interact`, which take turns at the tiles: those of a round without tiles end soon.
+PROGRAMS = 3 if INTERPRETED else 528
 #: Tiles whose pulls are held at once (64 KiB each; half as many where they are held twice), and the rounds above which
 #: the device is asked how many it needs.
 TILES, ROUNDS = 2048, 8
@@ -126,7 +129,10 @@ def _superpose_here(
     if slopes is None and with_gradient:
         slopes = points.new_ones(2, n)
     charges = ChargeSet(samples, proxies, slopes)
-    rows, found = charges.split(), None
+    sort = any(other) and proxies.anchors is None and other.proxies_on_proxies != 0 and n >= SORTED_FROM
+    rows, found = charges.split(only_high=sort), None
+    if sort:
+        rows = charges.split(by_pivot(rows, charges.num, field.other_pair.stop), into=rows)
     if any(other):
         between = _Between(charges, field, other, with_gradient)
         if proxies.anchors is not None:
@@ -134,8 +140,6 @@ def _superpose_here(
         elif other.proxies_on_proxies == 0:
             found = between.from_samples(rows)
         else:
-            if n >= SORTED_FROM:
-                rows = charges.split(by_pivot(rows, charges.num, field.other_pair.stop), into=rows)
             found = between.interact(rows, rows)[0]
     _finish(charges, rows, found, field.own_pair, field.law, own, sums, gradients, with_gradient)
     return sums, gradients[0], gradients[1]
@@ -188,15 +192,17 @@ class _Between:
             rounds = -(-int(listed.size) // at_once)
         warps, stages = INTERACT
         for first in range(0, rounds * at_once, at_once):
-            kernels.interact[(at_once,)](
-                left, right, listed, pulls, first, columns.blocks, rows.high.shape[1],
+            kernels.interact[(min(at_once, PROGRAMS),)](
+                left, right, listed, pulls, first, at_once, columns.blocks, rows.high.shape[1],
                 self.weights, self.numbers, self.pair.flat_below * (1 - 1e-4), math.sqrt(NEAR) * LONGEST,
                 **self.settings, ALIKE=set(self.weights) == {1.0}, SYMMETRIC=symmetric, TWICE=self.twice,
                 BLOCK=BLOCK, CHUNK=CHUNK, num_warps=warps, num_stages=stages,
             )  # fmt: skip
-            self._gather(rows, columns, listed.slots, pulls, found, first, at_once, symmetric, mirrored=False)
+            self._gather(rows, columns, listed, listed.slots, pulls, found, first, at_once, symmetric, mirrored=False)
             if not symmetric:
-                self._gather(columns, rows, listed.slots.T, pulls, found_back, first, at_once, symmetric, mirrored=True)
+                self._gather(
+                    columns, rows, listed, listed.slots.T, pulls, found_back, first, at_once, symmetric, mirrored=True
+                )
         self._closely(left, right, listed.slots, found)
         if not symmetric:
             self._closely(right, left, listed.slots.T, found_back)
@@ -229,8 +235,8 @@ class _Between:
         return TileList(slots, listed, count)
 
     def _gather(
-        self, rows: SplitPoints, columns: SplitPoints, slots: Tensor, pulls: TilePulls, found: _Found, first: int,
-        num_tiles: int, symmetric: bool, mirrored: bool,
+        self, rows: SplitPoints, columns: SplitPoints, listed: TileList, slots: Tensor, pulls: TilePulls, found: _Found,
+        first: int, num_tiles: int, symmetric: bool, mirrored: bool,
     ) -> None:  # fmt: skip
         from pfml.backends.kernels import tiles as kernels
 
@@ -238,8 +244,8 @@ class _Between:
         width = min(WIDTH, padded)
         warps, stages = GATHER
         kernels.gather[(rows.blocks, -(-padded // width) if self.with_gradient else 1)](
-            rows, columns, slots, *slots.stride(), pulls, found.sums, found.gradient, first, num_tiles, columns.blocks,
-            padded,
+            rows, columns, slots, *slots.stride(), listed.size, pulls, found.sums, found.gradient, first, num_tiles,
+            columns.blocks, padded,
             GRADIENT=self.with_gradient, SYMMETRIC=symmetric, MIRRORED=mirrored, BLOCK=BLOCK, WIDTH=width,
             CHUNK=min(CHUNK, BLOCK), AT_ONCE=32, num_warps=warps, num_stages=stages,
         )  # fmt: skip
@@ -348,7 +354,7 @@ def _finish(
         *gradients, charges.num, rows.high.shape[1], weights, numbers,
         **settings, GRADIENT=with_gradient, ANY_PAIRS=attracts,
         SAMPLES_ON_SPHERE=charges.samples.on_sphere, PROXIES_ON_SPHERE=charges.proxies.on_sphere,
-        WIDTH=power_of_two(charges.dims),
+        WIDTH=power_of_two(charges.dims), num_warps=row_warps(charges.dims),
     )  # fmt: skip
 
 

@@ -144,18 +144,17 @@ def _store_split(high, low, value):
 
 @triton.jit
 def interact(
-    rows, columns, tiles, pulls, first, num_column_blocks, padded, weights, numbers, flat_below, near,
+    rows, columns, tiles, pulls, first, num_tiles, num_column_blocks, padded, weights, numbers, flat_below, near,
     LAW: tl.constexpr, ATTRACTS: tl.constexpr, GRADIENT: tl.constexpr, ALIKE: tl.constexpr, SYMMETRIC: tl.constexpr,
     TWICE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Energies and pulls (slope over the scaled r, times what the pair weighs) of one tile, from number `first` on.
+    """Energies and pulls (slope over the scaled r, times what the pair weighs) of tiles number `first` and following.
 
     A tile with pairs so close that a product has lost their digits, or with pulls of too different sizes for two
     float16 numbers, is taken off the list, and marked -2. ALIKE: all kinds of pairs weigh 1. TWICE: pulls are stored in
     units of the largest of their row, and once more (`back`) in units of the largest of their column.
     """
-    here = tl.program_id(0)
-    if first + here < tl.load(tiles.size):
+    for here in range(tl.program_id(0), tl.minimum(tl.load(tiles.size) - first, num_tiles), tl.num_programs(0)):
         tile = tl.load(tiles.listed + first + here)
         block_row, block_column = tile // num_column_blocks, tile % num_column_blocks
         within = tl.arange(0, BLOCK)
@@ -206,7 +205,7 @@ def interact(
             tl.store(pulls.column_pulls + offsets, tl.sum(pull, 0))
             strength = tl.abs(pull)
             row_size, column_size = tl.max(strength, 1), tl.max(strength, 0)
-            matrix = here.to(tl.int64) * (BLOCK * BLOCK) + within[:, None] * BLOCK + within[None, :]
+            matrix = here * (BLOCK * BLOCK) + within[:, None] * BLOCK + within[None, :]
             if TWICE:
                 row_size, column_size = _unit_of(row_size), _unit_of(column_size)
                 _store_split(pulls.high + matrix, pulls.low + matrix, pull / row_size[:, None])
@@ -255,7 +254,8 @@ def _times_positions(
 
 @triton.jit
 def gather(
-    rows, columns, slots, row_stride, column_stride, pulls, sums, gradient, first, num_tiles, num_column_blocks, padded,
+    rows, columns, slots, row_stride, column_stride, count, pulls, sums, gradient, first, num_tiles, num_column_blocks,
+    padded,
     GRADIENT: tl.constexpr, SYMMETRIC: tl.constexpr, MIRRORED: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     CHUNK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
@@ -270,7 +270,8 @@ def gather(
     pull_here = tl.zeros((BLOCK,), dtype=tl.float32)
     total = tl.zeros((BLOCK, WIDTH), dtype=tl.float32)
     any_tile = 0
-    for begin in range(0, num_column_blocks, AT_ONCE):
+    searched = tl.where(first < tl.load(count), num_column_blocks, 0)  # a round without tiles ends at once
+    for begin in range(0, searched, AT_ONCE):
         many = begin + tl.arange(0, AT_ONCE)
         number = tl.load(row_slots + many * column_stride, mask=many < num_column_blocks, other=-1) - first
         if tl.max(((number >= 0) & (number < num_tiles)).to(tl.int32), 0) > 0:
