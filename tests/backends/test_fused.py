@@ -97,27 +97,6 @@ def test_sorting_by_pivots_changes_nothing(monkeypatch, field):
     check_backend("triton", state, FIELDS[field], PairWeights(), device=DEVICE)
 
 
-def test_high_parts_are_as_close_as_the_screen_takes_them_to_be():
-    def moved(positions):
-        high = ((positions * 32).round() / 32).half().double()
-        assert high.norm(dim=-1).max() < 128  # or sums of products would not be exact
-        return (high - positions).norm(dim=-1).max()
-
-    generator = torch.Generator().manual_seed(0)
-    for dims in (2, 3, 4, 64, 512, 2048):
-        half_of_slack = split_precision.screen_slack(dims) / 2
-        for spread in (1.0, 0.01):  # of points in all directions, and of one that stands out
-            points = torch.randn(200, dims, generator=generator, dtype=torch.float64) * spread
-            points[:, 0] += 1 - spread
-            assert moved(split_precision.LONGEST * points / points.norm(dim=1, keepdim=True)) < half_of_slack
-        # the worst case: every component rounded by half of a unit, and those of 64 and more by one and a half
-        large = min(3, dims)
-        worst = torch.full((dims,), 2**-6 - 2**-20, dtype=torch.float64)
-        worst[:large] = 64 + 3 / 64 - 2**-20
-        assert worst.norm() < split_precision.LONGEST
-        assert 0.9 * half_of_slack * (dims >= 64) < moved(worst) < half_of_slack
-
-
 @pytest.mark.parametrize("field", ["pfml", "wide repulsion"])
 @pytest.mark.parametrize(
     ("dim", "spread"), [(2, 0.2), (3, 0.2), (300, 0.05), *([(17, 0.05), (40, 0.05)] if DEVICE == "cuda" else [])]

@@ -1,20 +1,22 @@
-"""The field on a GPU: a screen in half precision finds the tiles in which something acts, fused kernels do the rest.
+"""The field on a GPU: a screen in 8-bit integers finds the tiles in which something acts, fused kernels do the rest.
 
 Positions are scaled to lengths below 2^7, and split into two float16 numbers: high, a multiple of 2^-5, and low, the
 rest. Sums of products of high parts are multiples of 2^-10 below 2^14, which float32 has digits for: tensor cores add
 them up without an error, and the distance of two high parts is exact.
 
-Pairs of different classes act within reach only. A point lies close to its high part (`screen_slack`), so one product
-of these, half of it by symmetry, finds the tiles in which a pair can be within reach; the others end there. In those
-found, three more products, with the low parts, give r^2 to float32's accuracy. Where pairs are so close that even that
-is not enough, a tile is done from differences. Forces are three such products again, of the pulls (scaled row by row)
-with the positions. Points are first sorted by the nearest of a few pivots, which puts crowds of points into few tiles.
+Pairs of different classes act within reach only. Each position is also rounded to multiples of a 127th of its largest
+component, and knows a bound of the distance to what it is rounded to. One product of these integers, half of it by
+symmetry, finds the tiles in which a pair can be within reach (`kernels.tiles.screen` has the proof); the others end
+there. In those found, four products of the float16 parts give r^2 to float32's accuracy. Where pairs are so close that
+even that is not enough, a tile is done from differences. Forces are three such products again, of the pulls (scaled row
+by row) with the positions. Points are first sorted by the nearest of a few pivots, which puts crowds of points into few
+tiles.
 
 Pairs of one class are few, and come from differences, class by class. Where only a few charges have partners (samples,
 if pairs of proxies do not count; or `Anchors`), the tiles are those of the few against all.
 
-Memory: positions in split precision and the gradient, twice (n, D) floats; the pulls of TILES tiles, 128 MiB. Larger
-fields take several rounds. Equal inputs give equal bits.
+Memory: positions in split precision and the gradient, twice (n, D) floats; quantized positions, (n, D) bytes; the pulls
+of TILES tiles, 128 MiB. Larger fields take several rounds. Equal inputs give equal bits.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from pfml.backends.split_precision import (
     SplitPoints,
     by_pivot,
     power_of_two,
-    screen_slack,
+    row_warps,
 )
 from pfml.field import DecayLaw, Interaction
 from pfml.superposition import Anchors, Charges, Field, PairWeights, SourceWeights, source_weights
@@ -49,8 +51,17 @@ __all__ = ["fused_energy", "knows_law", "unavailable"]
 
 #: Below this r^2, relative to the longest position's square, pairs are taken from differences.
 NEAR = 2e-3
-#: Warps and stages of the pipeline, of the screen, of `interact` and of `gather`.
-SCREEN, INTERACT, GATHER = (8, 3), (8, 3), (8, 3)
+#: Warps and stages of the pipeline, of `interact` and of `gather`; of the screen also the registers of a thread, so few
+#: that two programs share a multiprocessor.
+SCREEN, INTERACT, GATHER = (8, 3, 128), (8, 3), (8, 3)
+#: Tiles that a program screens if there are enough of them, and programs that there should be.
+SCREENED, SCREEN_PROGRAMS = (2, 1) if INTERPRETED else (8, 1056)
+#: Most dimensions of its rows that stay in shared memory meanwhile.
+KEPT = 64 if INTERPRETED else 512
+#: Flags of tiles that a program numbers.
+INDEXED = 2 if INTERPRETED else 4096
+#: Programs of `interact`, which take turns at the tiles: those of a round without tiles end soon.
+PROGRAMS = 3 if INTERPRETED else 528
 #: Tiles whose pulls are held at once (64 KiB each; half as many where they are held twice), and the rounds above which
 #: the device is asked how many it needs.
 TILES, ROUNDS = 2048, 8
@@ -118,7 +129,10 @@ def _superpose_here(
     if slopes is None and with_gradient:
         slopes = points.new_ones(2, n)
     charges = ChargeSet(samples, proxies, slopes)
-    rows, found = charges.split(), None
+    sort = any(other) and proxies.anchors is None and other.proxies_on_proxies != 0 and n >= SORTED_FROM
+    rows, found = charges.split(only_high=sort), None
+    if sort:
+        rows = charges.split(by_pivot(rows, charges.num, field.other_pair.stop), into=rows)
     if any(other):
         between = _Between(charges, field, other, with_gradient)
         if proxies.anchors is not None:
@@ -126,8 +140,6 @@ def _superpose_here(
         elif other.proxies_on_proxies == 0:
             found = between.from_samples(rows)
         else:
-            if n >= SORTED_FROM:
-                rows = charges.split(by_pivot(rows, charges.num, field.other_pair.stop), into=rows)
             found = between.interact(rows, rows)[0]
     _finish(charges, rows, found, field.own_pair, field.law, own, sums, gradients, with_gradient)
     return sums, gradients[0], gradients[1]
@@ -180,15 +192,17 @@ class _Between:
             rounds = -(-int(listed.size) // at_once)
         warps, stages = INTERACT
         for first in range(0, rounds * at_once, at_once):
-            kernels.interact[(at_once,)](
-                left, right, listed, pulls, first, columns.blocks, rows.high.shape[1],
+            kernels.interact[(min(at_once, PROGRAMS),)](
+                left, right, listed, pulls, first, at_once, columns.blocks, rows.high.shape[1],
                 self.weights, self.numbers, self.pair.flat_below * (1 - 1e-4), math.sqrt(NEAR) * LONGEST,
                 **self.settings, ALIKE=set(self.weights) == {1.0}, SYMMETRIC=symmetric, TWICE=self.twice,
                 BLOCK=BLOCK, CHUNK=CHUNK, num_warps=warps, num_stages=stages,
             )  # fmt: skip
-            self._gather(rows, columns, listed.slots, pulls, found, first, at_once, symmetric, mirrored=False)
+            self._gather(rows, columns, listed, listed.slots, pulls, found, first, at_once, symmetric, mirrored=False)
             if not symmetric:
-                self._gather(columns, rows, listed.slots.T, pulls, found_back, first, at_once, symmetric, mirrored=True)
+                self._gather(
+                    columns, rows, listed, listed.slots.T, pulls, found_back, first, at_once, symmetric, mirrored=True
+                )
         self._closely(left, right, listed.slots, found)
         if not symmetric:
             self._closely(right, left, listed.slots.T, found_back)
@@ -201,24 +215,28 @@ class _Between:
         def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=rows.high.device)
 
-        flags = empty(rows.blocks, columns.blocks, dtype=torch.int8)
+        symmetric, padded = rows is columns, rows.high.shape[1]
+        flags = torch.zeros(rows.blocks, columns.blocks, dtype=torch.int8, device=rows.high.device)
         slots, listed, count = empty(rows.blocks, columns.blocks), empty(tiles), empty()
         everywhere = self.pair.stop == math.inf
-        warps, stages = SCREEN
-        kernels.screen[(columns.blocks, rows.blocks)](
-            rows, columns, flags, columns.blocks, rows.high.shape[1], 0.0 if everywhere else self.pair.stop,
-            screen_slack(self.charges.dims), self.weights,
-            SYMMETRIC=rows is columns, EVERYWHERE=everywhere, BLOCK=BLOCK, CHUNK=64, num_warps=warps, num_stages=stages,
+        reach = 0.0 if everywhere else self.pair.stop * (1 + 2.0**-20)  # more than float32 rounds off
+        shape = _ScreenShape.of(padded)
+        warps, stages, registers = SCREEN
+        at_once = max(min(tiles // SCREEN_PROGRAMS, SCREENED), 1)
+        kernels.screen[(rows.blocks, -(-(columns.blocks // 2 + 1 if symmetric else columns.blocks) // at_once))](
+            rows, columns, flags, at_once, rows.blocks, columns.blocks, padded, reach, self.weights,
+            SYMMETRIC=symmetric, EVERYWHERE=everywhere, BLOCK=BLOCK, PARTS=BLOCK // shape.columns,
+            CHUNK=shape.chunk, WHOLE=shape.whole, num_warps=warps, num_stages=stages, maxnreg=registers,
         )  # fmt: skip
-        kernels.index[(1,)](
-            flags, slots, listed, count, flags.numel(), columns.blocks, SYMMETRIC=rows is columns,
-            AT_ONCE=2 if INTERPRETED else 4096, num_warps=8,
+        kernels.index[(-(-flags.numel() // INDEXED),)](
+            flags, slots, listed, count, flags.numel(), columns.blocks,
+            SYMMETRIC=symmetric, AT_ONCE=INDEXED, COUNTED=4 * INDEXED, num_warps=8,
         )  # fmt: skip
         return TileList(slots, listed, count)
 
     def _gather(
-        self, rows: SplitPoints, columns: SplitPoints, slots: Tensor, pulls: TilePulls, found: _Found, first: int,
-        num_tiles: int, symmetric: bool, mirrored: bool,
+        self, rows: SplitPoints, columns: SplitPoints, listed: TileList, slots: Tensor, pulls: TilePulls, found: _Found,
+        first: int, num_tiles: int, symmetric: bool, mirrored: bool,
     ) -> None:  # fmt: skip
         from pfml.backends.kernels import tiles as kernels
 
@@ -226,8 +244,8 @@ class _Between:
         width = min(WIDTH, padded)
         warps, stages = GATHER
         kernels.gather[(rows.blocks, -(-padded // width) if self.with_gradient else 1)](
-            rows, columns, slots, *slots.stride(), pulls, found.sums, found.gradient, first, num_tiles, columns.blocks,
-            padded,
+            rows, columns, slots, *slots.stride(), listed.size, pulls, found.sums, found.gradient, first, num_tiles,
+            columns.blocks, padded,
             GRADIENT=self.with_gradient, SYMMETRIC=symmetric, MIRRORED=mirrored, BLOCK=BLOCK, WIDTH=width,
             CHUNK=min(CHUNK, BLOCK), AT_ONCE=32, num_warps=warps, num_stages=stages,
         )  # fmt: skip
@@ -262,6 +280,21 @@ class _Between:
         if self.with_gradient:
             found.gradient.index_add_(0, rows, of_anchors.gradient[: len(order)])
         return found
+
+
+class _ScreenShape(NamedTuple):
+    """What the screen takes at a time: shared memory has room for two programs."""
+
+    whole: bool  # whether all dimensions of the rows are kept
+    chunk: int  # dimensions at a time
+    columns: int
+
+    @classmethod
+    def of(cls, padded: int) -> _ScreenShape:
+        """For positions of so many dimensions."""
+        whole = padded <= KEPT and padded == power_of_two(padded)
+        chunk = padded if whole else min(padded, 128)
+        return cls(whole, chunk, min(32 if chunk > 256 else 64, BLOCK // 2))
 
 
 class _Found(NamedTuple):
@@ -321,7 +354,7 @@ def _finish(
         *gradients, charges.num, rows.high.shape[1], weights, numbers,
         **settings, GRADIENT=with_gradient, ANY_PAIRS=attracts,
         SAMPLES_ON_SPHERE=charges.samples.on_sphere, PROXIES_ON_SPHERE=charges.proxies.on_sphere,
-        WIDTH=power_of_two(charges.dims),
+        WIDTH=power_of_two(charges.dims), num_warps=row_warps(charges.dims),
     )  # fmt: skip
 
 

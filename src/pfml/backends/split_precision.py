@@ -1,11 +1,11 @@
 """Split-precision points: the charges as the kernels of `pfml.backends.fused` take them.
 
-A position is the sum of two float16 numbers per component, high and low; rows are padded to whole tiles.
+A position is the sum of two float16 numbers per component, high and low; rows are padded to whole tiles. Beside it
+lies a quantized one, of one byte per component, with a bound of its error: for the screen.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ __all__ = [
     "SplitPoints",
     "by_pivot",
     "power_of_two",
-    "screen_slack",
+    "row_warps",
 ]
 
 #: Length to which the longest position is scaled; its high part, a multiple of 2^-5, stays below 2^7.
@@ -35,6 +35,8 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 BLOCK = 8 if INTERPRETED else 128
 #: Dimensions of the forces that one program sums.
 WIDTH = 128
+#: Dimensions of one row that one warp takes.
+WARP_DIMS = 512
 #: By the nearest of so many charges a large set is sorted.
 PIVOTS = 512
 
@@ -55,6 +57,10 @@ class SplitPoints(NamedTuple):
     low: Tensor  # (N, P) float16
     squares: Tensor  # (N,) float32: |high|^2
     rests: Tensor  # (N,) float32: |high + low|^2 - |high|^2
+    quantized: Tensor  # (N, P) int8: the position is close to steps * quantized
+    steps: Tensor  # (N,) float32
+    quantized_squares: Tensor  # (N,) float32: |steps * quantized|^2
+    errors: Tensor  # (N,) float32: |position - steps * quantized| is less
     inverses: Tensor  # (N,) float64: 1 / |point|
     labels: Tensor  # (N,) int64
     kinds: Tensor  # (N,) int32: 1 for a sample, 0 for a proxy, -1 for padding
@@ -79,8 +85,13 @@ class ChargeSet:
         self.scale = _scale(samples, proxies)
         self.given = GivenPoints(samples.points, proxies.points, self.num_samples, self.dims)
 
-    def split(self, order: Tensor | None = None, *, into: SplitPoints | None = None) -> SplitPoints:
-        """All charges, or those of `order` (-1 for none), in new memory or in that of others that are done with."""
+    def split(
+        self, order: Tensor | None = None, *, into: SplitPoints | None = None, only_high: bool = False
+    ) -> SplitPoints:
+        """All charges, or those of `order` (-1 for none), in new memory or in that of others that are done with.
+
+        With `only_high`, everything but their high parts is left as it is: enough for `by_pivot`.
+        """
         from pfml.backends.kernels.points import prepare
 
         num = self.num if order is None else len(order)
@@ -90,7 +101,8 @@ class ChargeSet:
             rows.slopes if self.slopes is None else self.slopes, rows.labels if order is None else order, rows,
             self.num, num, self.padded,
             ORDERED=order is not None, SLOPES=self.slopes is not None, SAMPLES_ON_SPHERE=self.samples.on_sphere,
-            PROXIES_ON_SPHERE=self.proxies.on_sphere, WIDTH=power_of_two(self.padded),
+            PROXIES_ON_SPHERE=self.proxies.on_sphere, ONLY_HIGH=only_high, WIDTH=power_of_two(self.padded),
+            num_warps=row_warps(self.padded),
         )  # fmt: skip
         return rows
 
@@ -106,6 +118,10 @@ class ChargeSet:
             low=empty(padded_rows, self.padded, dtype=torch.float16),
             squares=empty(padded_rows, dtype=torch.float32),
             rests=empty(padded_rows, dtype=torch.float32),
+            quantized=empty(padded_rows, self.padded, dtype=torch.int8),
+            steps=empty(padded_rows, dtype=torch.float32),
+            quantized_squares=empty(padded_rows, dtype=torch.float32),
+            errors=empty(padded_rows, dtype=torch.float32),
             inverses=empty(padded_rows, dtype=torch.float64),
             labels=empty(padded_rows, dtype=torch.int64),
             kinds=empty(padded_rows, dtype=torch.int32),
@@ -138,19 +154,10 @@ def by_pivot(rows: SplitPoints, num: int, reach: float) -> Tensor:
     wide = pivots.float()
     squares = wide.square().sum(dim=1)
     apart = squares[:, None] + squares[None, :] - 2 * (wide @ wide.T)
-    number = torch.arange(len(pivots), device=apart.device)
+    number = torch.arange(len(pivots), device=apart.device, dtype=torch.int32)  # sorted in half the time of int64
     together = apart <= torch.minimum((1.5 * reach * rows.scale) ** 2, apart.mean() / 2)
     leader = torch.where(together, number[None, :], number[:, None]).amin(dim=1)
     return (leader * len(pivots) + number)[nearest].argsort(stable=True)
-
-
-def screen_slack(dims: int) -> float:
-    """By how much less than two scaled positions their high parts can be apart.
-
-    Rounding moves a component by 2^-6 at most; by 3 * 2^-6 if it is 2^6 or larger, since float16 then rounds once more:
-    at most 3 of them can be. What two points move by adds up.
-    """
-    return 2 * 1.001 * 2**-6 * math.sqrt(dims + 3 * (3**2 - 1))
 
 
 def _multiple(size: int, of: int) -> int:
@@ -160,3 +167,8 @@ def _multiple(size: int, of: int) -> int:
 def power_of_two(size: int) -> int:
     """The next one, from 16 on."""
     return max(1 << (size - 1).bit_length(), 16)
+
+
+def row_warps(dims: int) -> int:
+    """Warps of a program that has one row of so many dimensions: one as long as registers hold the row."""
+    return max(power_of_two(dims) // WARP_DIMS, 1)

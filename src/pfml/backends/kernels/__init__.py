@@ -1,7 +1,7 @@
 """The field's Triton kernels, which `pfml.backends.fused` launches; importing them needs the package triton.
 
-    points         prepare            positions, in a high and a low half-precision part; norms, labels and kinds
-    tiles          screen             which tiles hold a pair of different classes within reach, by the high parts
+    points         prepare            positions, in a high and a low half-precision part and quantized; labels and kinds
+    tiles          screen             which tiles may hold a pair of different classes within reach, by integers
                    index              a list of these tiles
                    interact           their pairs, at float32 accuracy: energies, and how strongly they pull
                    gather             for each charge, the energies and forces of its tiles

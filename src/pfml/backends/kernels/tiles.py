@@ -12,67 +12,120 @@ __all__ = ["gather", "index", "interact", "screen"]
 
 #: r of a pair that does not count; farther than any that does (`laws.LARGEST` ends every interaction before).
 FAR = tl.constexpr(1e19)
+#: No two positions are so far apart (2 * LONGEST at most).
+FARTHEST = tl.constexpr(256.0)
+#: Bound of the rounding errors in what `screen` compares.
+ROUNDING = tl.constexpr(2.0**-4)
 
 
 @triton.jit
 def screen(
-    rows, columns, flags, num_column_blocks, padded, reach, slack, weights,
-    SYMMETRIC: tl.constexpr, EVERYWHERE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    rows, columns, flags, num_tiles, num_row_blocks, num_column_blocks, padded, reach, weights,
+    SYMMETRIC: tl.constexpr, EVERYWHERE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, CHUNK: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Flag the tiles that may hold an acting pair of different classes; by symmetry, only those above the diagonal."""
-    block_row, block_column = tl.program_id(1), tl.program_id(0)
-    found = 0
-    if (block_column >= block_row) | (not SYMMETRIC):
-        row = block_row * BLOCK + tl.arange(0, BLOCK)
-        column = block_column * BLOCK + tl.arange(0, BLOCK)
-        some = weights.proxies_on_proxies != 0.0
-        if weights.proxies_on_proxies == 0.0:  # then a sample must be there
-            kind = tl.maximum(tl.max(tl.load(rows.kinds + row), 0), tl.max(tl.load(columns.kinds + column), 0))
-            some = kind == 1
-        if some:
-            row_square, column_square = tl.load(rows.squares + row)[:, None], tl.load(columns.squares + column)[None, :]
-            if EVERYWHERE:
-                near = row_square + column_square >= 0.0
+    """Flag the tiles that may hold an acting pair of different classes; flags must be zero before.
+
+    A program has up to `num_tiles` tiles of the same rows, and takes BLOCK / PARTS columns at a time. WHOLE: the rows
+    stay in shared memory, and CHUNK is all dimensions. By symmetry a block of rows has half of all blocks as columns:
+    those that come next, from itself on and around the end.
+
+    Let y = steps * quantized, and a = reach / 2 + errors. Two positions within reach have |y_i - y_j| < a_i + a_j, or
+
+        y_i y_j + a_i a_j > b_i + b_j,    b = (|y|^2 - a^2) / 2.
+
+    The product of integers is exact. Positions are no longer than 126 and errors below 23, so |y| < 149 and a < 151.
+    All numbers are below 2^17, so float32 rounds each by 2^-8 at most. 13 are rounded: |y|^2, a^2 and their difference,
+    twice; the product, as float32 and times each step; a_i a_j; three sums. Together that is less than ROUNDING. What
+    is rounded in a itself is covered, too: `reach` and errors come a millionth too large.
+    """
+    block_row, first = tl.program_id(0), tl.program_id(1) * num_tiles
+    origin, end = 0, num_column_blocks
+    if SYMMETRIC:  # of two blocks that are opposite each other, one has the tile
+        opposite = (num_row_blocks % 2 == 0) & (block_row < num_row_blocks // 2)
+        origin, end = block_row, (num_row_blocks + 1) // 2 + opposite.to(tl.int32)
+    row = block_row * BLOCK + tl.arange(0, BLOCK)
+    row_kind = tl.load(rows.kinds + row)
+    if weights.proxies_on_proxies == 0.0:  # then a sample must be there
+        kind = tl.max(row_kind, 0)
+        for number in range(first, tl.minimum(first + num_tiles, end)):
+            column = (origin + number) % num_column_blocks * BLOCK + tl.arange(0, BLOCK)
+            kind = tl.maximum(kind, tl.max(tl.load(columns.kinds + column), 0))
+        end = tl.where(kind == 1, end, first)
+    within, steps = tl.arange(0, BLOCK // PARTS), tl.arange(0, CHUNK)
+    left = rows.quantized + row[:, None].to(tl.int64) * padded + steps[None, :]
+    there = within[:, None] * padded + steps[None, :]
+    if WHOLE:
+        kept = tl.load(left)
+    half = 0.5 * tl.minimum(reach * tl.load(rows.scale), FARTHEST)
+    row_reach, row_step = half + tl.load(rows.errors + row), tl.load(rows.steps + row)
+    row_least = 0.5 * (tl.load(rows.quantized_squares + row) - row_reach * row_reach) - ROUNDING
+    for part in range(first * PARTS, tl.minimum(first + num_tiles, end) * PARTS):
+        block_column = origin + part // PARTS
+        block_column -= tl.where(block_column < num_column_blocks, 0, num_column_blocks)
+        first_column = block_column * BLOCK + part % PARTS * (BLOCK // PARTS)
+        column = first_column + within
+        some = part >= 0
+        if not EVERYWHERE:
+            column_reach, column_step = half + tl.load(columns.errors + column), tl.load(columns.steps + column)
+            column_least = 0.5 * (tl.load(columns.quantized_squares + column) - column_reach * column_reach)
+            right = columns.quantized + first_column.to(tl.int64) * padded + there
+            product = tl.zeros((BLOCK, BLOCK // PARTS), dtype=tl.int32)
+            if WHOLE:
+                product = tl.dot(kept, tl.trans(tl.load(right)), product, out_dtype=tl.int32)
             else:
-                product = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
-                steps = tl.arange(0, CHUNK)
-                left = rows.high + row[:, None].to(tl.int64) * padded + steps[None, :]
-                right = columns.high + column[:, None].to(tl.int64) * padded + steps[None, :]
                 for k in range(0, padded, CHUNK):
-                    product = tl.dot(tl.load(left + k), tl.trans(tl.load(right + k)), product)
-                farthest = reach * tl.load(rows.scale) + slack
-                near = (row_square - product) + (column_square - product) < farthest * farthest
-            if tl.max(tl.max(near.to(tl.int32), 1), 0) > 0:
-                other_class = tl.load(rows.labels + row)[:, None] != tl.load(columns.labels + column)[None, :]
-                a, b = tl.load(rows.kinds + row)[:, None], tl.load(columns.kinds + column)[None, :]
-                weight = tl.abs(source_weight(a, b, weights))
-                weight += tl.abs(source_weight(b, a, weights))
-                acting = near & other_class & (weight > 0.0)
-                found = tl.max(tl.max(acting.to(tl.int32), 1), 0)
-    tl.store(flags + block_row * num_column_blocks + block_column, found.to(tl.int8))
+                    product = tl.dot(tl.load(left + k), tl.trans(tl.load(right + k)), product, out_dtype=tl.int32)
+            close = product.to(tl.float32) * column_step[None, :] * row_step[:, None] - column_least[None, :]
+            close += row_reach[:, None] * column_reach[None, :]
+            some = tl.max((tl.max(close, 1) > row_least).to(tl.int32), 0) > 0
+        if some:
+            acting = tl.load(rows.labels + row)[:, None] != tl.load(columns.labels + column)[None, :]
+            a, b = row_kind[:, None], tl.load(columns.kinds + column)[None, :]
+            weight = tl.abs(source_weight(a, b, weights))
+            weight += tl.abs(source_weight(b, a, weights))
+            acting = acting & (weight > 0.0)
+            if not EVERYWHERE:
+                acting = acting & (close > row_least[:, None])
+            found = tl.max(tl.max(acting.to(tl.int32), 1), 0)
+            if SYMMETRIC:
+                tile = tl.minimum(block_row, block_column) * num_column_blocks + tl.maximum(block_row, block_column)
+            else:
+                tile = block_row * num_column_blocks + block_column
+            tl.store(flags + tile, 1, mask=found > 0)
 
 
 @triton.jit
-def index(flags, slots, tiles, count, num_flags, num_column_blocks, SYMMETRIC: tl.constexpr, AT_ONCE: tl.constexpr):
-    """Number the flagged tiles: slots[tile] = number or -1, tiles[number] = tile; below the diagonal by symmetry."""
-    before = 0
-    for first in range(0, num_flags, AT_ONCE):
-        tile = first + tl.arange(0, AT_ONCE)
-        inside = tile < num_flags
-        flag = tl.load(flags + tile, mask=inside, other=0).to(tl.int32)
-        number = before + tl.cumsum(flag, 0) - flag
-        before += tl.sum(flag, 0)
-        active = inside & (flag != 0)
-        tl.store(tiles + number, tile, mask=active)
-        if SYMMETRIC:
-            row, column = tile // num_column_blocks, tile % num_column_blocks
-            upper = inside & (column >= row)
-            mirrored = column * num_column_blocks + row
-            tl.store(slots + tile, tl.where(active, number, -1), mask=upper)
-            tl.store(slots + mirrored, tl.where(active, number, -1), mask=upper)
-        else:
-            tl.store(slots + tile, tl.where(active, number, -1), mask=inside)
-    tl.store(count, before)
+def index(
+    flags, slots, tiles, count, num_flags, num_column_blocks,
+    SYMMETRIC: tl.constexpr, AT_ONCE: tl.constexpr, COUNTED: tl.constexpr,
+):  # fmt: skip
+    """Number the flagged tiles: slots[tile] = number or -1, tiles[number] = tile; below the diagonal by symmetry.
+
+    A program numbers AT_ONCE tiles. It counts the flags of all before it by itself, COUNTED at a time.
+    """
+    begin = tl.program_id(0) * AT_ONCE
+    counted = tl.arange(0, COUNTED)
+    counts = tl.zeros((COUNTED,), dtype=tl.int32)
+    for first in range(0, begin, COUNTED):
+        counts += tl.load(flags + first + counted, mask=first + counted < begin, other=0).to(tl.int32)
+    before = tl.sum(counts, 0)
+    tile = begin + tl.arange(0, AT_ONCE)
+    inside = tile < num_flags
+    flag = tl.load(flags + tile, mask=inside, other=0).to(tl.int32)
+    number = before + tl.cumsum(flag, 0) - flag
+    active = inside & (flag != 0)
+    tl.store(tiles + number, tile, mask=active)
+    slot = tl.where(active, number, -1)
+    if SYMMETRIC:
+        row, column = tile // num_column_blocks, tile % num_column_blocks
+        upper = inside & (column >= row)
+        tl.store(slots + tile, slot, mask=upper)
+        tl.store(slots + column * num_column_blocks + row, slot, mask=upper)
+    else:
+        tl.store(slots + tile, slot, mask=inside)
+    if tl.program_id(0) == tl.num_programs(0) - 1:
+        tl.store(count, before + tl.sum(flag, 0))
 
 
 @triton.jit
@@ -91,18 +144,17 @@ def _store_split(high, low, value):
 
 @triton.jit
 def interact(
-    rows, columns, tiles, pulls, first, num_column_blocks, padded, weights, numbers, flat_below, near,
+    rows, columns, tiles, pulls, first, num_tiles, num_column_blocks, padded, weights, numbers, flat_below, near,
     LAW: tl.constexpr, ATTRACTS: tl.constexpr, GRADIENT: tl.constexpr, ALIKE: tl.constexpr, SYMMETRIC: tl.constexpr,
     TWICE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Energies and pulls (slope over the scaled r, times what the pair weighs) of one tile, from number `first` on.
+    """Energies and pulls (slope over the scaled r, times what the pair weighs) of tiles number `first` and following.
 
     A tile with pairs so close that a product has lost their digits, or with pulls of too different sizes for two
     float16 numbers, is taken off the list, and marked -2. ALIKE: all kinds of pairs weigh 1. TWICE: pulls are stored in
     units of the largest of their row, and once more (`back`) in units of the largest of their column.
     """
-    here = tl.program_id(0)
-    if first + here < tl.load(tiles.size):
+    for here in range(tl.program_id(0), tl.minimum(tl.load(tiles.size) - first, num_tiles), tl.num_programs(0)):
         tile = tl.load(tiles.listed + first + here)
         block_row, block_column = tile // num_column_blocks, tile % num_column_blocks
         within = tl.arange(0, BLOCK)
@@ -153,7 +205,7 @@ def interact(
             tl.store(pulls.column_pulls + offsets, tl.sum(pull, 0))
             strength = tl.abs(pull)
             row_size, column_size = tl.max(strength, 1), tl.max(strength, 0)
-            matrix = here.to(tl.int64) * (BLOCK * BLOCK) + within[:, None] * BLOCK + within[None, :]
+            matrix = here * (BLOCK * BLOCK) + within[:, None] * BLOCK + within[None, :]
             if TWICE:
                 row_size, column_size = _unit_of(row_size), _unit_of(column_size)
                 _store_split(pulls.high + matrix, pulls.low + matrix, pull / row_size[:, None])
@@ -202,7 +254,8 @@ def _times_positions(
 
 @triton.jit
 def gather(
-    rows, columns, slots, row_stride, column_stride, pulls, sums, gradient, first, num_tiles, num_column_blocks, padded,
+    rows, columns, slots, row_stride, column_stride, count, pulls, sums, gradient, first, num_tiles, num_column_blocks,
+    padded,
     GRADIENT: tl.constexpr, SYMMETRIC: tl.constexpr, MIRRORED: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
     CHUNK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
@@ -217,7 +270,8 @@ def gather(
     pull_here = tl.zeros((BLOCK,), dtype=tl.float32)
     total = tl.zeros((BLOCK, WIDTH), dtype=tl.float32)
     any_tile = 0
-    for begin in range(0, num_column_blocks, AT_ONCE):
+    searched = tl.where(first < tl.load(count), num_column_blocks, 0)  # a round without tiles ends at once
+    for begin in range(0, searched, AT_ONCE):
         many = begin + tl.arange(0, AT_ONCE)
         number = tl.load(row_slots + many * column_stride, mask=many < num_column_blocks, other=-1) - first
         if tl.max(((number >= 0) & (number < num_tiles)).to(tl.int32), 0) > 0:
