@@ -35,7 +35,7 @@ from pfml.backends.tile_groups import TileGroup, rows_at_once, slices
 from pfml.field import Interaction
 from pfml.superposition import Field, PairWeights, source_weights
 
-__all__ = ["Counts", "sweep", "sweep_block"]
+__all__ = ["EDGE", "NEAR", "OTHER", "OWN", "Counts", "delicate_pairs", "sweep", "sweep_block"]
 
 OWN, OTHER = 0, 1  # rows of `TileGroup.sums` and `TileGroup.slopes`
 
@@ -223,7 +223,7 @@ def _interact(tile: Tile, squares: Tensor, listed: Tensor, pair: Interaction, ch
         return
     margin = EDGE[squares.dtype] * tile.scale
     picked = squares.view(-1).index_select(0, listed)  # (k,)
-    delicate = _delicate(picked, pair, margin, NEAR[tile.left.points.dtype, squares.dtype] * tile.scale)
+    delicate = delicate_pairs(picked, pair, margin, NEAR[tile.left.points.dtype, squares.dtype] * tile.scale)
     num_delicate = int(delicate.count_nonzero())
     if num_delicate:
         _add_delicate(tile, squares, listed[delicate], pair, channel, counts)
@@ -249,10 +249,12 @@ def _few(squares: Tensor) -> int:
     return max(int(squares.numel() * FEW), FEW_AT_LEAST)
 
 
-def _delicate(squares: Tensor, pair: Interaction, margin: float, near: float) -> Tensor:
+def delicate_pairs(
+    squares: Tensor, pair: Interaction, margin: float | Tensor, near: float | Tensor
+) -> Tensor:
     """Where a product is not good enough: close pairs with a force, and pairs at the kink, where the force jumps."""
     delicate = (squares >= pair.kink**2 - margin) & (squares < pair.kink**2 + margin)
-    if near > pair.flat_below**2:
+    if isinstance(near, Tensor) or near > pair.flat_below**2:  # otherwise all of them are at the kink
         delicate |= (squares < near) & (squares >= pair.flat_below**2 - margin)
     return delicate
 

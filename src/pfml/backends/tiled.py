@@ -1,4 +1,4 @@
-"""The tiled backend: the sweep of `sweep`, made an operator."""
+"""The tiled backend: the sweep of `sweep`, made an operator; on a GPU, a small field is computed at once."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from pfml.backends.cuda_graph import CudaGraphed
 from pfml.backends.operator import FieldOperator
 from pfml.backends.sweep import sweep
-from pfml.backends.tile_groups import CHUNK, TileGroup, chunks, slices
+from pfml.backends.tile_groups import CHUNK, PREPARED_BYTES, TileGroup, chunks, slices
+from pfml.backends.whole_field import superpose_at_once
 from pfml.field import Interaction
 from pfml.sphere import inverse_norms
-from pfml.superposition import Anchors, Charges, Field, PairWeights
+from pfml.superposition import Anchors, Charges, Field, PairWeights, source_weights
 
-__all__ = ["centered_groups", "group_of", "pair_sums", "superpose_shares", "tiled_energy"]
+__all__ = ["AT_ONCE_PAIRS", "centered_groups", "group_of", "pair_sums", "superpose_shares", "tiled_energy"]
+
+#: Up to so many pairs, in both orders, a field is computed at once: where launching tiles takes longer than their work.
+AT_ONCE_PAIRS = {"cpu": 0, "cuda": 40_000_000}
 
 
 def superpose_shares(group: TileGroup, shares: Tensor, field: Field, *, own: float, other: float) -> None:
@@ -61,7 +66,12 @@ def _acting(pair: Interaction, r: Tensor, itself: Tensor) -> tuple[Tensor, Tenso
 def _superpose(
     samples: Charges, proxies: Charges, field: Field, weights: PairWeights, slopes: Tensor | None, with_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sums and gradients of one sweep; see `operator.Superpose`."""
+    """Sums and gradients; see `operator.Superpose`."""
+    if _fits_at_once(samples, proxies):
+        kept = () if slopes is None else (slopes,)
+        *results, left_out = _at_once(samples, proxies, field, weights, *kept, with_gradient=with_gradient)
+        if not left_out.item():
+            return results[0], results[1], results[2]
     groups = sample_group, proxy_group = centered_groups(samples, proxies, gradients=with_gradient)
     if slopes is not None:
         sample_group.slopes, proxy_group.slopes = slopes.split([len(samples.points), len(proxies.points)], dim=1)
@@ -81,6 +91,29 @@ def _superpose(
     return sums, _gradient_or_nothing(sample_group), _gradient_or_nothing(proxy_group)
 
 
+def _fits_at_once(samples: Charges, proxies: Charges) -> bool:
+    """Whether a field is so small that it is computed at once."""
+    n, dims = len(samples.points) + len(proxies.points), samples.points.shape[1]
+    return (
+        0 < n * n <= AT_ONCE_PAIRS.get(samples.points.device.type, 0)
+        and 0 < n * dims * samples.points.element_size() <= PREPARED_BYTES
+        and proxies.anchors is None
+        and samples.shares is None
+    )
+
+
+def _superpose_at_once(
+    samples: Charges, proxies: Charges, field: Field, weights: PairWeights, *slopes: Tensor, with_gradient: bool
+) -> tuple[Tensor, ...]:
+    """Sums and gradients without a synchronization, and whether they leave out pairs: where very many are close."""
+    group = joined_group(samples, proxies, gradient=with_gradient)
+    of_sources = source_weights(field, weights, sampled=False)
+    left_out = superpose_at_once(group, len(samples.points), field, *of_sources, *slopes)
+    _project_joined(group, samples, proxies)
+    return group.sums, *_gradients_of_kinds(group, len(samples.points)), left_out
+
+
+_at_once = CudaGraphed(_superpose_at_once)
 _operator = FieldOperator("tiled", _superpose)
 tiled_energy = _operator.energy
 pair_sums = _operator.sums
@@ -95,6 +128,20 @@ def centered_groups(samples: Charges, proxies: Charges, *, gradients: bool) -> t
             group.center = few.mean(dim=0)
         group.prepare()
     return made
+
+
+def joined_group(samples: Charges, proxies: Charges, *, gradient: bool) -> TileGroup:
+    """Samples and proxies as one group, samples first, centered as in `centered_groups`; ready for a sweep."""
+    points = torch.cat([samples.points, proxies.points])
+    both = Charges(points, torch.cat([samples.labels, proxies.labels]), samples.on_sphere or proxies.on_sphere)
+    group = group_of(both, gradient=gradient)
+    if samples.on_sphere != proxies.on_sphere and group.inverse_norms is not None:
+        free = slice(0, len(samples.points)) if proxies.on_sphere else slice(len(samples.points), None)
+        group.inverse_norms[free] = 1.0
+    few = [group.exact(slice(start, start + 512)) for start in (0, len(samples.points))]
+    group.center = torch.cat(few).mean(dim=0)
+    group.prepare()
+    return group
 
 
 def group_of(charges: Charges, *, gradient: bool) -> TileGroup:
@@ -123,6 +170,19 @@ def _inverse_norms(points: Tensor) -> Tensor:
     for rows in chunks(points):
         inverse[rows] = inverse_norms(points[rows])
     return inverse
+
+
+def _project_joined(group: TileGroup, samples: Charges, proxies: Charges) -> None:
+    """Project the gradients of those charges in a joined group that sit on the sphere."""
+    first = 0 if samples.on_sphere else len(samples.points)
+    group.project_gradient(slice(first, None if proxies.on_sphere else len(samples.points)))
+
+
+def _gradients_of_kinds(group: TileGroup, num_samples: int) -> tuple[Tensor, Tensor]:
+    """The gradients of samples and of proxies in a joined group; they share no memory."""
+    if group.gradient is None:
+        return group.points.new_empty(0), group.points.new_empty(0)
+    return group.gradient[:num_samples].clone(), group.gradient[num_samples:]
 
 
 def _gradient_or_nothing(group: TileGroup) -> Tensor:
