@@ -27,7 +27,7 @@ class TileGroup:
     center: Tensor  # (D,) float64, subtracted before products: the closer the points, the smaller the rounding
     squared_norms: Tensor  # (n,) float64: |point - center|^2
     sums: Tensor  # (2, n) float64: own and other
-    slopes: Tensor  # (2, n): d energy / d sums; used where there is a gradient
+    slopes: Tensor  # (2, n): d energy / d sums; used where there is a gradient. One number that is repeated: 1
     gradient: Tensor | None = None  # (n, D)
     prepared: Tensor | None = None  # (n, D)
     copied_rows: Tensor | None = None  # (n,) for copies of charges of another group: their rows there

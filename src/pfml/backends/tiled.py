@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pfml.backends.cuda_graph import CudaGraphed
 from pfml.backends.operator import FieldOperator
-from pfml.backends.sweep import sweep
+from pfml.backends.sweep import COSTLY_LAUNCHES, sweep, sweep_joined
 from pfml.backends.tile_groups import CHUNK, PREPARED_BYTES, TileGroup, chunks, slices
 from pfml.backends.whole_field import superpose_at_once
 from pfml.field import Interaction
@@ -72,6 +72,8 @@ def _superpose(
         *results, left_out = _at_once(samples, proxies, field, weights, *kept, with_gradient=with_gradient)
         if not left_out.item():
             return results[0], results[1], results[2]
+    if proxies.anchors is None and COSTLY_LAUNCHES.get(samples.points.device.type, False):
+        return _superpose_joined(samples, proxies, field, weights, slopes, with_gradient)
     groups = sample_group, proxy_group = centered_groups(samples, proxies, gradients=with_gradient)
     if slopes is not None:
         sample_group.slopes, proxy_group.slopes = slopes.split([len(samples.points), len(proxies.points)], dim=1)
@@ -89,6 +91,21 @@ def _superpose(
         group.project_gradient()
     sums = torch.cat([group.sums for group in groups], dim=1)
     return sums, _gradient_or_nothing(sample_group), _gradient_or_nothing(proxy_group)
+
+
+def _superpose_joined(
+    samples: Charges, proxies: Charges, field: Field, weights: PairWeights, slopes: Tensor | None, with_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums and gradients from a sweep of samples and proxies as one group."""
+    group, num_samples = joined_group(samples, proxies, gradient=with_gradient), len(samples.points)
+    if slopes is not None:
+        group.slopes = slopes
+    if samples.shares is not None:
+        own, other = weights.of_samples()
+        superpose_shares(group.part(slice(0, num_samples)), samples.shares, field, own=own, other=other)
+        weights = replace(weights, sample_sample=0.0)  # these pairs are done
+    sweep_joined(group, num_samples, field, weights)
+    return group.sums, *_gradients_of_kinds(group, samples, proxies)
 
 
 def _fits_at_once(samples: Charges, proxies: Charges) -> bool:
@@ -109,8 +126,7 @@ def _superpose_at_once(
     group = joined_group(samples, proxies, gradient=with_gradient)
     of_sources = source_weights(field, weights, sampled=False)
     left_out = superpose_at_once(group, len(samples.points), field, *of_sources, *slopes)
-    _project_joined(group, samples, proxies)
-    return group.sums, *_gradients_of_kinds(group, len(samples.points)), left_out
+    return group.sums, *_gradients_of_kinds(group, samples, proxies), left_out
 
 
 _at_once = CudaGraphed(_superpose_at_once)
@@ -154,7 +170,7 @@ def group_of(charges: Charges, *, gradient: bool) -> TileGroup:
         center=points.new_zeros(points.shape[1], dtype=torch.float64),
         squared_norms=points.new_zeros(len(points), dtype=torch.float64),
         sums=points.new_zeros(2, len(points), dtype=torch.float64),
-        slopes=points.new_ones(2, len(points)),
+        slopes=points.new_ones(()).expand(2, len(points)),
         gradient=torch.zeros_like(points) if gradient else None,
     )
 
@@ -172,17 +188,15 @@ def _inverse_norms(points: Tensor) -> Tensor:
     return inverse
 
 
-def _project_joined(group: TileGroup, samples: Charges, proxies: Charges) -> None:
-    """Project the gradients of those charges in a joined group that sit on the sphere."""
-    first = 0 if samples.on_sphere else len(samples.points)
-    group.project_gradient(slice(first, None if proxies.on_sphere else len(samples.points)))
-
-
-def _gradients_of_kinds(group: TileGroup, num_samples: int) -> tuple[Tensor, Tensor]:
-    """The gradients of samples and of proxies in a joined group; they share no memory."""
+def _gradients_of_kinds(group: TileGroup, samples: Charges, proxies: Charges) -> tuple[Tensor, Tensor]:
+    """The gradients of samples and of proxies in a joined group, at the points as given; they share no memory."""
     if group.gradient is None:
         return group.points.new_empty(0), group.points.new_empty(0)
-    return group.gradient[:num_samples].clone(), group.gradient[num_samples:]
+    of_samples, of_proxies = slice(0, len(samples.points)), slice(len(samples.points), len(group))
+    for charges, rows in ((samples, of_samples), (proxies, of_proxies)):
+        if charges.on_sphere:
+            group.project_gradient(rows)
+    return group.gradient[of_samples].clone(), group.gradient[of_proxies]
 
 
 def _gradient_or_nothing(group: TileGroup) -> Tensor:

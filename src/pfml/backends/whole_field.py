@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pfml.backends.sweep import EDGE, NEAR, OTHER, OWN, delicate_pairs
+from pfml.backends.sweep import EDGE, NEAR, OTHER, OWN, TINY, delicate_pairs
 from pfml.backends.tile_groups import TileGroup, rows_at_once, slices
 from pfml.field import Interaction
 from pfml.superposition import Field, SourceWeights
@@ -31,8 +31,6 @@ STRIP_PAIRS = 2**22
 POSITIVES_PER_CHARGE, POSITIVES = 128, 2**18
 #: Room for the pairs of each channel that come from differences.
 DIFFERENCES = 2**12
-#: No r^2 but 0 is smaller.
-TINY = 1e-38
 
 
 @dataclass(eq=False)
