@@ -51,7 +51,7 @@ __all__ = [
 OWN, OTHER = 0, 1  # rows of `TileGroup.sums` and `TileGroup.slopes`
 
 #: Pairs in a tile: 1,024 x 1,024 stay in a CPU's caches; a GPU wants them so large that it need not wait for Python.
-TILE_PAIRS = {"cpu": 2**20, "cuda": 2**26}
+TILE_PAIRS = {"cpu": 2**20, "cuda": 2**27}
 #: Whether a launch costs more than a pass over a large tile: then masks take the place of lists where they can, and
 #: pairs that are left for differences are collected from all tiles.
 COSTLY_LAUNCHES = {"cpu": False, "cuda": True}
@@ -335,16 +335,19 @@ def _superpose(tile: Tile, field: Field, own: Counts, other: Counts, may_share_c
 def _superpose_masked(tile: Tile, field: Field, own: Counts, other: Counts) -> None:
     """`_superpose` by masks of the tile: with few launches, and no synchronization but for the length of a list."""
     squares = tile.squared_distances(tile.left.points.dtype)
-    positives, no_pairs = tile.same_class(), tile.no_pairs()
-    if any(own):
-        listed = _listed(positives if no_pairs is None else positives > no_pairs)
-        _interact(tile, squares, listed, field.own_pair, OWN, own)
-    if not any(other):
-        return
-    done = positives if no_pairs is None else positives | no_pairs
     limit = field.other_pair.stop**2 + EDGE[squares.dtype] * tile.scale
-    acting = ~done if limit == math.inf else (squares < limit) > done
-    _interact(tile, squares, _listed(acting), field.other_pair, OTHER, other)
+    if any(own):
+        listed = _listed(_without(tile.same_class(), tile.no_pairs()))
+        _interact(tile, squares, listed, field.own_pair, OWN, own)
+    if any(other):
+        within_reach = squares < limit if limit < math.inf else ~tile.same_class()
+        listed = _listed(_without(_without(within_reach, tile.same_class()), tile.no_pairs()))
+        _interact(tile, squares, listed, field.other_pair, OTHER, other)
+
+
+def _without(pairs: Tensor, excluded: Tensor | None) -> Tensor:
+    """The pairs but for those excluded; in place."""
+    return pairs if excluded is None else torch.gt(pairs, excluded, out=pairs)
 
 
 def _listed(pairs: Tensor) -> Tensor:
@@ -353,7 +356,7 @@ def _listed(pairs: Tensor) -> Tensor:
 
 
 def _interact(tile: Tile, squares: Tensor, listed: Tensor, pair: Interaction, channel: int, counts: Counts) -> None:
-    """Add one interaction of the listed pairs, whose r^2 are in `squares`."""
+    """Add one interaction of the listed pairs, whose r^2 are in `squares`; repulsion may overwrite it."""
     if len(listed) <= _few(squares):
         if len(listed):
             _take_differences(tile, listed, pair, channel, counts)
@@ -361,10 +364,10 @@ def _interact(tile: Tile, squares: Tensor, listed: Tensor, pair: Interaction, ch
     margin = EDGE[squares.dtype] * tile.scale
     picked = squares.view(-1).index_select(0, listed)  # (k,)
     delicate = delicate_pairs(picked, pair, margin, NEAR[tile.left.points.dtype, squares.dtype] * tile.scale)
-    num_delicate = int(delicate.count_nonzero())
-    if num_delicate:
-        _add_delicate(tile, squares, listed[delicate], pair, channel, counts)
-    if num_delicate == len(listed):
+    which = _listed(delicate)
+    if len(which):
+        _add_delicate(tile, squares, listed[which], pair, channel, counts)
+    if len(which) == len(listed):
         return
     r = picked.clamp_min_(TINY).sqrt_()
     energy, slope = pair.potential_and_slope(r)
@@ -377,8 +380,10 @@ def _interact(tile: Tile, squares: Tensor, listed: Tensor, pair: Interaction, ch
     energy.masked_fill_(done_or_inert, 0.0)
     slope.masked_fill_(done_or_inert, 0.0)
     sparse = SPARSE.get(squares.device.type, SPARSE["cpu"])
-    add = _add_as_list if len(listed) < squares.numel() * sparse else _add_as_matrix
-    add(tile, listed, energy, slope, channel, counts)
+    if len(listed) < squares.numel() * sparse:
+        return _add_as_list(tile, listed, energy, slope, channel, counts)
+    matrix = squares if channel == OTHER else torch.empty_like(squares)  # r^2 is not needed any more
+    _add_as_matrix(tile, matrix.zero_(), listed, energy, slope, channel, counts)
 
 
 def _few(squares: Tensor) -> int:
@@ -386,14 +391,17 @@ def _few(squares: Tensor) -> int:
     return max(int(squares.numel() * FEW), FEW_AT_LEAST)
 
 
-def delicate_pairs(
-    squares: Tensor, pair: Interaction, margin: float | Tensor, near: float | Tensor
-) -> Tensor:
+def delicate_pairs(squares: Tensor, pair: Interaction, margin: float | Tensor, near: float | Tensor) -> Tensor:
     """Where a product is not good enough: close pairs with a force, and pairs at the kink, where the force jumps."""
-    delicate = (squares >= pair.kink**2 - margin) & (squares < pair.kink**2 + margin)
-    if isinstance(near, Tensor) or near > pair.flat_below**2:  # otherwise all of them are at the kink
-        delicate |= (squares < near) & (squares >= pair.flat_below**2 - margin)
-    return delicate
+    at_kink = None
+    if 0 < pair.kink < math.inf:
+        at_kink = (squares >= pair.kink**2 - margin) & (squares < pair.kink**2 + margin)
+        if not isinstance(near, Tensor) and near <= pair.flat_below**2:
+            return at_kink  # close pairs feel nothing
+    close = squares < near
+    if pair.flat_below > 0:
+        close &= squares >= pair.flat_below**2 - margin
+    return close if at_kink is None else close.logical_or_(at_kink)
 
 
 def _add_delicate(tile: Tile, squares: Tensor, listed: Tensor, pair: Interaction, channel: int, counts: Counts) -> None:
@@ -499,10 +507,11 @@ def _add_pulls(gradient: Tensor, at: Tensor, source: Tensor, i: Tensor, j: Tenso
         gradient += pulled.neg_().addcmul_(total[:, None], at)  # close pairs: cancel before rounding
 
 
-def _add_as_matrix(tile: Tile, listed: Tensor, energy: Tensor, slope: Tensor, channel: int, counts: Counts) -> None:
-    """Add the listed pairs, a large share of the tile, as a matrix: the gradient is two products."""
+def _add_as_matrix(
+    tile: Tile, matrix: Tensor, listed: Tensor, energy: Tensor, slope: Tensor, channel: int, counts: Counts
+) -> None:
+    """Add the listed pairs, a large share of the tile, as a matrix, given as zeros: the gradient is two products."""
     left, right, rows, columns = tile.left, tile.right, tile.rows, tile.columns
-    matrix = slope.new_zeros(rows.stop - rows.start, columns.stop - columns.start)
     matrix.view(-1).index_copy_(0, listed, energy)
     left.sums[channel, rows].add_(matrix.sum(dim=1), alpha=counts.left)
     right.sums[channel, columns].add_(matrix.sum(dim=0), alpha=counts.right)

@@ -39,7 +39,7 @@ class _Charges:
 
     group: TileGroup
     is_proxy: Tensor  # (n,)
-    slopes: Tensor | None  # (2, n) d energy / d sums; None for 1 everywhere
+    slopes: Tensor | None  # (2, n) d energy / d sums, which are known already; None for 1 everywhere
     exact: Tensor  # (n, D) float64
     margin: Tensor  # (): bound on the error of r^2 from a product
     near: Tensor  # (): below this, that error is too large a share of r^2
@@ -56,21 +56,21 @@ def superpose_at_once(
     other: SourceWeights,
     slopes: Tensor | None = None,
 ) -> Tensor:
-    """Add the field of all pairs of `group` to its sums, and to its gradient if it has one.
+    """Add the field of all pairs of `group` to its sums unless they are known, and to its gradient if it has one.
 
     Args:
         group: Samples and proxies.
         num_samples: The first so many are samples.
         field: What attraction and repulsion are.
         own, other: How much each source counts.
-        slopes: (2, n), d energy / d sums; None for 1 everywhere.
+        slopes: (2, n), d energy / d sums, when the sums are known already; None for 1 everywhere.
 
     Returns:
         0 on the device; anything else if a list had no room for all of its pairs, so that the field is incomplete.
     """
     rows, dtype = slice(None), group.points.dtype
     positions, norms = group.centered(rows, dtype), group.squared_norms.to(dtype)
-    squares = torch.addmm(norms, positions, positions.T, alpha=-2).add_(norms[:, None]).fill_diagonal_(torch.inf)
+    squares = (norms[:, None] + norms).addmm_(positions, positions.T, alpha=-2).fill_diagonal_(torch.inf)
     scale = 2 * group.squared_norms.amax()
     charges = _Charges(
         group,
@@ -115,11 +115,12 @@ def _add_list(
 ) -> Tensor:
     """Add the listed pairs to the sums, and what they pull to `pulls`; see `superpose_at_once` on what is returned."""
     delicate = delicate_pairs(squares, pair, charges.margin, charges.near)  # (k,)
-    energy, slope = _energy_and_slope(squares, delicate, pair)
+    energy, slope = _energy_and_slope(charges, squares, delicate, pair)
     i, j = _ends(charges, listed)
     at_anchor, at_source = _weights(charges, weights, i, j)
-    charges.group.sums[OWN].index_add_(0, i, (energy * at_anchor).double())
-    if charges.group.gradient is not None:
+    if energy is not None:
+        charges.group.sums[OWN].index_add_(0, i, (energy * at_anchor).double())
+    if slope is not None:
         pulls.view(-1).index_copy_(0, listed, slope * _factor(charges, OWN, at_anchor, at_source, i, j))
     return _add_from_differences(charges, delicate, listed, pair, weights, OWN)
 
@@ -130,44 +131,65 @@ def _add_matrix(charges: _Charges, squares: Tensor, pair: Interaction, weights: 
     every = torch.arange(n, device=squares.device)
     delicate = torch.empty_like(squares, dtype=torch.bool)
     for rows in slices(n, max(STRIP_PAIRS // n, 1)):
-        part = squares[rows]
-        delicate[rows] = delicate_pairs(part, pair, charges.margin, charges.near)
-        energy, slope = _energy_and_slope(part, delicate[rows], pair)
-        i, j = every[rows, None], every[None]
+        part, found = squares[rows], delicate[rows]
+        found.copy_(delicate_pairs(part, pair, charges.margin, charges.near))
+        energy, slope = _energy_and_slope(charges, part, found, pair)
+        i, j = every[rows, None], every
         at_anchor, at_source = _weights(charges, weights, i, j)
-        charges.group.sums[OTHER, rows] += (energy * at_anchor).sum(dim=1)
-        if charges.group.gradient is not None:
+        if energy is not None:
+            of_rows = (
+                (energy * at_anchor).sum(dim=1) if isinstance(at_anchor, Tensor) else energy.sum(dim=1) * at_anchor
+            )
+            charges.group.sums[OTHER, rows].add_(of_rows)
+        if slope is not None:
             torch.mul(slope, _factor(charges, OTHER, at_anchor, at_source, i, j), out=part)
     return _add_from_differences(charges, delicate.view(-1), None, pair, weights, OTHER)
 
 
-def _energy_and_slope(squares: Tensor, delicate: Tensor, pair: Interaction) -> tuple[Tensor, Tensor]:
-    """Energy and slope / r; zero where nothing acts, and for delicate pairs."""
+def _energy_and_slope(
+    charges: _Charges, squares: Tensor, delicate: Tensor, pair: Interaction
+) -> tuple[Tensor | None, Tensor | None]:
+    """Energy and slope / r, each if it is wanted; zero where nothing acts, and for delicate pairs."""
     r = squares.clamp_min(TINY).sqrt_()
-    energy, slope = pair.potential_and_slope(r)
     idle = torch.ge(delicate, r < pair.stop)  # or out of reach, as infinity is
     if pair.start > 0:
         idle |= r < pair.start
-    return energy.masked_fill(idle, 0.0), (slope / r).masked_fill_(idle, 0.0)
+    energy, slope = _evaluated(charges, pair, r)
+    if energy is not None:
+        energy = energy.masked_fill(idle, 0.0)
+    if slope is not None:
+        slope = (slope / r).masked_fill_(idle, 0.0)
+    return energy, slope
+
+
+def _evaluated(charges: _Charges, pair: Interaction, r: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Energy and slope of each pair, each if it is wanted."""
+    if charges.slopes is not None:
+        return None, pair.slope(r)
+    if charges.group.gradient is None:
+        return pair.potential(r), None
+    return pair.potential_and_slope(r)
 
 
 def _add_from_differences(
     charges: _Charges, delicate: Tensor, listed: Tensor | None, pair: Interaction, weights: SourceWeights, channel: int
 ) -> Tensor:
-    """Add the delicate ones of the listed pairs (None: of all) in float64; anything but 0 is returned if there may be more."""
-    room = min(DIFFERENCES, rows_at_once(charges.group.points), len(delicate))
+    """Add the delicate ones of the listed pairs (None: of all) in float64; anything but 0 is returned if all are."""
+    group = charges.group
+    room = min(DIFFERENCES, rows_at_once(group.points), len(delicate))
     used, found = delicate.view(torch.uint8).topk(room, sorted=False)  # (room,): those that are delicate, then others
     i, j = _ends(charges, found if listed is None else listed[found])
     difference = charges.exact[i] - charges.exact[j]  # (k, D)
     r = torch.linalg.vector_norm(difference, dim=1)  # (k,)
     acts = (used > 0) & (r >= pair.start) & (r < pair.stop)
-    energy, slope = (torch.where(acts, value, 0.0) for value in pair.potential_and_slope(r))
+    energy, slope = _evaluated(charges, pair, r)
     at_anchor, at_source = _weights(charges, weights, i, j)
-    charges.group.sums[channel].index_add_(0, i, energy * at_anchor)
-    if charges.group.gradient is not None:
-        slope = torch.where(r > 0, slope / r, 0.0) * _factor(charges, channel, at_anchor, at_source, i, j)
-        charges.group.gradient.index_add_(0, i, (difference * slope[:, None]).to(charges.group.gradient.dtype))
-    return used.amin() if room < len(delicate) else used.new_zeros(())  # a list that is full may be too short
+    if energy is not None:
+        group.sums[channel].index_add_(0, i, torch.where(acts, energy, 0.0) * at_anchor)
+    if slope is not None and group.gradient is not None:
+        slope = torch.where(acts & (r > 0), slope / r, 0.0) * _factor(charges, channel, at_anchor, at_source, i, j)
+        group.gradient.index_add_(0, i, (difference * slope[:, None]).to(group.gradient.dtype))
+    return used.amin() if 0 < room < len(delicate) else used.new_zeros(())  # a full list may be too short
 
 
 def _ends(charges: _Charges, listed: Tensor) -> tuple[Tensor, Tensor]:
