@@ -14,6 +14,10 @@ others climb a ladder:
 A step is left out where few pairs are left. Where very many are (a tight crowd of points), the crowd becomes a tile
 around its own center first, in which the ladder starts again on the scale of the crowd.
 
+Where launches are costly (`COSTLY_LAUNCHES`: on a GPU) tiles are larger, and all that has to be few is: samples and
+proxies are one group, pairs of one class are listed for all tiles at once, masks of a tile replace other lists, and
+the pairs that are left for differences wait for those of the other tiles.
+
 Where only some proxies are anchors, these are swept as a third tile group of copies, against all proxies and in one
 direction: no symmetry, but few rows.
 

@@ -30,7 +30,7 @@ STRIP_PAIRS = 2**22
 #: Room for the pairs of one class: so many for each charge, and so many in any case.
 POSITIVES_PER_CHARGE, POSITIVES = 128, 2**18
 #: Room for the pairs of each channel that come from differences.
-DIFFERENCES = 2**12
+DIFFERENCES = 2**13
 
 
 @dataclass(eq=False)
@@ -96,7 +96,10 @@ def superpose_at_once(
 
 
 def _positives(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The pairs of one class, as positions in the flattened matrix, filled up with 0; and how many found no room."""
+    """The pairs of one class, as positions in the flattened matrix; and how many of them found no room.
+
+    The list is filled up with charges and themselves: many of them, so that additions do not wait for each other.
+    """
     n = len(labels)
     room = min(max(POSITIVES_PER_CHARGE * n, POSITIVES), n * n)
     ordered, order = labels.sort(stable=True)
@@ -107,7 +110,7 @@ def _positives(labels: Tensor) -> tuple[Tensor, Tensor]:
     i = torch.searchsorted(ends, slots, right=True).clamp_(max=n - 1)
     j = order[((first + counts - ends)[i] + slots).clamp_(max=n - 1)]
     used = (slots < ends[-1]) & (i != j)
-    return torch.where(used, i * n + j, 0), (ends[-1] - room).clamp_min(0)
+    return torch.where(used, i * n + j, slots % n * (n + 1)), (ends[-1] - room).clamp_min(0)
 
 
 def _add_list(
