@@ -64,13 +64,14 @@ def test_pairs_of_one_class_may_be_few_or_many(monkeypatch, few_positives, weigh
 
 @pytest.mark.parametrize("tile_pairs", [16, 300, 2**20])
 @pytest.mark.parametrize("few", [0.0, 1 / 1024, 1.0])
-@pytest.mark.parametrize("sparse", [0.0, 1.0])
-def test_the_result_does_not_depend_on_which_path_a_pair_takes(monkeypatch, tile_pairs, few, sparse):
+@pytest.mark.parametrize(("sparse", "mirrored"), [(0.0, 0.0), (0.0, 2.0), (1.0, 0.0)])
+def test_the_result_does_not_depend_on_which_path_a_pair_takes(monkeypatch, tile_pairs, few, sparse, mirrored):
     monkeypatch.setitem(sweep.TILE_PAIRS, "cpu", tile_pairs)
     monkeypatch.setattr(sweep, "FEW", few)
     monkeypatch.setattr(sweep, "FEW_AT_LEAST", 0)
     monkeypatch.setattr(sweep, "FEW_POSITIVES", few)
     monkeypatch.setitem(sweep.SPARSE, "cpu", sparse)
+    monkeypatch.setattr(sweep, "MIRRORED", mirrored)
     monkeypatch.setattr(whole_field, "STRIP_PAIRS", tile_pairs)
     for spread in (0.3, 0.02):
         state = State(num_samples=9, num_classes=3, per_class=3, dim=8, spread=spread)

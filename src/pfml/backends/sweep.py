@@ -69,6 +69,8 @@ FEW = 1 / 1024
 FEW_AT_LEAST = 256
 #: Up to this share of a tile's pairs a list of pairs beats a matrix of them; a GPU multiplies faster than it sorts.
 SPARSE = {"cpu": 1 / 12, "cuda": 1 / 2000}
+#: Up to this share of a tile on the diagonal its pairs are listed in both orders.
+MIRRORED = 1 / 16
 #: A tile on the diagonal is computed in this many strips, each from the diagonal on.
 STRIPS = 4
 #: ... that are at least this high, below which products are slow.
@@ -521,12 +523,19 @@ def _add_as_matrix(
     right.sums[channel, columns].add_(matrix.sum(dim=0), alpha=counts.right)
     if left.gradient is None or right.gradient is None:
         return
+    weights = _slope_counts(left.slopes[channel, rows, None], right.slopes[channel, None, columns], counts)
+    if not isinstance(weights, Tensor):
+        slope = slope * weights
     matrix.view(-1).index_copy_(0, listed, slope)
-    of_rows, of_columns = left.slopes[channel, rows, None], right.slopes[channel, None, columns]
-    matrix *= _slope_counts(of_rows, of_columns, counts)
+    mirrored = tile.on_diagonal and counts.left == counts.right and len(listed) < matrix.numel() * MIRRORED
+    if mirrored:
+        i, j = tile.ends(listed)
+        matrix.view(-1).index_copy_(0, j * len(matrix) + i, slope)
+    if isinstance(weights, Tensor):
+        matrix *= weights
     a, b = left.centered(rows, slope.dtype), right.centered(columns, slope.dtype)
     if tile.on_diagonal:  # both ends are rows of one gradient: one product
-        return _add_product(left.gradient[rows], a, matrix + matrix.T, b)
+        return _add_product(left.gradient[rows], a, matrix if mirrored else matrix + matrix.T, b)
     _add_product(left.gradient[rows], a, matrix, b)
     _add_product(right.gradient[columns], b, matrix.T, a)
 
