@@ -19,7 +19,7 @@ from pfml.superposition import Anchors, Charges, Field, PairWeights, source_weig
 __all__ = ["AT_ONCE_PAIRS", "centered_groups", "group_of", "pair_sums", "superpose_shares", "tiled_energy"]
 
 #: Up to so many pairs, in both orders, a field is computed at once: where launching tiles takes longer than their work.
-AT_ONCE_PAIRS = {"cpu": 0, "cuda": 40_000_000}
+AT_ONCE_PAIRS = {"cpu": 0, "cuda": 2**26}
 
 
 def superpose_shares(group: TileGroup, shares: Tensor, field: Field, *, own: float, other: float) -> None:

@@ -71,7 +71,7 @@ def superpose_at_once(
     rows, dtype = slice(None), group.points.dtype
     positions, norms = group.centered(rows, dtype), group.squared_norms.to(dtype)
     squares = (norms[:, None] + norms).addmm_(positions, positions.T, alpha=-2).fill_diagonal_(torch.inf)
-    scale = 2 * group.squared_norms.amax()
+    scale = 2 * norms.amax()
     charges = _Charges(
         group,
         is_proxy=torch.arange(len(group), device=norms.device) >= num_samples,
