@@ -1,5 +1,8 @@
 """When a field is recorded; that what is recorded is right needs a GPU (test_fused.py)."""
 
+from dataclasses import dataclass
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,6 +10,7 @@ from pfml.backends import cuda_graph as replay
 from pfml.backends.cuda_graph import CudaGraphed
 from pfml.field import PowerLaw
 from pfml.superposition import Charges, Field, PairWeights
+from states import Yukawa
 
 FIELD, WEIGHTS = Field(PowerLaw()), PairWeights()
 
@@ -64,3 +68,24 @@ def test_what_cannot_be_recorded_is_computed(replayed, monkeypatch):
     for _ in range(8):
         points, (total, _) = call(replayed, 4)
         torch.testing.assert_close(total, points.sum())
+
+
+def test_a_law_that_is_defined_again_under_its_name_is_another_kind(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+
+    def field(factor):
+        @dataclass(frozen=True)
+        class Again(Yukawa):
+            def attraction(self, r):
+                return factor * super().attraction(r)
+
+            def attraction_slope(self, r):
+                return factor * super().attraction_slope(r)
+
+        return Field(Again())
+
+    charges = Charges(torch.randn(4, 3), torch.zeros(4, dtype=torch.int64))
+    first, second = field(1.0), field(2.0)
+    kinds = [replay._kind_of_call(charges, charges, each, WEIGHTS, (), {}) for each in (first, first, second)]
+    assert first.handle == second.handle
+    assert kinds[0] == kinds[1] != kinds[2]

@@ -14,6 +14,10 @@ others climb a ladder:
 A step is left out where few pairs are left. Where very many are (a tight crowd of points), the crowd becomes a tile
 around its own center first, in which the ladder starts again on the scale of the crowd.
 
+Where launches are costly (`COSTLY_LAUNCHES`: on a GPU) tiles are larger, and all that has to be few is: samples and
+proxies are one group, pairs of one class are listed for all tiles at once, masks of a tile replace other lists, and
+the pairs that are left for differences wait for those of the other tiles.
+
 Where only some proxies are anchors, these are swept as a third tile group of copies, against all proxies and in one
 direction: no symmetry, but few rows.
 
@@ -35,23 +39,45 @@ from pfml.backends.tile_groups import TileGroup, rows_at_once, slices
 from pfml.field import Interaction
 from pfml.superposition import Field, PairWeights, source_weights
 
-__all__ = ["Counts", "sweep", "sweep_block"]
+__all__ = [
+    "EDGE",
+    "NEAR",
+    "OTHER",
+    "OWN",
+    "TINY",
+    "Counts",
+    "delicate_pairs",
+    "sweep",
+    "sweep_block",
+    "sweep_joined",
+]
 
 OWN, OTHER = 0, 1  # rows of `TileGroup.sums` and `TileGroup.slopes`
 
 #: Pairs in a tile: 1,024 x 1,024 stay in a CPU's caches; a GPU wants them so large that it need not wait for Python.
-TILE_PAIRS = {"cpu": 2**20, "cuda": 2**26}
+TILE_PAIRS = {"cpu": 2**20, "cuda": 2**27}
+#: Whether a launch costs more than a pass over a large tile: then masks take the place of lists where they can, and
+#: pairs that are left for differences are collected from all tiles.
+COSTLY_LAUNCHES = {"cpu": False, "cuda": True}
+#: Where launches are costly, up to this share of all pairs may be of one class to be taken by differences.
+FEW_POSITIVES = 1 / 256
+#: ... and tiles are multiples of this wide, which products prefer.
+TILE_MULTIPLE = 128
 #: Up to this share of a tile's pairs is taken by explicit differences (about a third of the product's time).
 FEW = 1 / 1024
 #: ... and up to this many in any case.
 FEW_AT_LEAST = 256
 #: Up to this share of a tile's pairs a list of pairs beats a matrix of them; a GPU multiplies faster than it sorts.
 SPARSE = {"cpu": 1 / 12, "cuda": 1 / 2000}
+#: Up to this share of a tile on the diagonal its pairs are listed in both orders.
+MIRRORED = 1 / 16
 #: A tile on the diagonal is computed in this many strips, each from the diagonal on.
 STRIPS = 4
 #: ... that are at least this high, below which products are slow.
 SMALLEST_STRIP = 64
 
+#: No r^2 but 0 is smaller.
+TINY = 1e-38
 #: Bound on the error of r^2 from a product, by its precision, relative to |a|^2 + |b|^2.
 EDGE = {torch.float32: 2e-6, torch.float64: 4e-15}
 #: Below this, relative to |a|^2 + |b|^2, that error is too large a share of r^2; by the precision of the points and
@@ -76,13 +102,15 @@ class Counts(NamedTuple):
 
 @dataclass(eq=False)
 class Tile:
-    """The pairs (left[rows], right[columns]); on the diagonal of a symmetric block, each pair once."""
+    """The pairs (left[rows], right[columns]) of a block; on the diagonal of a symmetric block, each pair once."""
 
     left: TileGroup
     right: TileGroup
     rows: slice
     columns: slice
     on_diagonal: bool
+    #: Pairs of each channel that are left for differences, as positions in the flattened block; None: none are left.
+    later: tuple[list[Tensor], list[Tensor]] | None = None
 
     @property
     def scale(self) -> float:
@@ -90,20 +118,45 @@ class Tile:
         return self.left.largest_square + self.right.largest_square
 
     def squared_distances(self, dtype: torch.dtype) -> Tensor:
-        """r^2 from one product, (rows, columns); infinite below the diagonal, of which little is computed."""
+        """r^2 from one product, (rows, columns); undefined below a diagonal, where little is computed."""
         a, b = self.left.centered(self.rows, dtype), self.right.centered(self.columns, dtype)
         a_squares = self.left.squared_norms[self.rows, None].to(dtype)
         b_squares = self.right.squared_norms[None, self.columns].to(dtype)
+        if not self.on_diagonal:
+            return (a_squares + b_squares).addmm_(a, b.T, alpha=-2)
+        squares = a.new_empty(len(a), len(b))
+        for strip in self._strips():
+            right = slice(strip.start, len(b))
+            part = torch.add(a_squares[strip], b_squares[:, right], out=squares[strip, right])
+            part.addmm_(a[strip], b[right].T, alpha=-2)
+        return squares
+
+    def _strips(self) -> Iterator[slice]:
+        """The strips in which a tile on the diagonal is computed."""
+        height = self.rows.stop - self.rows.start
+        return slices(height, _even_split(height, max(height // STRIPS, SMALLEST_STRIP)))
+
+    def without_lower_half(self, squares: Tensor) -> Tensor:
+        """`squares`, infinite below a diagonal, and on it; in place."""
         if self.on_diagonal:
-            squares = a.new_full((len(a), len(b)), math.inf)
-            for strip in slices(len(a), _even_split(len(a), max(len(a) // STRIPS, SMALLEST_STRIP))):
-                right = slice(strip.start, len(b))
-                part = squares[strip, right]
-                torch.addmm(b_squares[:, right], a[strip], b[right].T, alpha=-2, out=part).add_(a_squares[strip])
-                height = len(part)
-                part[:, :height].masked_fill_(part.new_ones(height, height, dtype=torch.bool).tril_(), math.inf)
-            return squares
-        return torch.addmm(b_squares, a, b.T, alpha=-2).add_(a_squares)
+            for strip in self._strips():
+                squares[strip, : strip.start] = math.inf
+                part = squares[strip, strip]
+                part.masked_fill_(part.new_ones(part.shape, dtype=torch.bool).tril_(), math.inf)
+        return squares
+
+    def same_class(self) -> Tensor:
+        """Which pairs are of one class, (rows, columns)."""
+        return self.left.labels[self.rows, None] == self.right.labels[None, self.columns]
+
+    def no_pairs(self) -> Tensor | None:
+        """Where there is no pair: below a diagonal; a charge and its copy, (rows, columns). None for nowhere."""
+        columns = torch.arange(self.columns.start, self.columns.stop, device=self.left.labels.device)
+        if self.on_diagonal:
+            return columns[:, None] >= columns
+        if self.left.copied_rows is not None:
+            return self.left.copied_rows[self.rows, None] == columns
+        return None
 
     def without_copies(self, squares: Tensor) -> Tensor:
         """`squares`, infinite for a charge and its copy; in place."""
@@ -154,13 +207,61 @@ def sweep(samples: TileGroup, proxies: TileGroup, anchors: TileGroup, field: Fie
         sweep_block(left, right, field, own, other)
 
 
+def sweep_joined(group: TileGroup, num_samples: int, field: Field, weights: PairWeights) -> None:
+    """`sweep` of one group that begins with the samples: in few, large tiles.
+
+    Pairs of one class are listed for the whole group, and taken by differences where they are few. The other pairs
+    need no more than one block where all kinds of them count the same.
+    """
+    own, other = source_weights(field, weights, sampled=False)
+    samples, proxies = slice(0, num_samples), slice(num_samples, len(group))
+    kinds = [(samples, samples), (samples, proxies), (proxies, proxies)]
+    of_own, of_other = (
+        [
+            Counts(of.samples_on_samples, of.samples_on_samples),
+            Counts(of.proxies_on_samples, of.samples_on_proxies),
+            Counts(of.proxies_on_proxies, of.proxies_on_proxies),
+        ]
+        for of in (own, other)
+    )
+    alike = len(set(other)) == 1
+    if _add_few_positives(group, field, kinds, of_own):
+        of_own = [Counts(0.0, 0.0)] * 3
+    else:
+        alike = alike and len(set(own)) == 1
+    if alike:
+        return sweep_block(group, group, field, of_own[0], of_other[0])
+    of_kind = {rows.start: group.part(rows) for rows in (samples, proxies)}
+    for (rows, columns), *counts in zip(kinds, of_own, of_other, strict=True):
+        sweep_block(of_kind[rows.start], of_kind[columns.start], field, *counts)
+
+
+def _add_few_positives(group: TileGroup, field: Field, kinds: list[tuple[slice, slice]], counts: list[Counts]) -> bool:
+    """Add the pairs of one class from differences, by kind; False if they are too many for that."""
+    if len(set(counts)) == 1:
+        everything = slice(0, len(group))
+        kinds, counts = [(everything, everything)], counts[:1]
+    listed = [
+        (tile := Tile(group, group, rows, columns, rows == columns), tile.positives(), of_pair)
+        for (rows, columns), of_pair in zip(kinds, counts, strict=True)
+        if any(of_pair)
+    ]
+    if sum(len(positives) for _, positives, _ in listed) > FEW_POSITIVES * len(group) ** 2 / 2:
+        return False
+    for tile, positives, of_pair in listed:
+        _add_from_differences(tile, positives, field.own_pair, OWN, of_pair)
+    return True
+
+
 def sweep_block(left: TileGroup, right: TileGroup, field: Field, own: Counts, other: Counts) -> None:
     """Add the field of every pair of a charge of `left` and one of `right`; each pair once if they are one group.
 
     Both groups need the same center. Energies are added to the sums of both, forces to the gradients if both have one.
     """
-    if not any(own + other):
+    if not any(own + other) or not len(left) or not len(right):
         return
+    if _launches_are_costly(left):
+        return _sweep_masked(left, right, field, own, other)
     if (left is right or left.copied_rows is not None) and bool((right.labels[1:] > right.labels[:-1]).all()):
         own = Counts(0.0, 0.0)  # one charge per class has no positives
     for tile, may_share_class in _tiles(left, right):
@@ -168,13 +269,30 @@ def sweep_block(left: TileGroup, right: TileGroup, field: Field, own: Counts, ot
             _superpose(tile, field, own, other, may_share_class)
 
 
+def _sweep_masked(left: TileGroup, right: TileGroup, field: Field, own: Counts, other: Counts) -> None:
+    """`sweep_block` where launches are costly; what is left for differences is taken from all tiles at once."""
+    later: tuple[list[Tensor], list[Tensor]] = [], []
+    for tile, _ in _tiles(left, right):
+        tile.later = later
+        _superpose_masked(tile, field, own, other)
+    block = Tile(left, right, slice(0, len(left)), slice(0, len(right)), on_diagonal=left is right)
+    for channel, pair, counts in ((OWN, field.own_pair, own), (OTHER, field.other_pair, other)):
+        if later[channel]:
+            _add_from_differences(block, torch.cat(later[channel]), pair, channel, counts)
+
+
+def _launches_are_costly(group: TileGroup) -> bool:
+    """Whether a group is on a device on which fewer launches are worth more passes over a tile."""
+    return COSTLY_LAUNCHES.get(group.points.device.type, False)
+
+
 def _tiles(left: TileGroup, right: TileGroup) -> Iterator[tuple[Tile, bool]]:
     """The tiles of a block, each with whether a class may occur on both of its sides."""
     if not len(left) or not len(right):
         return
     pairs = TILE_PAIRS.get(left.points.device.type, TILE_PAIRS["cpu"])
-    height = _even_split(len(left), math.isqrt(pairs))
-    width = height if left is right else _even_split(len(right), max(pairs // height, 1))
+    height = _side(left, math.isqrt(pairs))
+    width = height if left is right else _side(right, max(pairs // height, 1))
     bands = [(rows, *_label_range(left, rows)) for rows in slices(len(left), height)]
     stacks = bands if left is right else [(cols, *_label_range(right, cols)) for cols in slices(len(right), width)]
     for i, (rows, low, high) in enumerate(bands):
@@ -183,19 +301,29 @@ def _tiles(left: TileGroup, right: TileGroup) -> Iterator[tuple[Tile, bool]]:
             yield Tile(left, right, rows, columns, on_diagonal), low <= right_high and right_low <= high
 
 
+def _side(group: TileGroup, largest: int) -> int:
+    """The side of equal tiles, at most `largest`; of large ones a multiple of what products prefer."""
+    side = _even_split(len(group), largest)
+    if _launches_are_costly(group) and len(group) > side > 8 * TILE_MULTIPLE:
+        return math.ceil(side / TILE_MULTIPLE) * TILE_MULTIPLE
+    return side
+
+
 def _even_split(length: int, largest: int) -> int:
     """The size of equal parts of `length`, at most `largest`."""
     return math.ceil(length / math.ceil(length / largest))
 
 
 def _label_range(group: TileGroup, rows: slice) -> tuple[int, int]:
+    if _launches_are_costly(group):
+        return 0, 0  # as if all were alike
     low, high = torch.aminmax(group.labels[rows])
     return int(low), int(high)
 
 
 def _superpose(tile: Tile, field: Field, own: Counts, other: Counts, may_share_class: bool) -> None:
     """Add what the pairs of a tile do to each other."""
-    squares = tile.without_copies(tile.squared_distances(tile.left.points.dtype))
+    squares = tile.without_copies(tile.without_lower_half(tile.squared_distances(tile.left.points.dtype)))
     if may_share_class:
         positives = tile.positives()
         if any(own):
@@ -210,28 +338,46 @@ def _superpose(tile: Tile, field: Field, own: Counts, other: Counts, may_share_c
         _interact(tile, squares, _listed(squares < limit), field.other_pair, OTHER, other)
 
 
+def _superpose_masked(tile: Tile, field: Field, own: Counts, other: Counts) -> None:
+    """`_superpose` by masks of the tile: with few launches, and no synchronization but for the length of a list."""
+    squares = tile.squared_distances(tile.left.points.dtype)
+    limit = field.other_pair.stop**2 + EDGE[squares.dtype] * tile.scale
+    if any(own):
+        listed = _listed(_without(tile.same_class(), tile.no_pairs()))
+        _interact(tile, squares, listed, field.own_pair, OWN, own)
+    if any(other):
+        within_reach = squares < limit if limit < math.inf else ~tile.same_class()
+        listed = _listed(_without(_without(within_reach, tile.same_class()), tile.no_pairs()))
+        _interact(tile, squares, listed, field.other_pair, OTHER, other)
+
+
+def _without(pairs: Tensor, excluded: Tensor | None) -> Tensor:
+    """The pairs but for those excluded; in place."""
+    return pairs if excluded is None else torch.gt(pairs, excluded, out=pairs)
+
+
 def _listed(pairs: Tensor) -> Tensor:
     """The pairs that are True, as positions in the flattened tile."""
     return pairs.view(-1).nonzero().squeeze(1)
 
 
 def _interact(tile: Tile, squares: Tensor, listed: Tensor, pair: Interaction, channel: int, counts: Counts) -> None:
-    """Add one interaction of the listed pairs, whose r^2 are in `squares`."""
+    """Add one interaction of the listed pairs, whose r^2 are in `squares`; repulsion may overwrite it."""
     if len(listed) <= _few(squares):
         if len(listed):
-            _add_from_differences(tile, listed, pair, channel, counts)
+            _take_differences(tile, listed, pair, channel, counts)
         return
     margin = EDGE[squares.dtype] * tile.scale
     picked = squares.view(-1).index_select(0, listed)  # (k,)
-    delicate = _delicate(picked, pair, margin, NEAR[tile.left.points.dtype, squares.dtype] * tile.scale)
-    num_delicate = int(delicate.count_nonzero())
-    if num_delicate:
-        _add_delicate(tile, squares, listed[delicate], pair, channel, counts)
-    if num_delicate == len(listed):
+    delicate = delicate_pairs(picked, pair, margin, NEAR[tile.left.points.dtype, squares.dtype] * tile.scale)
+    which = _listed(delicate)
+    if len(which):
+        _add_delicate(tile, squares, listed[which], pair, channel, counts)
+    if len(which) == len(listed):
         return
-    r = picked.clamp_min_(0.0).sqrt_()
+    r = picked.clamp_min_(TINY).sqrt_()
     energy, slope = pair.potential_and_slope(r)
-    slope = torch.where(r > 0, slope / r, 0.0)  # r = 0 is left only where there is no force
+    slope = slope / r  # r = 0 is left only where there is no force
     done_or_inert = delicate
     if pair.stop < math.inf:
         done_or_inert |= r >= pair.stop
@@ -240,8 +386,10 @@ def _interact(tile: Tile, squares: Tensor, listed: Tensor, pair: Interaction, ch
     energy.masked_fill_(done_or_inert, 0.0)
     slope.masked_fill_(done_or_inert, 0.0)
     sparse = SPARSE.get(squares.device.type, SPARSE["cpu"])
-    add = _add_as_list if len(listed) < squares.numel() * sparse else _add_as_matrix
-    add(tile, listed, energy, slope, channel, counts)
+    if len(listed) < squares.numel() * sparse:
+        return _add_as_list(tile, listed, energy, slope, channel, counts)
+    matrix = squares if channel == OTHER else torch.empty_like(squares)  # r^2 is not needed any more
+    _add_as_matrix(tile, matrix.zero_(), listed, energy, slope, channel, counts)
 
 
 def _few(squares: Tensor) -> int:
@@ -249,21 +397,34 @@ def _few(squares: Tensor) -> int:
     return max(int(squares.numel() * FEW), FEW_AT_LEAST)
 
 
-def _delicate(squares: Tensor, pair: Interaction, margin: float, near: float) -> Tensor:
+def delicate_pairs(squares: Tensor, pair: Interaction, margin: float | Tensor, near: float | Tensor) -> Tensor:
     """Where a product is not good enough: close pairs with a force, and pairs at the kink, where the force jumps."""
-    delicate = (squares >= pair.kink**2 - margin) & (squares < pair.kink**2 + margin)
-    if near > pair.flat_below**2:
-        delicate |= (squares < near) & (squares >= pair.flat_below**2 - margin)
-    return delicate
+    at_kink = None
+    if 0 < pair.kink < math.inf:
+        at_kink = (squares >= pair.kink**2 - margin) & (squares < pair.kink**2 + margin)
+        if not isinstance(near, Tensor) and near <= pair.flat_below**2:
+            return at_kink  # close pairs feel nothing
+    close = squares < near
+    if pair.flat_below > 0:
+        close &= squares >= pair.flat_below**2 - margin
+    return close if at_kink is None else close.logical_or_(at_kink)
 
 
 def _add_delicate(tile: Tile, squares: Tensor, listed: Tensor, pair: Interaction, channel: int, counts: Counts) -> None:
     """Add the listed pairs, for which `squares` are not good enough: the next step of the ladder."""
-    if len(listed) > CROWD_PAIRS:
+    if len(listed) > (CROWD_PAIRS if tile.later is None else max(CROWD_PAIRS, _few(squares))):
         listed = _add_crowds(tile, listed, pair, channel, counts)
     if len(listed) > _few(squares) and squares.dtype != torch.float64:
         return _interact(tile, tile.squared_distances(torch.float64), listed, pair, channel, counts)
-    _add_from_differences(tile, listed, pair, channel, counts)
+    _take_differences(tile, listed, pair, channel, counts)
+
+
+def _take_differences(tile: Tile, listed: Tensor, pair: Interaction, channel: int, counts: Counts) -> None:
+    """Add the listed pairs from differences: now, or with those of the other tiles."""
+    if tile.later is None:
+        return _add_from_differences(tile, listed, pair, channel, counts)
+    i, j = tile.ends(listed)
+    tile.later[channel].append((i + tile.rows.start) * len(tile.right) + (j + tile.columns.start))
 
 
 def _add_crowds(tile: Tile, listed: Tensor, pair: Interaction, channel: int, counts: Counts) -> Tensor:
@@ -320,7 +481,7 @@ def _add_from_differences(tile: Tile, listed: Tensor, pair: Interaction, channel
         if left.gradient is None or right.gradient is None:
             continue
         slope = torch.where(r > 0, slope / r, 0.0)
-        slope *= counts.left * left.slopes[channel, i] + counts.right * right.slopes[channel, j]
+        slope *= _slope_counts(left.slopes[channel], right.slopes[channel], counts, i, j)
         pull = difference.mul_(slope[:, None]).to(left.gradient.dtype)
         left.gradient.index_add_(0, i, pull)
         right.gradient.index_add_(0, j, pull, alpha=-1)
@@ -334,7 +495,7 @@ def _add_as_list(tile: Tile, listed: Tensor, energy: Tensor, slope: Tensor, chan
     right.sums[channel, columns].index_add_(0, j, energy.double(), alpha=counts.right)
     if left.gradient is None or right.gradient is None:
         return
-    slope = slope * (counts.left * left.slopes[channel, rows][i] + counts.right * right.slopes[channel, columns][j])
+    slope = slope * _slope_counts(left.slopes[channel, rows], right.slopes[channel, columns], counts, i, j)
     a, b = left.centered(rows, slope.dtype), right.centered(columns, slope.dtype)
     _add_pulls(left.gradient[rows], a, b, i, j, slope)
     order = torch.argsort(j, stable=True)
@@ -352,21 +513,47 @@ def _add_pulls(gradient: Tensor, at: Tensor, source: Tensor, i: Tensor, j: Tenso
         gradient += pulled.neg_().addcmul_(total[:, None], at)  # close pairs: cancel before rounding
 
 
-def _add_as_matrix(tile: Tile, listed: Tensor, energy: Tensor, slope: Tensor, channel: int, counts: Counts) -> None:
-    """Add the listed pairs, a large share of the tile, as a matrix: the gradient is two products."""
+def _add_as_matrix(
+    tile: Tile, matrix: Tensor, listed: Tensor, energy: Tensor, slope: Tensor, channel: int, counts: Counts
+) -> None:
+    """Add the listed pairs, a large share of the tile, as a matrix, given as zeros: the gradient is two products."""
     left, right, rows, columns = tile.left, tile.right, tile.rows, tile.columns
-    matrix = slope.new_zeros(rows.stop - rows.start, columns.stop - columns.start)
     matrix.view(-1).index_copy_(0, listed, energy)
     left.sums[channel, rows].add_(matrix.sum(dim=1), alpha=counts.left)
     right.sums[channel, columns].add_(matrix.sum(dim=0), alpha=counts.right)
     if left.gradient is None or right.gradient is None:
         return
+    weights = _slope_counts(left.slopes[channel, rows, None], right.slopes[channel, None, columns], counts)
+    if not isinstance(weights, Tensor):
+        slope = slope * weights
     matrix.view(-1).index_copy_(0, listed, slope)
-    matrix *= counts.left * left.slopes[channel, rows, None] + counts.right * right.slopes[channel, None, columns]
+    mirrored = tile.on_diagonal and counts.left == counts.right and len(listed) < matrix.numel() * MIRRORED
+    if mirrored:
+        i, j = tile.ends(listed)
+        matrix.view(-1).index_copy_(0, j * len(matrix) + i, slope)
+    if isinstance(weights, Tensor):
+        matrix *= weights
     a, b = left.centered(rows, slope.dtype), right.centered(columns, slope.dtype)
     if tile.on_diagonal:  # both ends are rows of one gradient: one product
-        matrix = matrix + matrix.T
-        left.gradient[rows] += torch.addmm(matrix.sum(dim=1)[:, None] * a, matrix, a, alpha=-1)
-        return
-    left.gradient[rows] += torch.addmm(matrix.sum(dim=1)[:, None] * a, matrix, b, alpha=-1)
-    right.gradient[columns] += torch.addmm(matrix.sum(dim=0)[:, None] * b, matrix.T, a, alpha=-1)
+        return _add_product(left.gradient[rows], a, matrix if mirrored else matrix + matrix.T, b)
+    _add_product(left.gradient[rows], a, matrix, b)
+    _add_product(right.gradient[columns], b, matrix.T, a)
+
+
+def _add_product(gradient: Tensor, at: Tensor, slope: Tensor, source: Tensor) -> None:
+    """gradient[i] += slope[i, j] * (at[i] - source[j]) over all j."""
+    total = slope.sum(dim=1, keepdim=True)  # (rows, 1)
+    if gradient.dtype == slope.dtype:
+        gradient.addcmul_(total, at).addmm_(slope, source, alpha=-1)
+    else:
+        gradient += torch.addmm(total * at, slope, source, alpha=-1)  # close pairs: cancel before rounding
+
+
+def _slope_counts(
+    left: Tensor, right: Tensor, counts: Counts, i: Tensor | None = None, j: Tensor | None = None
+) -> Tensor | float:
+    """What slopes of pairs count at both of their ends together; of the listed pairs, or of all."""
+    if not any(left.stride()) and not any(right.stride()):  # 1 everywhere, as `TileGroup` has it
+        return counts.left + counts.right
+    left, right = (left, right) if i is None or j is None else (left[i], right[j])
+    return counts.left * left + counts.right * right

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -26,14 +27,18 @@ class TileGroup:
     center: Tensor  # (D,) float64, subtracted before products: the closer the points, the smaller the rounding
     squared_norms: Tensor  # (n,) float64: |point - center|^2
     sums: Tensor  # (2, n) float64: own and other
-    slopes: Tensor  # (2, n): d energy / d sums; used where there is a gradient
+    slopes: Tensor  # (2, n): d energy / d sums; used where there is a gradient. One number that is repeated: 1
     gradient: Tensor | None = None  # (n, D)
     prepared: Tensor | None = None  # (n, D)
-    largest_square: float = 0.0
     copied_rows: Tensor | None = None  # (n,) for copies of charges of another group: their rows there
 
     def __len__(self) -> int:
         return len(self.points)
+
+    @cached_property
+    def largest_square(self) -> float:
+        """The largest of `squared_norms`, read back from the device when it is asked for."""
+        return self.squared_norms.max().item() if len(self) else 0.0
 
     def exact(self, where: Tensor | slice) -> Tensor:
         """The charges' positions in float64, (k, D)."""
@@ -48,7 +53,7 @@ class TileGroup:
         return self.exact(rows).sub_(self.center).to(dtype)
 
     def prepare(self) -> None:
-        """Measure the spread, and keep a centered copy if it is small."""
+        """Measure distances from the center, and keep a centered copy if it is small."""
         fits = self.points.nbytes <= PREPARED_BYTES
         self.prepared = torch.empty_like(self.points) if fits else None
         for rows in chunks(self.points):
@@ -56,7 +61,6 @@ class TileGroup:
             if self.prepared is not None:
                 self.prepared[rows] = centered
             self.squared_norms[rows] = centered.square_().sum(dim=1)
-        self.largest_square = self.squared_norms.max().item() if len(self) else 0.0
 
     def copies(self, rows: Tensor, center: Tensor | None = None) -> TileGroup:
         """Copies of the charges in these rows, with sums and a gradient, and if given a center, of their own."""
@@ -78,7 +82,7 @@ class TileGroup:
     def part(self, rows: slice) -> TileGroup:
         """Consecutive charges of this group: what is added up for them is added up here."""
         assert self.copied_rows is None
-        return TileGroup(
+        part = TileGroup(
             points=self.points[rows],
             labels=self.labels[rows],
             inverse_norms=None if self.inverse_norms is None else self.inverse_norms[rows],
@@ -88,8 +92,9 @@ class TileGroup:
             slopes=self.slopes[:, rows],
             gradient=None if self.gradient is None else self.gradient[rows],
             prepared=None if self.prepared is None else self.prepared[rows],
-            largest_square=self.largest_square,
         )
+        part.largest_square = self.largest_square
+        return part
 
     def add_copies(self, copies: TileGroup) -> None:
         """Add what was summed for copies of some of these charges."""
@@ -98,11 +103,13 @@ class TileGroup:
         if self.gradient is not None and copies.gradient is not None:
             self.gradient.index_add_(0, copies.copied_rows, copies.gradient)
 
-    def project_gradient(self) -> None:
-        """Turn the gradient at points / |points| into the gradient at points, in place."""
+    def project_gradient(self, within: slice = slice(None)) -> None:
+        """Turn the gradient at points / |points| into the gradient at points, in place; for the charges `within`."""
         if self.inverse_norms is None or self.gradient is None:
             return
-        for rows in chunks(self.points):
+        first, stop, _ = within.indices(len(self))
+        for chunk in chunks(self.points[within]):
+            rows = slice(first + chunk.start, min(first + chunk.stop, stop))
             position, gradient = self.exact(rows), self.gradient[rows].double()
             radial = (gradient * position).sum(dim=1, keepdim=True)
             self.gradient[rows] = gradient.addcmul_(radial, position, value=-1).mul_(self.inverse_norms[rows])
