@@ -144,20 +144,18 @@ def graphs_on_a_cpu(monkeypatch):
     def record(self, compute, inputs):
         with torch.inference_mode(False), torch.no_grad():
             inputs = tuple(given.detach().clone() for given in inputs)
-            results = compute(*inputs)
-            parts, size = [], 0
-            for result in results:
-                parts.append((size, result.shape, result.dtype))
-                size += -(-result.nbytes // cuda_graph.ALIGNMENT) * cuda_graph.ALIGNMENT
-            packed = torch.zeros(size, dtype=torch.uint8)
+            kept, packed, parts = cuda_graph.pack(compute(*inputs), inputs[0].device)
 
         def run():
             with torch.inference_mode(False), torch.no_grad():
-                for result, part in zip(compute(*inputs), cuda_graph._unpacked(packed, tuple(parts)), strict=True):
-                    part.copy_(result)
+                now, small, _ = cuda_graph.pack(compute(*inputs), inputs[0].device)
+                packed.copy_(small)
+                for result, place in zip(now, kept, strict=True):
+                    if place is not None:
+                        place.copy_(result)
 
         recorded.append(inputs)
-        return cuda_graph._Recording(SimpleNamespace(replay=run), inputs, packed, tuple(parts))
+        return cuda_graph._Recording(SimpleNamespace(replay=run), inputs, kept, packed, parts)
 
     monkeypatch.setattr(cuda_graph.GraphCache, "_record", record)
     return recorded

@@ -39,7 +39,9 @@ def test_it_is_recorded_at_the_fourth_call_and_gives_the_same(replayed):
     assert len(replayed.recorded) == 1
 
 
-def test_results_of_one_call_survive_the_next(replayed):
+@pytest.mark.parametrize("large", [2**23, 32])
+def test_results_of_one_call_survive_the_next(replayed, monkeypatch, large):
+    monkeypatch.setattr(replay, "LARGE_BYTES", large)
     results = [call(replayed, 4) for _ in range(8)]
     for points, (total, doubled) in results:
         torch.testing.assert_close(total, points.sum())

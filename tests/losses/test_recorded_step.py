@@ -42,7 +42,7 @@ def batch(seed, dtype=torch.float32):
 def plain(loss, embeddings, labels, factor=1.0):
     """Value and gradients without a graph."""
     points = embeddings.detach().clone().requires_grad_()
-    value = factor * loss._energy(points, labels)
+    value = factor * loss._energy(points, labels, loss.proxies)
     return value.detach(), *torch.autograd.grad(value, (points, loss.proxies), materialize_grads=True)
 
 

@@ -2,7 +2,8 @@
 
 A graph repeats what it has recorded, with the addresses that it has recorded. Inputs come to a new address in each
 step, so they are copied to where the graph expects them; what stays where it is (proxies) is part of the key that a
-graph is found by. The results, laid out one after the other, are copied from where the graph leaves them.
+graph is found by. The results are copied from where the graph leaves them: small ones are laid out one after the other,
+so that one copy takes them all.
 """
 
 from __future__ import annotations
@@ -33,13 +34,16 @@ COUNTED = 64
 LARGEST = 2**24
 #: Results begin at multiples of so many bytes.
 ALIGNMENT = 256
+#: Results of this size are copied by themselves: copying them twice takes longer than a launch.
+LARGE_BYTES = 2**23
 
 
 class _Recording(NamedTuple):
     graph: torch.cuda.CUDAGraph
     inputs: tuple[Tensor, ...]
+    results: tuple[Tensor | None, ...]  # those that are large; None for one that is packed
     packed: Tensor  # (bytes,)
-    parts: tuple[tuple[int, torch.Size, torch.dtype], ...]  # of each result: where it begins
+    parts: tuple[tuple[int, torch.Size, torch.dtype], ...]  # of each packed result: where it begins
 
 
 class GraphCache:
@@ -80,8 +84,10 @@ class GraphCache:
                 here.copy_(given)
             recording.graph.replay()
             packed = recording.packed.clone()
+            large = [None if result is None else result.clone() for result in recording.results]
         # A number is often kept, or changed in place: it must not be a view of everything.
-        return tuple(part.clone() if part.dim() == 0 else part for part in _unpacked(packed, recording.parts))
+        small = (part.clone() if part.dim() == 0 else part for part in _unpacked(packed, recording.parts))
+        return tuple(next(small) if result is None else result for result in large)
 
     def _count(self, key: Hashable) -> int:
         self.calls[key] = self.calls.pop(key, 0) + 1
@@ -98,15 +104,8 @@ class GraphCache:
             stream = self.streams.setdefault(device, torch.cuda.Stream(device))
             # Other threads may use the device meanwhile.
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                results = compute(*inputs)
-                parts, size = [], 0
-                for result in results:
-                    parts.append((size, result.shape, result.dtype))
-                    size += math.ceil(result.nbytes / ALIGNMENT) * ALIGNMENT
-                packed = torch.empty(size, dtype=torch.uint8, device=device)
-                for result, part in zip(results, _unpacked(packed, tuple(parts)), strict=True):
-                    part.copy_(result)
-        return _Recording(graph, inputs, packed, tuple(parts))
+                kept, packed, parts = pack(compute(*inputs), device)
+        return _Recording(graph, inputs, kept, packed, parts)
 
 
 class CudaGraphed:
@@ -141,6 +140,22 @@ class CudaGraphed:
             if results is not None:
                 return results
         return compute(*inputs)
+
+
+def pack(
+    results: tuple[Tensor, ...], device: torch.device
+) -> tuple[tuple[Tensor | None, ...], Tensor, tuple[tuple[int, torch.Size, torch.dtype], ...]]:
+    """The large results, None for the others; these in one tensor; and where each of them begins."""
+    kept = tuple(result.contiguous() if result.nbytes >= LARGE_BYTES else None for result in results)
+    small = [result for result, large in zip(results, kept, strict=True) if large is None]
+    parts, size = [], 0
+    for result in small:
+        parts.append((size, result.shape, result.dtype))
+        size += math.ceil(result.nbytes / ALIGNMENT) * ALIGNMENT
+    packed = torch.empty(size, dtype=torch.uint8, device=device)
+    for result, part in zip(small, _unpacked(packed, tuple(parts)), strict=True):
+        part.copy_(result)
+    return kept, packed, tuple(parts)
 
 
 def _unpacked(packed: Tensor, parts: tuple[tuple[int, torch.Size, torch.dtype], ...]) -> tuple[Tensor, ...]:

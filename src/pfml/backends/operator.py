@@ -309,9 +309,7 @@ def _scaled(gradients: Sequence[Tensor], scale: Tensor) -> list[Tensor]:
     many_at_once = torch._C._functorch.is_legacy_batchedtensor(scale)  # is_grads_batched
     if used_again or many_at_once or is_traced():
         return [gradient * scale for gradient in gradients]
-    in_place = list(gradients)
-    torch._foreach_mul_(in_place, scale)
-    return in_place
+    return [gradient.mul_(scale) for gradient in gradients]
 
 
 def _fake_energy(

@@ -180,11 +180,15 @@ def _add_from_differences(
     """Add the delicate ones of the listed pairs (None: of all) in float64; anything but 0 is returned if all are."""
     group = charges.group
     room = min(DIFFERENCES, rows_at_once(group.points), len(delicate))
-    used, found = delicate.view(torch.uint8).topk(room, sorted=False)  # (room,): those that are delicate, then others
+    counts = delicate.cumsum(0, dtype=torch.int32)  # up to each of them
+    numbers = torch.arange(room, dtype=torch.int32, device=counts.device)
+    used = numbers < counts[-1:]  # (room,)
+    spread = numbers.long() * max(len(delicate) // max(room, 1), 1)  # additions of nothing do not wait for each other
+    found = torch.where(used, torch.searchsorted(counts, numbers + 1), spread)
     i, j = _ends(charges, found if listed is None else listed[found])
     difference = charges.exact[i] - charges.exact[j]  # (k, D)
     r = torch.linalg.vector_norm(difference, dim=1)  # (k,)
-    acts = (used > 0) & (r >= pair.start) & (r < pair.stop)
+    acts = used & (r >= pair.start) & (r < pair.stop)
     energy, slope = _evaluated(charges, pair, r)
     at_anchor, at_source = _weights(charges, weights, i, j)
     if energy is not None:
@@ -192,7 +196,7 @@ def _add_from_differences(
     if slope is not None and group.gradient is not None:
         slope = torch.where(acts & (r > 0), slope / r, 0.0) * _factor(charges, channel, at_anchor, at_source, i, j)
         group.gradient.index_add_(0, i, (difference * slope[:, None]).to(group.gradient.dtype))
-    return used.amin() if 0 < room < len(delicate) else used.new_zeros(())  # a full list may be too short
+    return (counts[-1] - room).clamp_min(0)
 
 
 def _ends(charges: _Charges, listed: Tensor) -> tuple[Tensor, Tensor]:

@@ -200,23 +200,24 @@ class PotentialFieldLoss(nn.Module):
         if indices_tuple is not None or ref_emb is not None or ref_labels is not None:
             raise ValueError("indices_tuple, ref_emb and ref_labels must be None: the field is made of all pairs")
         replayed = self._replayed(embeddings, labels) if self._is_recordable(embeddings, labels) else None
-        return self._energy(embeddings, labels) if replayed is None else replayed
+        return self._energy(embeddings, labels, self.proxies) if replayed is None else replayed
 
-    def _energy(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+    def _energy(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
+        """`forward`, given where the proxies' parameters are."""
         if self.proxy_space == "projected" and self.training and torch.is_grad_enabled():
             self._project_proxies()
-        samples, proxies = self._charges(embeddings, labels)
+        samples, sources = self._charges(embeddings, labels, proxies)
         if self.training and self.trust:
-            keep = trusted(fit(samples, proxies, self.num_classes, self.field.law), self.trust)
+            keep = trusted(fit(samples, sources, self.num_classes, self.field.law), self.trust)
             samples = some_of(samples, keep)
-        if self.training and self.proxy_sample is not None and self.proxy_sample < len(proxies.points):
+        if self.training and self.proxy_sample is not None and self.proxy_sample < len(sources.points):
             subsample = subsample_anchors(samples.labels, self.num_classes, self.proxies_per_class, self.proxy_sample)
-            proxies = proxies._replace(anchors=subsample)
+            sources = sources._replace(anchors=subsample)
         with torch.autocast(samples.points.device.type, enabled=False):
-            num_points = len(samples.points) + len(proxies.points)
+            num_points = len(samples.points) + len(sources.points)
             backend = resolve_backend(self.backend, num_points, samples.points, self.field)
-            energy = BACKENDS[backend](samples, proxies, self.field, self.weights)
-            return watched(energy / REDUCTIONS[self.reduction](num_points), embeddings, self.proxies)
+            energy = BACKENDS[backend](samples, sources, self.field, self.weights)
+            return watched(energy / REDUCTIONS[self.reduction](num_points), embeddings, proxies)
 
     def _is_recordable(self, embeddings: Tensor, labels: Tensor) -> bool:
         """Whether a GPU may compute this step, checks and gradients included, as one CUDA graph.
@@ -274,10 +275,11 @@ class PotentialFieldLoss(nn.Module):
 
     def _checked_step(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """The value, what the check found, and the gradients in float32: what is recorded."""
-        points = embeddings.detach().to(torch.float32).requires_grad_()
+        # other leaves than the user's, whose nodes of the autograd graph belong to the stream of earlier steps
+        points, proxies = (each.detach().float().requires_grad_() for each in (embeddings, self.proxies))
         with torch.enable_grad(), deferred_checks() as checks:
-            value = self._energy(points, labels)
-        gradients = torch.autograd.grad(value, (points, self.proxies), materialize_grads=True)
+            value = self._energy(points, labels, proxies)
+        gradients = torch.autograd.grad(value, (points, proxies), materialize_grads=True)
         (check,) = checks
         return value.detach(), check.is_bad, check.is_worth_a_look, *gradients
 
@@ -286,7 +288,7 @@ class PotentialFieldLoss(nn.Module):
         """Which samples of a batch the filter of `trust` keeps, (batch,) of bool."""
         if not self.trust:
             return torch.ones(len(embeddings), dtype=torch.bool, device=embeddings.device)
-        samples, proxies = self._charges(embeddings, labels)
+        samples, proxies = self._charges(embeddings, labels, self.proxies)
         return trusted(fit(samples, proxies, self.num_classes, self.field.law), self.trust)
 
     def backend_for(self, batch_size: int) -> str:
@@ -350,7 +352,7 @@ class PotentialFieldLoss(nn.Module):
 
         Takes all pairs, those of proxies included: O((B + C * M)^2), whatever `proxy_sample` is.
         """
-        samples, _ = self._charges(embeddings, labels)
+        samples, _ = self._charges(embeddings, labels, self.proxies)
         points = torch.cat([samples.positions(), self.proxy_points().flatten(0, 1).to(samples.points.dtype)])
         labels = torch.cat([samples.labels, self.proxy_labels])
         return potential_energy(points, labels, law=self.field.law, form="literal", backend=self.backend)
@@ -365,7 +367,7 @@ class PotentialFieldLoss(nn.Module):
             raise ValueError("diagnostics needs embeddings and labels, or neither of them")
         if embeddings is None or labels is None:
             embeddings, labels = self.proxies.new_empty(0, self.embedding_dim), self.proxy_labels[:0]
-        samples, _ = self._charges(embeddings, labels)
+        samples, _ = self._charges(embeddings, labels, self.proxies)
         return diagnose(samples, self.proxy_points().to(samples.points.dtype), self.field, self.weights)
 
     def get_extra_state(self) -> Tensor:
@@ -399,15 +401,14 @@ class PotentialFieldLoss(nn.Module):
         """The hyper-parameters, for `repr`."""
         return ", ".join(f"{name}={value}" for name, value in self.hyperparameters().items())
 
-    def _charges(self, embeddings: Tensor, labels: Tensor) -> tuple[Charges, Charges]:
+    def _charges(self, embeddings: Tensor, labels: Tensor, proxies: Tensor) -> tuple[Charges, Charges]:
         """The batch and the proxies as charges of one floating-point type, after all checks."""
-        labels = check_batch(embeddings, labels, self.proxies)
+        labels = check_batch(embeddings, labels, proxies)
         self._require_proxies()
-        wide = torch.promote_types(torch.promote_types(embeddings.dtype, self.proxies.dtype), torch.float32)
+        wide = torch.promote_types(torch.promote_types(embeddings.dtype, proxies.dtype), torch.float32)
         samples = Charges(widened(embeddings, wide), labels, on_sphere=self.normalize_embeddings)
-        points = widened(self.proxies, wide).flatten(0, 1)
-        proxies = Charges(points, self.proxy_labels, on_sphere=self.proxy_space != "free")
-        return samples, proxies
+        points = widened(proxies, wide).flatten(0, 1)
+        return samples, Charges(points, self.proxy_labels, on_sphere=self.proxy_space != "free")
 
     def _require_proxies(self) -> None:
         if not self.proxies_ready:
