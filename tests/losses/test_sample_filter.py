@@ -121,7 +121,7 @@ def test_samples_that_feel_no_class_at_all_are_trusted():
 def test_many_proxies_are_looked_at_in_parts(monkeypatch):
     loss = make(trust=0.3)
     embeddings, labels = blobs(loss)
-    samples, proxies = loss._charges(embeddings, labels)
+    samples, proxies = loss._charges(embeddings, labels, loss.proxies)
     whole = fit(samples, proxies, CLASSES, loss.field.law)
     monkeypatch.setattr("pfml.losses.sample_filter.PAIRS_AT_ONCE", 7 * CLASSES * PER_CLASS)
     torch.testing.assert_close(fit(samples, proxies, CLASSES, loss.field.law), whole)

@@ -138,7 +138,7 @@ def test_the_loss_is_the_energy_of_its_draw(backend, normalization):
     got = value_and_gradients(loss, embeddings, labels)
     torch.manual_seed(3)
     drawn = subsample_anchors(labels, 40, 2, 15)
-    samples, proxies = loss._charges(embeddings, labels)
+    samples, proxies = loss._charges(embeddings, labels, loss.proxies)
     energy = BACKENDS["dense"](samples, proxies._replace(anchors=drawn), loss.field, loss.weights)
     expected = energy, *torch.autograd.grad(energy, (embeddings, loss.proxies))
     for mine, reference in zip(got, expected, strict=True):
