@@ -155,6 +155,15 @@ def test_a_loss_with_graphs_is_copied_and_stored(recordable, tmp_path):
     torch.testing.assert_close(stored(embeddings, labels), loss(embeddings, labels))
 
 
+def test_the_environment_switches_graphs_off(recordable, monkeypatch):
+    monkeypatch.setenv("PFML_CUDA_GRAPHS", "0")
+    loss = make()
+    for seed in range(CALLS):
+        embeddings, labels = batch(seed)
+        torch.testing.assert_close(loss(embeddings, labels).detach(), plain(loss, embeddings, labels)[0])
+    assert not recordable
+
+
 def test_steps_on_a_cpu_are_not_recorded(graphs_on_a_cpu):
     loss = make()
     for seed in range(CALLS):

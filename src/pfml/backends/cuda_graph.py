@@ -9,6 +9,7 @@ so that one copy takes them all.
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -22,6 +23,8 @@ from pfml.superposition import Charges, Field, PairWeights
 
 __all__ = ["CudaGraphed", "GraphCache", "is_small"]
 
+#: Set to 0, this environment variable keeps everything from being recorded.
+SWITCH = "PFML_CUDA_GRAPHS"
 #: Calls of one kind before it is recorded: the first ones compile kernels, and some never come again.
 CALLS_BEFORE = 3
 #: Calls until the next attempt if a recording has failed or was evicted.
@@ -65,6 +68,8 @@ class GraphCache:
             compute: Called to be recorded, with tensors like the inputs; without a synchronization.
             inputs: Tensors whose types and shapes the key holds.
         """
+        if os.environ.get(SWITCH) == "0":
+            return None
         with self.lock:
             recording = self.recordings.get(key)
             if recording is None:
