@@ -44,11 +44,13 @@ from pfml.experiments.tune import with_value
 from pfml.losses.distillation import RelationalKLLoss, combined
 from pfml.methods import LossConfig
 from pfml.models import Embedder, load_embedder
+from pfml.models.backbone_table import with_image_size
 from pfml.models.head_init import initialize_head
 from pfml.runs.checkpoint import has_checkpoint, load_checkpoint
 from pfml.runs.config import RunConfig
 from pfml.runs.config_files import plain, shipped_config, write_config
 from pfml.runs.folder import RunFolder
+from pfml.sphere import unit
 from pfml.training import Monitor
 from pfml.training.environment import precision, reproducible, resolve_device, seeded
 from pfml.training.loop import Training
@@ -1139,7 +1141,23 @@ def line(kind: str, candidate: str, run: Any, task: Task, start: float) -> dict[
     """Of a run."""
     keys = {"kind": kind, "candidate": candidate, "epochs": run.config.epochs, "history": run.state.history}
     seconds = {"seconds": time.perf_counter() - start, "config": plain(_anywhere(run.config))}
-    return header(task, _bench) | keys | seconds
+    return header(task, _bench) | keys | seconds | views(run, _bench)
+
+
+def views(run: Training, bench: Bench) -> dict[str, Any]:
+    """The test of a trained model that sees larger images than it was trained on, and their mirror images as well."""
+    own, test = run.embedder.preprocessing, bench.sources["test"]
+    mixed, labels = precision(run.config.autocast), run.data.test.labels
+    found = {}
+    for side in bench.options.views:
+        run.embedder.preprocessing = with_image_size(own, side)
+        try:
+            plain, mirrored = (embed(run.embedder, test, autocast=mixed, mirrored=each) for each in (False, True))
+        finally:
+            run.embedder.preprocessing = own
+        for name, points in ((f"{side}", plain), (f"{side}, flip test", unit(plain + mirrored))):
+            found[name] = retrieval_metrics(points, labels, recall_at=(1,)).as_dict()
+    return {"views": found} if found else {}
 
 
 _bench: Bench
@@ -1210,7 +1228,8 @@ def table(path: Path) -> str:
         if line["kind"] == "ensemble":
             scores = {f"{line['candidate']}, {kind}": each for kind, each in line["scores"].items()}
         else:
-            scores = {line["candidate"]: line["history"][-1]["test"]}
+            seen = {f"{line['candidate']}, seen at {view}": each for view, each in line.get("views", {}).items()}
+            scores = {line["candidate"]: line["history"][-1]["test"]} | seen
         for name, score in scores.items():
             found.setdefault((line["kind"], name, line["noise"]), []).append(score)
     rows = ["| | label noise | runs | R@1 | MAP@R |", "|---|---|---|---|---|"]
@@ -1258,6 +1277,13 @@ def main() -> None:
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--models", default="models")
     parser.add_argument("--keep", action="store_true", help="keep students too, to be teachers")
+    parser.add_argument(
+        "--views",
+        type=int,
+        nargs="+",
+        default=[],
+        help="also test each model on crops of these sides, plain and mirrored",
+    )
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="auto")

@@ -219,12 +219,12 @@ def bench(research, tmp_path, monkeypatch, one_thread):
     monkeypatch.setattr(transfer, "shipped_config", lambda name: small)
     monkeypatch.setattr(transfer, "TOGETHER", 3)
 
-    def run(*tasks):
+    def run(*tasks, views=()):
         options = argparse.Namespace(
             stage="validation", data="glyphs", epochs=2, evaluate_every=1, root=None, weights=None, cache=None,
             models=str(tmp_path), keep=True, workers=0, threads=1, device="cpu", jobs=1, compile=False,
             save_every=1e9, out=[tmp_path / "new.jsonl", tmp_path / "again.jsonl"], done=[], commit="abc",
-            begun=time.time(), deadline=time.time() + 600, tasks=tasks,
+            begun=time.time(), deadline=time.time() + 600, tasks=tasks, views=views,
         )  # fmt: skip
         for path in options.out:
             path.touch()
@@ -256,6 +256,17 @@ def test_answers_that_were_written_are_those_of_teachers_that_are_asked(bench):
     written = curves(bench(two, transfer.Task("answers", (name, *two.names), 0, 0.0), student))
     assert len(list(bench.folder.glob("*.answers"))) == 2
     assert written[name] == pytest.approx(asked[name], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_model_is_also_tested_on_larger_images_and_their_mirror_images(bench):
+    transfer = bench.transfer
+    (line,) = bench(transfer.Task("teachers", ("pa-0",), 0, 0.0), views=(16, 20))
+    assert list(line["views"]) == ["16", "16, flip test", "20", "20, flip test"]
+    recalls, last = [each["map_at_r"] for each in line["views"].values()], line["history"][-1]["test"]
+    assert recalls[0] == last["map_at_r"]
+    assert len(set(recalls)) == 4
+    assert "| teacher teacher pa, seen at 20, flip test | 0 % | 1 |" in transfer.table(bench.folder / "new.jsonl")
 
 
 @pytest.mark.slow
