@@ -273,6 +273,12 @@ STUDENTS |= {
     "9 rc, 2 par, 2 recipe, 2 par.lite2": rc((*_named("par recipe", "01"), *_named("par.lite2", "01")), **EIGHTH),
 }
 
+STUDENTS |= {
+    # larger images for teachers and student alike, beside what these teachers reach themselves
+    "11 rc, 4 pa.288, 288 pixels": rc(_named("pa.288", "0123"), **EIGHTH, changes=NETWORKS["288"]),
+    "3 rc, 4 pa.288, 288 pixels, 30": rc(_named("pa.288", "0123"), sigma=1.3, changes=NETWORKS["288"]),
+}
+
 #: Groups of teachers whose concatenation and whose soup are measured.
 ENSEMBLES: dict[str, tuple[str, ...]] = {
     "pa recipe, seed 0": _named("pa recipe", "0"),
@@ -512,12 +518,19 @@ def rounds() -> dict[str, list[Task]]:
             *(Task("students", (name,), seed, 0.0) for seed in (0, 1) for name in AVERAGED),
             *(Task("ensembles", (title,), 0, 0.0) for title in ENSEMBLES if title.startswith("students ")),
         ],
+        # students at 288 pixels, which teachers at 288 pixels are, too
+        "11": [
+            Task("teachers", _named("pa.288", "01"), 0, 0.0),
+            Task("teachers", _named("pa.288", "23"), 0, 0.0),
+            Task("students", ("11 rc, 4 pa.288, 288 pixels",), 0, 0.0),
+        ],
         # on the test classes, in 30 or 60 epochs; the second round decides which of them
         **{f"3 {title}, {length}": tasks for length in LENGTHS for title, tasks in _test_rounds(length).items()},
         "3 clean, mixed": _mixed_on_test(
             0.0, MIXED[0], ("3 rc, 4 pa, 2 pa.lite2, 30", "3 rc, 4 pa, 2 pa.lite2, 64 dimensions, 30")
         ),
         "3 20 %, mixed": _mixed_on_test(0.2, MIXED[1], ("3 rc, 2 par, 2 recipe, 2 par.lite2, 30",)),
+        "3 clean, 288 pixels": _on_test(0.0, _named("pa.288", "0123"), ("3 rc, 4 pa.288, 288 pixels, 30",)),
         "smoke 2": [
             Task("teachers", _named("pa recipe", "0"), 0, 0.0),
             Task("answers", ("1 rc, 2 teachers", *_named("pa recipe", "0")), 0, 0.0),
@@ -1187,8 +1200,8 @@ def estimate(task: Task, stage: str) -> float:
         return 20.0 * len(task.names)
     seconds, asked = 0.0, dict[str, float]()
     for spec in (STUDENTS[name] for name in task.names):
-        small = spec.changes.get("model.backbone") == "efficientnet_lite0"
-        seconds += spec.changes["epochs"] * epoch * TRAINED * TIMES["eff" if small else ""] + AROUND
+        own = next((kind for kind, changes in NETWORKS.items() if changes.items() <= spec.changes.items()), "")
+        seconds += spec.changes["epochs"] * epoch * TRAINED * TIMES[own] + AROUND
         for name in spec.teachers:
             asked[name] = max(asked.get(name, 0.0), spec.changes["epochs"] * epoch * SEEN * network(name))
     return seconds + sum(asked.values())
