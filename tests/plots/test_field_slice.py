@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -129,3 +130,12 @@ def test_the_color_scale_is_odd_growing_and_ends_at_the_peak():
 
 def test_a_slice_is_made_of_three_directions():
     assert SphereSlice(torch.eye(3, dtype=torch.float64)).lift(torch.zeros(1, 2)).tolist() == [[1.0, 0.0, 0.0]]
+
+
+def test_a_cell_on_a_proxy_that_repels_is_drawn_like_the_largest_finite_potential(scene):
+    field = measure_field(*scene, (2, 0, 4), cells=9)
+    names = {2: "two", 0: "zero", 4: "four"}
+    cells = [field.potential.clone(), field.potential.clone()]
+    cells[0][3, 4], cells[1][3, 4] = math.inf, field.potential.abs().max()
+    plots = [png_of_figure(plot_field_slice(replace(field, potential=each), names, LIGHT)) for each in cells]
+    assert plots[0] == plots[1]

@@ -42,7 +42,7 @@ def test_an_upload_becomes_a_grid(page, blue):
     page.wait_for_selector("#grid .distance")
     assert page.locator("#grid .card").count() == 24
     assert page.locator("#query-name").inner_text() == "my blue.png"
-    assert re.search(r"blue, \d+ of \d+ · \d+ % of the pull", page.locator("#query-verdict").inner_text())
+    assert re.search(r"blue, \d+ of \d+ · \d+ % of their pull", page.locator("#query-verdict").inner_text())
     distances = [float(text) for text in page.locator("#grid .distance").all_inner_texts()]
     assert distances == sorted(distances)
     shot(page, "search-by-upload")
@@ -97,7 +97,7 @@ def test_a_click_searches_and_names_stay_text(page):
 def test_why_lists_what_attracts_and_repels_and_leaves_out_duplicates(page, served_run):
     page.locator(".card button.link").first.click()
     page.wait_for_selector("#why[open] .sources img")
-    assert re.match(r"\d+ % of the pull on this image comes from ", page.locator(".why-sentence").inner_text())
+    assert re.match(r"\d+ % of all pull on this image comes from ", page.locator(".why-sentence").inner_text())
     shares = page.locator("#why h3 .share").all_inner_texts()
     assert not page.locator(".why-total").is_visible()
     page.click("#why summary")

@@ -153,8 +153,10 @@ def plot_field_slice(field: FieldSlice, names: dict[int, str], theme: Theme, *, 
     axes = figure.subplots()
     edge = field.edge
     cells = torch.linspace(-edge, edge, len(field.potential), dtype=torch.float64)
-    scale = ColorScale(peak=max(field.potential.abs().max().item(), 1e-9))
-    height = scale.height(field.potential)
+    sizes = field.potential.abs()
+    # a cell on a proxy that repels has an infinite potential: it is drawn like the largest finite one
+    scale = ColorScale(peak=max(sizes[sizes.isfinite()].max().item(), 1e-9))
+    height = scale.height(field.potential.clamp(-scale.peak, scale.peak))
     colors = LinearSegmentedColormap.from_list("field", _poles(theme))
     contours = axes.contourf(cells, cells, height, levels=scale.levels(), cmap=colors)
     axes.contour(cells, cells, height, levels=scale.levels()[::4], colors=theme.muted, linewidths=0.4, linestyles="-")

@@ -166,7 +166,7 @@ export function start({ status, classes, edits, showFacts, openClass }) {
       ? [
           element("strong", {}, element("button", { class: "name", title: "Show this class", onclick: () => openClass(verdict.class_name) }, verdict.class_name)),
           `, ${verdict.votes} of ${verdict.of} `,
-          element("span", { class: "quiet" }, `· ${percent(verdict.potential, 0)} of the pull`),
+          element("span", { class: "quiet" }, `· ${percent(verdict.potential, 0)} of their pull`),
         ]
       : ["the nearest images have no class"];
     if (unknown === null) return parts;

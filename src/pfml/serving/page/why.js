@@ -59,7 +59,7 @@ function list(title, sources, group, what, largest, searchBy) {
 function sentence(answer) {
   const [strongest] = answer.classes;
   const own = answer.classes.find((one) => one.class_name === answer.class_name);
-  const parts = [`${percent(strongest.share, 0)} of the pull on this image comes from ${strongest.class_name}.`];
+  const parts = [`${percent(strongest.share, 0)} of all pull on this image comes from ${strongest.class_name}.`];
   if (strongest.class_name !== answer.class_name) {
     parts.push(own ? `${own.class_name} pulls with ${percent(own.share, 0)}.` : `${answer.class_name} pulls less than the first five classes.`);
   }
