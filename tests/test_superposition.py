@@ -31,6 +31,12 @@ def test_an_anchor_without_a_positive_has_finite_energy_and_no_attraction(name):
     assert torch.isfinite(other_slope).all()
 
 
+def test_a_law_is_checked_on_the_cpu_whatever_the_default_device_is():
+    with torch.device("meta"):
+        offset = Field(Yukawa(length=0.771)).own_pair.offset
+    assert offset == Field(Yukawa(length=0.771)).own_pair.offset
+
+
 def test_a_field_is_found_by_its_handle_and_equal_fields_share_one():
     field = Field(Yukawa(length=0.123))
     assert field_of(field.handle) == field

@@ -306,7 +306,7 @@ class Interaction:
 
 
 def _at(potential: Callable[[Tensor], Tensor], r: float) -> float:
-    return potential(torch.tensor(r, dtype=torch.float64)).item()
+    return potential(torch.tensor(r, dtype=torch.float64, device="cpu")).item()
 
 
 def attraction(law: DecayLaw, *, shifted: bool, literal: bool = False) -> Interaction:
@@ -339,9 +339,9 @@ def check_law(law: DecayLaw) -> None:
         raise TypeError(f"a decay law must be a DecayLaw, got {name}")
     if not is_dataclass(law) or type(law).__hash__ is None:
         raise TypeError(f"{name} must be declared with @dataclass(frozen=True), so that it can be compared and stored")
-    r = torch.linspace(max(law.core, 1e-3), 2.0, 97, dtype=torch.float64)  # the unit sphere has diameter 2
+    r = torch.linspace(max(law.core, 1e-3), 2.0, 97, dtype=torch.float64, device="cpu")  # the diameter of the sphere
     step = 1e-6
-    kinks = torch.tensor([law.contact, law.reach], dtype=torch.float64)
+    kinks = torch.tensor([law.contact, law.reach], dtype=torch.float64, device="cpu")
     r = r[((r[:, None] - kinks).abs() > 2 * step).all(dim=1) & (r > law.core + 2 * step)]
     for kind, flat in (("attraction", r < law.contact), ("repulsion", r >= law.reach)):
         potential, slope = getattr(law, kind), getattr(law, kind + "_slope")

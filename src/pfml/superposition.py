@@ -240,7 +240,7 @@ class Field:
 
     def _check_float32_range(self) -> None:
         """Refuse laws that leave the range of float32 between r = 0 and r = 2, the diameter of the sphere."""
-        r = torch.tensor([0.0, self.law.core, 2.0], dtype=torch.float64)
+        r = torch.tensor([0.0, self.law.core, 2.0], dtype=torch.float64, device="cpu")
         for pair in (self.own_pair, self.other_pair):
             largest = max(pair.potential(r).abs().max().item(), pair.slope(r).abs().max().item())
             if not largest < 1e30:

@@ -6,13 +6,16 @@ Graphs are stood in for on a CPU; the tests of real ones are at the end, and nee
 import copy
 import gc
 import warnings
+import weakref
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from pfml.losses import CollapseWarning, PotentialFieldLoss
 from pfml.losses import potential_field as module
 from pfml.losses.checks import deferred_checks
+from pfml.tracing import is_watched
 
 C, D, CALLS = 3, 5, 6
 
@@ -21,7 +24,10 @@ C, D, CALLS = 3, 5, 6
 def recordable(monkeypatch, graphs_on_a_cpu):
     """Every step of a CPU may be recorded that a GPU may record, but for its device; the list of recordings."""
     wanted = lambda self, embeddings, labels: (  # noqa: E731
-        isinstance(embeddings, torch.Tensor) and embeddings.requires_grad and torch.is_grad_enabled()
+        isinstance(embeddings, torch.Tensor)
+        and embeddings.requires_grad
+        and torch.is_grad_enabled()
+        and not is_watched()
     )
     monkeypatch.setattr(PotentialFieldLoss, "_is_recordable", wanted)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: type("Stream", (), {"cuda_stream": 0}))
@@ -69,6 +75,66 @@ def test_each_step_has_the_value_and_the_gradients_of_its_own_batch(recordable, 
     assert len(recordable) == 1
 
 
+def test_steps_leave_nothing_of_their_own_behind(recordable):
+    """The memory that all steps pass through must not hold the autograd graphs of those that are over."""
+
+    class Watched(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            kept.append(weakref.ref(ctx))
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    loss, kept = make(), []
+    for seed in range(2 * CALLS):
+        embeddings, labels = batch(seed)
+        value = loss(Watched.apply(embeddings), labels)
+        if seed % 2:
+            value.backward()
+        del value
+    gc.collect()
+    assert recordable
+    assert not [node for node in kept if node() is not None]
+
+
+@pytest.mark.parametrize("backend", ["dense", "tiled"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_has_the_same_gradients(recordable, reentrant, backend):
+    loss = make(backend=backend)
+    for seed in range(CALLS):
+        embeddings, labels = batch(seed)
+        expected = plain(loss, embeddings, labels)
+        loss.proxies.grad = None
+        checkpoint(lambda points, labels=labels: loss(points, labels), embeddings, use_reentrant=reentrant).backward()
+        torch.testing.assert_close(embeddings.grad, expected[1])
+        torch.testing.assert_close(loss.proxies.grad, expected[2])
+
+
+def test_hooks_of_saved_tensors_and_anomaly_detection_watch_a_step():
+    assert not is_watched()
+    with torch.autograd.graph.save_on_cpu():
+        assert is_watched()
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        assert is_watched()
+    assert not is_watched()
+
+
+def test_deterministic_algorithms_are_another_kind_of_step(recordable):
+    loss = make()
+    embeddings, labels = batch(0)
+    for deterministic in (False, True, False):
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            for _ in range(CALLS):
+                loss(embeddings, labels)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert len(recordable) == 2
+
+
 def test_a_graph_that_is_kept_gives_the_same_gradients_again(recordable):
     loss = make()
     for seed in range(CALLS):
@@ -94,6 +160,10 @@ def test_errors_name_what_is_wrong_in_a_replayed_step_too(recordable):
         loss(torch.randn(8, 4, requires_grad=True), labels)
     with pytest.raises(TypeError, match="labels must be integers"):
         loss(embeddings, labels.float())
+    for _ in range(CALLS):
+        loss(embeddings, labels.to(torch.uint16))
+    with pytest.raises(ValueError, match=r"labels must lie in \[0, 3\), got 7 at index 2"):
+        loss(embeddings, labels.index_fill(0, torch.tensor(2), 7).to(torch.uint16))
     with pytest.warns(CollapseWarning, match="all 8 embeddings"):
         loss(torch.ones(8, D, requires_grad=True), labels)
     with warnings.catch_warnings():

@@ -55,7 +55,6 @@ class GraphCache:
     def __init__(self) -> None:
         self.calls: OrderedDict[Hashable, int] = OrderedDict()
         self.recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
-        self.streams: dict[torch.device, torch.cuda.Stream] = {}
         self.lock = threading.Lock()
 
     def replay(
@@ -70,7 +69,9 @@ class GraphCache:
         """
         if os.environ.get(SWITCH) == "0":
             return None
-        with self.lock:
+        key = (key, inputs[0].device, torch.are_deterministic_algorithms_enabled())
+        # Without gradients, or a copy would tie the history of each batch to the memory that all of them pass through.
+        with self.lock, torch.no_grad():
             recording = self.recordings.get(key)
             if recording is None:
                 if self._count(key) <= CALLS_BEFORE:
@@ -106,10 +107,15 @@ class GraphCache:
         with torch.inference_mode(False), torch.no_grad():
             inputs = tuple(given.detach().clone() for given in inputs)
             device = inputs[0].device
-            stream = self.streams.setdefault(device, torch.cuda.Stream(device))
-            # Other threads may use the device meanwhile.
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                kept, packed, parts = pack(compute(*inputs), device)
+            current = torch.cuda.current_stream(device)
+            # A stream for each graph: what cuBLAS keeps for a stream ends with the first graph recorded on it.
+            stream = torch.cuda.Stream(device)
+            try:
+                # Other threads may use the device meanwhile.
+                with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                    kept, packed, parts = pack(compute(*inputs), device)
+            finally:
+                torch.cuda.set_stream(current)  # older versions of torch leave another one if a recording fails
         return _Recording(graph, inputs, kept, packed, parts)
 
 

@@ -151,7 +151,7 @@ _operator = FieldOperator("triton", _superpose, accelerate=CudaGraphed)
 def _pulls_are_alike(pair: Interaction) -> bool:
     """Whether pulls between charges on the sphere, but for close ones, are so alike that one unit fits them all."""
     nearest, farthest = math.sqrt(NEAR), min(pair.stop, 2.0)
-    r = torch.linspace(min(nearest, farthest), farthest, 64, dtype=torch.float64)
+    r = torch.linspace(min(nearest, farthest), farthest, 64, dtype=torch.float64, device="cpu")
     pulls = (pair.slope(r) / r).abs()
     pulls = pulls[pulls > 0]
     return len(pulls) == 0 or bool(pulls.max() < 2**20 * pulls.min())

@@ -237,7 +237,8 @@ class _Known(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        points, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        saved = ctx.saved_tensors  # once: activation checkpointing allows no more
+        points, kept = saved[: ctx.count], saved[ctx.count :]
         gradients = _once(_scaled(kept, scale), points, ctx.refuse)
         return None, None, None, *gradients, *(None for _ in kept)
 

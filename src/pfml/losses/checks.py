@@ -45,7 +45,7 @@ class DeferredCheck:
 
     def explain(self) -> None:
         """Raise, or warn, as `check_batch` would have done; the proxies must be those of that time."""
-        _explain(self.embeddings, self.labels, self.proxies, self.num_classes)
+        _explain(self.embeddings, self.labels.long(), self.proxies, self.num_classes)
 
 
 _deferred: ContextVar[list[DeferredCheck] | None] = ContextVar("deferred checks", default=None)

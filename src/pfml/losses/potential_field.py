@@ -27,7 +27,7 @@ from pfml.losses.sample_filter import check_trust, fit, some_of, trusted
 from pfml.losses.subsampling import subsample_anchors
 from pfml.sphere import unit
 from pfml.superposition import Charges, Field, PairWeights
-from pfml.tracing import is_traced
+from pfml.tracing import is_traced, is_watched
 
 __all__ = ["PotentialFieldLoss", "require_same"]
 
@@ -223,11 +223,14 @@ class PotentialFieldLoss(nn.Module):
         """Whether a GPU may compute this step, checks and gradients included, as one CUDA graph.
 
         Python needs several times as long as a GPU for the launches of a small step. What waits for it (`trust`),
-        draws (`proxy_sample`) or changes the proxies (`proxy_space` "projected") is left out.
+        draws (`proxy_sample`) or changes the proxies (`proxy_space` "projected") is left out, and so are steps whose
+        graph of gradients somebody watches: activation checkpointing, saved tensors on the CPU, anomaly detection.
         """
         return (
             type(embeddings) is Tensor
             and type(labels) is Tensor
+            and type(self.proxies) is nn.Parameter
+            and embeddings.dim() == 2
             and embeddings.is_cuda
             and embeddings.device == labels.device == self.proxies.device
             and embeddings.device.index == torch.cuda.current_device()
@@ -241,6 +244,7 @@ class PotentialFieldLoss(nn.Module):
             and self.proxies_ready
             and forward_ad._current_level < 0
             and not is_traced()
+            and not is_watched()
             and not torch.cuda.is_current_stream_capturing()
             and self.backend_for(len(embeddings)) == "triton"
         )
