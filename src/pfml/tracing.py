@@ -21,7 +21,7 @@ def is_traced() -> bool:
 
 
 def is_watched() -> bool:
-    """Whether each node of the autograd graph is looked at as it is made or left.
+    """Whether each node of the autograd graph is read as it is made or left.
 
     Activation checkpointing and `torch.autograd.graph.save_on_cpu` take the tensors that a node saves; anomaly
     detection reads what it computes.

@@ -43,7 +43,7 @@ export const api = {
   // A server that is not ready describes its problem, too: the status is no error here.
   ready: () => fetch("/ready").then((response) => response.json()),
   classes: () => request("/api/classes"),
-  images: (values) => request(`/api/images?${query(values)}`),
+  images: (values, options) => request(`/api/images?${query(values)}`, options),
   why: (values) => request(`/api/why?${query(values)}`),
   map: () => request("/api/map", { quiet: true }),
   mapValues: (column) => request(`/api/map/values?${query({ column })}`),

@@ -12,6 +12,7 @@ export function start({ classes, edits, searchByImage }) {
   let name = null; // of the class that is shown
   let shownImages = [];
   let similar = [];
+  let asking = new AbortController();
   let pair = 0;
   let isSwapped = false;
   let changes = [];
@@ -138,7 +139,7 @@ export function start({ classes, edits, searchByImage }) {
       element("span", { class: "quiet" }, one.images ? number(one.images, "image", "images") : "not in the index"),
     );
     const more = async () => {
-      const page = await attempt(() => api.images({ class_name: one.name, limit: EXAMPLES }));
+      const page = await attempt(() => api.images({ class_name: one.name, limit: EXAMPLES }, { signal: asking.signal }));
       const others = (page?.images ?? []).filter((image) => image.id !== one.example);
       mosaic.append(...others.slice(0, EXAMPLES - mosaic.children.length).map((image) => indexedImage(image.id, "")));
     };
@@ -146,7 +147,14 @@ export function start({ classes, edits, searchByImage }) {
     return made;
   }
 
+  // Images that were asked for belong to pairs as they were.
+  function forgetAsked() {
+    asking.abort();
+    asking = new AbortController();
+  }
+
   function showSimilar() {
+    forgetAsked();
     const count = byId("classes-count");
     count.hidden = !similar.length;
     count.textContent = similar.length;
@@ -181,7 +189,11 @@ export function start({ classes, edits, searchByImage }) {
     return inTurn(async () => {
       if (!similar.some((one) => [one.class_name, one.into].includes(from.name) && [one.class_name, one.into].includes(into.name))) return;
       isSwapped = false;
-      if (!(await edits.make({ kind: "merge", class_name: from.name, into: into.name }))) return;
+      forgetAsked(); // a class that is merged has none
+      if (!(await edits.make({ kind: "merge", class_name: from.name, into: into.name }))) {
+        showSimilar();
+        return;
+      }
       similar = similar.filter((one) => ![one.class_name, one.into].includes(from.name)); // before the server is asked again
       open(into.name);
     });
