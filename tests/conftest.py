@@ -136,26 +136,23 @@ def graphs_on_a_cpu(monkeypatch):
     from types import SimpleNamespace
 
     import torch
+    from torch.utils._pytree import tree_leaves
 
     from pfml.backends import cuda_graph
 
     recorded = []
 
-    def record(self, compute, inputs):
-        with torch.inference_mode(False), torch.no_grad():
-            inputs = tuple(given.detach().clone() for given in inputs)
-            kept, packed, parts = cuda_graph.pack(compute(*inputs), inputs[0].device)
+    def record(compute, device):
+        result = compute()
 
-        def run():
+        def replay():
             with torch.inference_mode(False), torch.no_grad():
-                now, small, _ = cuda_graph.pack(compute(*inputs), inputs[0].device)
-                packed.copy_(small)
-                for result, place in zip(now, kept, strict=True):
-                    if place is not None:
-                        place.copy_(result)
+                for place, now in zip(tree_leaves(result), tree_leaves(compute()), strict=True):
+                    if isinstance(place, torch.Tensor):
+                        place.copy_(now)
 
-        recorded.append(inputs)
-        return cuda_graph._Recording(SimpleNamespace(replay=run), inputs, kept, packed, parts)
+        recorded.append(device)
+        return SimpleNamespace(replay=replay), result
 
-    monkeypatch.setattr(cuda_graph.GraphCache, "_record", record)
+    monkeypatch.setattr(cuda_graph, "record", record)
     return recorded

@@ -66,7 +66,7 @@ def test_what_cannot_be_recorded_is_computed(replayed, monkeypatch):
     def fails(*_):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(replayed.graphs, "_record", fails)
+    monkeypatch.setattr(replay, "record", fails)
     for _ in range(8):
         points, (total, _) = call(replayed, 4)
         torch.testing.assert_close(total, points.sum())
@@ -91,3 +91,46 @@ def test_a_law_that_is_defined_again_under_its_name_is_another_kind(monkeypatch)
     kinds = [replay._kind_of_call(charges, charges, each, WEIGHTS, (), {}) for each in (first, first, second)]
     assert first.handle == second.handle
     assert kinds[0] == kinds[1] != kinds[2]
+
+
+def test_what_is_recorded_has_run_before(replayed, monkeypatch):
+    """A kernel that is compiled while a graph is recorded may end the recording."""
+    record, seen = replay.record, []
+    replayed.compute = lambda samples, *_, **__: seen.append("compute") or (samples.points.sum(),)
+    monkeypatch.setattr(replay, "record", lambda *given: seen.append("record") or record(*given))
+    for _ in range(4):
+        call(replayed, 4)
+    assert seen[-4:] == ["compute", "record", "compute", "compute"]  # before, recorded, replayed
+
+
+@pytest.mark.gpu
+def test_a_recording_that_fails_leaves_nothing_behind():
+    device = torch.device("cuda", torch.cuda.current_device())
+    points, current = torch.rand(64, 64, device=device), torch.cuda.current_stream()
+
+    def waits():
+        return points @ points + (points.sum().item() > 0)
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            replay.record(waits, device)
+        assert torch.cuda.current_stream() == current
+        torch.cuda.empty_cache()
+        torch.rand(3, device=device)
+        graph, result = replay.record(lambda: points @ points, device)
+        graph.replay()
+        torch.testing.assert_close(result, points @ points)
+
+
+@pytest.mark.gpu
+def test_a_graph_survives_earlier_ones():
+    """Memory of cuBLAS that the first graph of a stream took must not be that of later ones."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    points = torch.rand(512, 512, device=device)
+    graphs = [replay.record(lambda: points @ points @ points, device) for _ in range(70)]  # torch has 32 streams
+    graph, result = graphs.pop()
+    graphs.clear()
+    torch.cuda.empty_cache()
+    torch.rand(2**26, device=device)
+    graph.replay()
+    torch.testing.assert_close(result, points @ points @ points)

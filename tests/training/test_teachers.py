@@ -71,6 +71,29 @@ def test_what_is_embedded_beside_other_work_is_the_same(taught):
         del own
 
 
+@pytest.mark.parametrize("reason", ["switch", "failure"])
+def test_without_a_graph_teachers_embed_operation_by_operation(monkeypatch, reason):
+    teachers = Teachers([small_embedder().eval()], torch.device("cpu"))
+    crops = torch.rand(3, 3, 16, 16)
+    if reason == "switch":
+        monkeypatch.setenv("PFML_CUDA_GRAPHS", "0")
+    else:
+        monkeypatch.setattr(teachers, "_recorded", lambda crops: None)
+    with torch.no_grad():
+        assert torch.equal(teachers._replayed(crops), teachers(crops))
+
+
+@pytest.mark.gpu
+def test_a_graph_that_cannot_be_recorded_ends_no_run(caplog):
+    teachers = Teachers([small_embedder().eval()], torch.device("cuda"))
+    side_by_side = teachers._side_by_side
+    teachers._side_by_side = lambda crops: side_by_side(crops * float(crops.sum().item() > 0))
+    crops = torch.rand(3, 3, 16, 16, device="cuda")
+    for _ in range(2):
+        torch.testing.assert_close(teachers(crops), teachers.embeddings(crops))
+    assert caplog.text.count("operation by operation") == 1
+
+
 def test_a_teacher_of_another_resolution_sees_the_crops_resized():
     small = small_embedder().eval()
     large = small_embedder(embedding_dim=4, image_size=24).eval()

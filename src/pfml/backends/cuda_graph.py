@@ -8,12 +8,14 @@ so that one copy takes them all.
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +23,9 @@ from torch import Tensor
 from pfml.backends.operator import Compute
 from pfml.superposition import Charges, Field, PairWeights
 
-__all__ = ["CudaGraphed", "GraphCache", "is_small"]
+__all__ = ["CudaGraphed", "GraphCache", "is_small", "is_switched_off", "record"]
+
+T = TypeVar("T")
 
 #: Set to 0, this environment variable keeps everything from being recorded.
 SWITCH = "PFML_CUDA_GRAPHS"
@@ -49,6 +53,49 @@ class _Recording(NamedTuple):
     parts: tuple[tuple[int, torch.Size, torch.dtype], ...]  # of each packed result: where it begins
 
 
+def is_switched_off() -> bool:
+    """Whether the user wants nothing recorded."""
+    return os.environ.get(SWITCH) == "0"
+
+
+def record(compute: Callable[[], T], device: torch.device) -> tuple[torch.cuda.CUDAGraph, T]:
+    """What `compute` launches, as a CUDA graph, and its results, which each replay overwrites.
+
+    `compute` must have run before: the first time, kernels are compiled and chosen.
+
+    Raises:
+        RuntimeError: `compute` waits for the GPU, or no memory is left.
+    """
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    gc.collect()  # a module that is unloaded meanwhile would end the recording
+    # What cuBLAS keeps for a stream may lie in the memory of an earlier graph, and end with that graph.
+    torch._C._cuda_clearCublasWorkspaces()
+    with torch.cuda.device(device):
+        current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+        try:
+            # Other threads may use the device meanwhile.
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                result = compute()
+        except BaseException:
+            torch.cuda.set_stream(current)
+            _leave(pool, stream)
+            raise
+    return graph, result
+
+
+def _leave(pool: tuple[int, int], stream: torch.cuda.Stream) -> None:
+    """End a recording that has failed.
+
+    Up to torch 2.11 its memory pool and the random generator stay as if it went on, and fail at their next use. Where
+    nothing is left of it, the first of these calls raises.
+    """
+    with suppress(RuntimeError):
+        torch._C._cuda_endAllocateToPool(stream.device.index, pool)
+        torch._C._cuda_releasePool(stream.device.index, pool)
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):  # it releases the generator as it ends
+            torch.zeros(1, device=stream.device)
+
+
 class GraphCache:
     """CUDA graphs of functions of tensors, each recorded after a few calls of one kind."""
 
@@ -67,7 +114,7 @@ class GraphCache:
             compute: Called to be recorded, with tensors like the inputs; without a synchronization.
             inputs: Tensors whose types and shapes the key holds.
         """
-        if os.environ.get(SWITCH) == "0":
+        if is_switched_off():
             return None
         key = (key, inputs[0].device, torch.are_deterministic_algorithms_enabled())
         # Without gradients, or a copy would tie the history of each batch to the memory that all of them pass through.
@@ -102,20 +149,12 @@ class GraphCache:
         return self.calls[key]
 
     def _record(self, compute: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) -> _Recording:
-        graph = torch.cuda.CUDAGraph()
         # What is made in inference mode cannot be written to outside of it.
         with torch.inference_mode(False), torch.no_grad():
             inputs = tuple(given.detach().clone() for given in inputs)
             device = inputs[0].device
-            current = torch.cuda.current_stream(device)
-            # A stream for each graph: what cuBLAS keeps for a stream ends with the first graph recorded on it.
-            stream = torch.cuda.Stream(device)
-            try:
-                # Other threads may use the device meanwhile.
-                with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                    kept, packed, parts = pack(compute(*inputs), device)
-            finally:
-                torch.cuda.set_stream(current)  # older versions of torch leave another one if a recording fails
+            compute(*inputs)  # earlier calls may have had other types, or no gradients
+            graph, (kept, packed, parts) = record(lambda: pack(compute(*inputs), device), device)
         return _Recording(graph, inputs, kept, packed, parts)
 
 

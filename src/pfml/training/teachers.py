@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from pfml.backends.cuda_graph import is_switched_off, record
 from pfml.data import RetrievalData
 from pfml.data.image_set import refuse_seen_classes
 from pfml.losses.distillation import combined
@@ -22,6 +24,8 @@ from pfml.models.resnet_he import ResNet50He
 from pfml.runs.config import TrainConfig
 
 __all__ = ["Teachers", "load_teachers", "require_unseen", "teacher_digests"]
+
+log = logging.getLogger(__name__)
 
 #: Steps from which compiling teachers pays.
 COMPILED_FROM = 2_000
@@ -60,7 +64,7 @@ class Teachers:
             )
             for each, side, network in zip(embedders, self.sides, self.networks, strict=True)
         ]
-        self._graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        self._graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None] = {}
         # one teacher alone does not fill a large GPU: all but the first have a stream of their own in the graph
         self._streams = [torch.cuda.Stream(device) for _ in embedders[1:]] if device.type == "cuda" else []
         self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -77,9 +81,10 @@ class Teachers:
         """Begin to embed crops; what is returned gives the embeddings, once it is called.
 
         A GPU embeds them beside the work that is launched meanwhile: neither the student nor a teacher fills it alone.
+        Only the first batch of a shape is embedded before: the student's kernels are chosen by their times then.
         """
         beside = self._beside
-        if beside is None or not crops.is_cuda:
+        if beside is None or not crops.is_cuda or crops.shape not in self._graphs:
             answer = self(crops)
             return lambda: answer
         beside.wait_stream(torch.cuda.current_stream(self.device))
@@ -138,14 +143,20 @@ class Teachers:
         return self.device.type == "cuda" and isinstance(network.backbone, ResNet50He)
 
     def _replayed(self, crops: Tensor) -> Tensor:
+        if is_switched_off():
+            return self.embeddings(crops)
         if crops.shape not in self._graphs:
-            self._graphs[crops.shape] = self._captured(crops)
-        graph, given, result = self._graphs[crops.shape]
+            self._graphs[crops.shape] = self._recorded(crops)
+        recorded = self._graphs[crops.shape]
+        if recorded is None:
+            return self.embeddings(crops)
+        graph, given, result = recorded
         given.copy_(crops)
         graph.replay()
         return result.clone()  # the next batch is written to the same memory
 
-    def _captured(self, crops: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+    def _recorded(self, crops: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None:
+        """The graph of batches of this shape, and where their crops and embeddings lie; None if memory runs out."""
         given = crops.clone()
         aside = torch.cuda.Stream(self.device)
         aside.wait_stream(torch.cuda.current_stream(self.device))
@@ -153,9 +164,11 @@ class Teachers:
             for _ in range(3):
                 self.embeddings(given)
         torch.cuda.current_stream(self.device).wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may continue
-            result = self._side_by_side(given)
+        try:
+            graph, result = record(lambda: self._side_by_side(given), self.device)
+        except RuntimeError as error:
+            log.warning("teachers embed operation by operation, since their CUDA graph failed: %s", error)
+            return None
         return graph, given, result
 
 
