@@ -373,7 +373,7 @@ def work(tasks: Iterable[Task | None], options: argparse.Namespace) -> None:
             data = data_of(config.data, options.stage)
             if not sources:  # the images are the same for all, whatever their labels
                 sources = open_sources(data, resolve_device(options.device), config.storage, Monitor())
-            with run_folder(options.keep, name, seed, noise) as folder:
+            with run_folder(options.keep, options.stage, name, seed, noise) as folder:
                 line |= run(config, data, sources, bench, options.variants, extras_of(name), folder, deadline)
         except TimeoutError as stopped:
             print(f"{name}: {stopped}; the same command resumes it", flush=True)
@@ -383,19 +383,18 @@ def work(tasks: Iterable[Task | None], options: argparse.Namespace) -> None:
             line |= {"status": "failed", "error": said}
             traceback.print_exc()
         line["finished"] = now()
-        with open(store, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append_line(store, line)
         print(summary(line), flush=True)
 
 
 @contextmanager
-def run_folder(keep: Path | None, name: str, seed: int, noise: float) -> Iterator[Path]:
+def run_folder(keep: Path | None, stage: str, name: str, seed: int, noise: float) -> Iterator[Path]:
     """Where a run is while it runs: in `keep`, where it stays if its time is up, or a temporary folder."""
     if keep is None:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
         return
-    folder = keep / f"{name}, seed {seed}, noise {noise}"
+    folder = keep / f"{stage}, {name}, seed {seed}, noise {noise}"
     folder.mkdir(parents=True, exist_ok=True)
     try:
         yield folder
@@ -405,6 +404,19 @@ def run_folder(keep: Path | None, name: str, seed: int, noise: float) -> Iterato
         shutil.rmtree(folder)
         raise
     shutil.rmtree(folder)
+
+
+def append_line(path: Path, found: dict[str, Any]) -> None:
+    """A line of results, written at once: other processes write to the same file."""
+    with path.open("ab", buffering=0) as file:
+        file.write(f"{json.dumps(found)}\n".encode())
+
+
+def require_files(parser: argparse.ArgumentParser, root: Path | None, *weights: str | None) -> None:
+    """End the program if something is missing, before the first of many runs would."""
+    for path in (root, *(each for each in weights if each not in (None, "none", "default"))):
+        if path is not None and not Path(path).exists():
+            parser.error(f"there is no {path}")
 
 
 def work_from(queue: Any, options: argparse.Namespace) -> None:
@@ -515,7 +527,14 @@ def main() -> None:
         for noise in options.noise
         if (name, seed, noise) not in done and (not (options.few_noisy and noise) or name in NOISY)
     ]
+    unsaved = {"anchor", "teacher"}
+    if options.seconds < math.inf and (names := {name for name, *_ in tasks if unsaved & extras_of(name).keys()}):
+        parser.error(f"--seconds cannot stop {', '.join(sorted(names))}: no checkpoint holds what they add to the loss")
+    require_files(parser, options.root, options.weights)
     Path(options.out).parent.mkdir(parents=True, exist_ok=True)
+    if not tasks:
+        print("nothing is left to do")
+        return
     if options.jobs == 1:
         work([*tasks, None], options)
         return

@@ -29,7 +29,7 @@ from unittest.mock import patch
 
 import torch
 from candidates import FINAL, PROXY_ANCHOR, base_config, candidate_config
-from cub import Workbench, _anywhere, data_of, decode, divide, with_weights
+from cub import Workbench, _anywhere, append_line, data_of, decode, divide, require_files, with_weights
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -291,6 +291,7 @@ ENSEMBLES: dict[str, tuple[str, ...]] = {
     "par recipe, seeds 0 1": _named("par recipe", "01"),
     "par recipe, seeds 0 1 2 3": _named("par recipe", "0123"),
 }
+OF_TEACHERS = tuple(ENSEMBLES)
 #: Students whose weights are averaged: they start from the same weights and head.
 AVERAGED = ("8 rc, 4 pa", "9 rc, 4 pa, 4 pa.lite2", "9 rc, 4 pa.lite2")
 ENSEMBLES |= {f"students {name}, seeds 0 1": (*_second((name,), 0), *_second((name,), 1)) for name in AVERAGED}
@@ -380,8 +381,8 @@ def rounds() -> dict[str, list[Task]]:
             Task(
                 "students", ("1 rc", "1 rc, robust", "1 rc, 8 robust", "1 equilibrium, robust", "1 kl, robust"), 0, 0.2
             ),
-            Task("ensembles", tuple(ENSEMBLES), 0, 0.0),
-            Task("ensembles", tuple(ENSEMBLES), 0, 0.2),
+            Task("ensembles", OF_TEACHERS, 0, 0.0),
+            Task("ensembles", OF_TEACHERS, 0, 0.2),
             Task("students", ("1 rc, still teachers", "1 rc, teachers at 288", "1 rc, sigma .5", "1 rc + kl"), 0, 0.0),
             Task("students", ("1 equilibrium 2, 4", "1 kl .05", "1 rc, 2 teachers", "1 rc, 4 kinds"), 0, 0.0),
             Task("students", ("1 rc", "1 kl", "1 equilibrium 1, 2", "1 rc, from soup", "1 rc, 8 teachers"), 1, 0.0),
@@ -830,7 +831,8 @@ class Bench:
         """What the teachers of a run say of its batch."""
         spec, config, names = run.spec, run.config, self.full(run.spec)
         files = {} if spec.mixed else {name: self.answer_file(name, config, self.noise) for name in names}
-        said = {name: self.written_answers(file)[run.step] for name, file in files.items() if self.is_written(file)}
+        steps = config.epochs * len(run.batches)
+        said = {name: self.written_answers(file)[run.step] for name, file in files.items() if self.has(file, steps)}
         stream = spec.still, spec.side, spec.mixed, spec.cut, config.seed, config.batch, config.augmentation, run.step
         keys = {name: (name, self.noise, *((True,) if spec.still else stream)) for name in names if name not in said}
         if missing := tuple(name for name, key in keys.items() if key not in self._answers):
@@ -856,11 +858,11 @@ class Bench:
         stream = hashlib.sha256(text.encode()).hexdigest()[:8]
         return Path(f"{self.folder(name, noise)}-{stream}.answers")
 
-    def is_written(self, file: Path) -> bool:
-        """Whether a file of answers is there, after a while if a task of this call writes it."""
+    def has(self, file: Path, steps: int) -> bool:
+        """Whether a file has the answers to so many batches, after a while if a task of this call writes it."""
         if (file,) not in self._answers and file in self.promised:
             self.wait_for(file, Path(f"{file}.failed"))
-        return (file,) in self._answers or file.is_file()
+        return ((file,) in self._answers or file.is_file()) and len(self.written_answers(file)) >= steps
 
     def written_answers(self, file: Path) -> Tensor:
         """(steps, batch, D) on the device."""
@@ -931,8 +933,29 @@ def judges_of(name: str, stage: str) -> tuple[str, ...]:
     return drawn(JUDGES, int(name.rsplit("-", 1)[1]) // PER_DRAW) if stage == "test" else JUDGES
 
 
+def distinct(tasks: list[Task]) -> list[Task]:
+    """Everything once, as rounds may have tasks in common."""
+    seen: set[tuple[Any, ...]] = set()
+    left = []
+    for task in tasks:
+        first, names = (task.names[:1], task.names[1:]) if task.kind == "answers" else ((), task.names)
+        keys = {name: (task.kind, first, name, task.seed, task.noise) for name in names}
+        if new := tuple(name for name, key in keys.items() if key not in seen):
+            left.append(replace(task, names=first + new))
+        seen.update(keys.values())
+    return left
+
+
+def of_students(tasks: list[Task]) -> list[str]:
+    """Those tasks' names whose teachers are students, which stay only if they are kept."""
+    known = {"students": {name: spec.teachers for name, spec in STUDENTS.items()}, "ensembles": ENSEMBLES}
+    groups = {name: known[task.kind][name] for task in tasks if task.kind in known for name in task.names}
+    return [name for name, group in groups.items() if any(each.startswith("s:") for each in group)]
+
+
 def to_do(tasks: list[Task], done: set[Key], stage: str) -> list[Task]:
     """Without what has its line, unless somebody else needs it: weights are lost with the machine, lines are not."""
+    tasks = distinct(tasks)
     needed: set[tuple[str, float]] = set()
     left = []
     for task in reversed(tasks):  # what is needed comes before those who need it
@@ -1007,11 +1030,12 @@ def teach(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
             run = bench.begin(base, one, TeacherRun, corrected=way_to_correct(name), left_out=left_out)
             run.compiled_network = bench.networks.network(run, run.config) if bench.options.compile else None
             run.run()
-        keep(run.embedder, folder)
+        # the line before the weights: what has weights is not trained again
         if key_of_teacher(name, task.noise) not in bench.done:
             way = way_to_correct(name)
             corrected = {"right_labels": bench.right[way, one.noise, one.noise_seed]} if way else {}
             yield line("teacher", f"teacher {kind}", run, one, start) | corrected
+        keep(run.embedder, folder)
 
 
 def keep(embedder: Embedder, folder: Path) -> None:
@@ -1124,15 +1148,15 @@ def learn(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
             run.continue_from_checkpoint()
             continued = run.state.epoch
             run.run()
-        shutil.rmtree(run.folder.path)
-        if bench.options.keep and not folder.exists():
-            keep(run.embedder, folder)
-        if not is_done:
+        if not is_done:  # the line before the weights, and the checkpoint until both are there
             yield line("student", name, run, task, start) | {
                 "teachers": bench.full(spec),
                 **({"seconds_from_epoch": continued} if continued else {}),
                 "spec": {key: getattr(spec, key) for key in ("start", "beside", "side", "still", "mixed", "cut")},
             }
+        if bench.options.keep and not folder.exists():
+            keep(run.embedder, folder)
+        shutil.rmtree(run.folder.path)
 
 
 def start_over_time(bench: Bench) -> bool:
@@ -1207,6 +1231,16 @@ def estimate(task: Task, stage: str) -> float:
     return seconds + sum(asked.values())
 
 
+def files_of(tasks: list[Task]) -> set[str]:
+    """Files of weights that networks of tasks start from, besides --weights."""
+    kinds = {
+        name.rsplit("-", 1)[0].partition(".")[2] for task in tasks if task.kind == "teachers" for name in task.names
+    }
+    return {
+        changes["model.weights"] for kind, changes in NETWORKS.items() if kind in kinds and "model.weights" in changes
+    }
+
+
 def estimates(tasks: list[Task], stage: str) -> str:
     """What tasks may take, one line each; students whose teachers' answers are written do not ask them."""
     written = {(name, task.noise, task.seed) for task in tasks if task.kind == "answers" for name in task.names[1:]}
@@ -1214,7 +1248,8 @@ def estimates(tasks: list[Task], stage: str) -> str:
     for task in tasks:
         seconds = estimate(task, stage)
         if task.kind == "students":
-            for name in {name for student in task.names for name in STUDENTS[student].teachers}:
+            names = {name for student in task.names for name in STUDENTS[student].teachers}
+            for name in drawn(tuple(names), task.seed) if stage == "test" else names:
                 if (name, task.noise, task.seed) in written:
                     seconds -= estimate(Task("answers", (task.names[0], name), 0, 0.0), stage)
         total += seconds
@@ -1265,8 +1300,7 @@ def work(queue: Any, options: argparse.Namespace) -> None:
         try:
             for found in lines_of(task, _bench):
                 for path in options.out:
-                    with path.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(found) + "\n")
+                    append_line(path, found)
                 print(f"{time.time() - options.begun:4.0f} s: {summary(found)}", flush=True)
         except Exception:
             for path in _bench.awaited(task):
@@ -1320,6 +1354,9 @@ def main() -> None:
     if options.list:
         print(estimates(options.tasks, options.stage))
         return
+    if not options.keep and (names := of_students(options.tasks)):
+        parser.error(f"{'; '.join(names)}: students are teachers only with --keep")
+    require_files(parser, options.root, options.weights, *files_of(options.tasks))
     for path in (*options.out, Path(options.models) / "any"):
         path.parent.mkdir(parents=True, exist_ok=True)
     for stale in Path(options.models).glob("*.failed"):

@@ -219,9 +219,9 @@ def bench(research, tmp_path, monkeypatch, one_thread):
     monkeypatch.setattr(transfer, "shipped_config", lambda name: small)
     monkeypatch.setattr(transfer, "TOGETHER", 3)
 
-    def run(*tasks, views=()):
+    def run(*tasks, views=(), epochs=2):
         options = argparse.Namespace(
-            stage="validation", data="glyphs", epochs=2, evaluate_every=1, root=None, weights=None, cache=None,
+            stage="validation", data="glyphs", epochs=epochs, evaluate_every=1, root=None, weights=None, cache=None,
             models=str(tmp_path), keep=True, workers=0, threads=1, device="cpu", jobs=1, compile=False,
             save_every=1e9, out=[tmp_path / "new.jsonl", tmp_path / "again.jsonl"], done=[], commit="abc",
             begun=time.time(), deadline=time.time() + 600, tasks=tasks, views=views,
@@ -283,6 +283,77 @@ def test_what_has_a_line_is_not_made_again_and_lost_weights_are(bench):
     assert [line["candidate"] for line in lines] == ["teacher pa", "teacher recipe", name]
     assert len(list(bench.folder.glob("validation-0-*"))) == 3
     assert len(bench(two, student)) == 3
+
+
+@pytest.mark.slow
+def test_what_ends_before_its_line_is_made_again(bench, monkeypatch):
+    transfer, name = bench.transfer, "1 rc, 2 teachers"
+    two = transfer.Task("teachers", transfer.STUDENTS[name].teachers, 0, 0.0)
+    student = transfer.Task("students", (name,), 0, 0.0)
+
+    def fails(*_):
+        raise RuntimeError("no memory is left")
+
+    for task, lines in ((two, 2), (student, 3)):
+        with monkeypatch.context() as patch:
+            patch.setattr(transfer, "views", fails)
+            before = len(bench(task))
+        for failed in bench.folder.glob("*.failed"):
+            failed.unlink()  # as a new call does
+        assert len(bench(task)) == lines > before
+
+
+@pytest.mark.slow
+def test_written_answers_that_end_too_early_are_not_used(bench):
+    transfer, name = bench.transfer, "1 rc, 2 teachers"
+    two = transfer.Task("teachers", transfer.STUDENTS[name].teachers, 0, 0.0)
+    student = transfer.Task("students", (name,), 0, 0.0)
+    bench(two, transfer.Task("answers", (name, *two.names), 0, 0.0), student)
+    assert list(bench.folder.glob("*.answers"))
+    for file in bench.folder.glob("*.jsonl"):
+        file.unlink()
+    shutil.rmtree(next(bench.folder.glob("*s:*")))
+    (line,) = bench(student, epochs=3)
+    assert (line["candidate"], len(line["history"])) == (name, 3)
+
+
+def test_rounds_with_the_same_tasks_make_them_once(research):
+    transfer = research["transfer"]
+    name = "1 rc, 2 teachers"
+    two = transfer.STUDENTS[name].teachers
+    tasks = [
+        transfer.Task("teachers", two, 0, 0.0),
+        transfer.Task("answers", (name, *two), 0, 0.0),
+        transfer.Task("students", (name,), 0, 0.0),
+    ]
+    assert transfer.to_do([*tasks, *tasks], set(), "validation") == tasks
+    again = replace(tasks[2], seed=1)
+    assert transfer.to_do([*tasks, again], set(), "validation") == [*tasks, again]
+    assert transfer.to_do([tasks[0], replace(tasks[0], names=("pa-9", *two))], set(), "validation") == [
+        tasks[0],
+        transfer.Task("teachers", ("pa-9",), 0, 0.0),
+    ]
+
+
+def test_the_drivers_refuse_what_would_fail_later(research, monkeypatch, tmp_path, capsys):
+    def said(program, *argv):
+        monkeypatch.setattr(sys, "argv", ["program", *argv])
+        with pytest.raises(SystemExit):
+            research[program].main()
+        return capsys.readouterr().err
+
+    there = ["--root", str(tmp_path), "--weights", "none"]
+    out = ["--out", str(tmp_path / "lines.jsonl")]
+    assert "students are teachers only with --keep" in said("transfer", "--rounds", "10", *there, *out)
+    assert "there is no no-weights" in said(
+        "transfer", "--rounds", "1", "--root", str(tmp_path), "--weights", "no-weights", *out
+    )
+    assert "there is no lite2.safetensors" in said("transfer", "--rounds", "8", *there, *out, "--keep")
+    assert "there is no no-folder" in said("cub", "--names", "g pa", "--root", "no-folder", "--weights", "none", *out)
+    (name, *_) = (name for name in research["cub"].CANDIDATES if "anchor" in research["cub"].extras_of(name))
+    limited = ["--seconds", "9", "--keep", str(tmp_path / "kept")]
+    assert "--seconds cannot stop" in said("cub", "--names", name, *there, *out, *limited)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
