@@ -58,7 +58,7 @@ class Student:
         others = [on_device(Embedder(config), device).eval() for _ in range(NUMBER)]
         self.teachers = Teachers(others, device, compiling=self.compiling)
         with patch("pfml.training.teachers.fuse"):
-            self.one_by_one = Teachers(others, device)
+            self.not_fused = Teachers(others, device)
         self.said = self.teachers(self.pixels)
 
     def step(self, said: Callable[[], Tensor]) -> None:
@@ -109,10 +109,8 @@ def teachers_section(recorder: Recorder, setting: Setting, rates: Rates) -> None
     with reproducible(False):
         alone = f"{NUMBER} teachers"
         recorder.attempt("teachers", alone, lambda: row(alone, lambda: student().teachers(student().pixels), NUMBER))
-        single = f"{NUMBER} teachers, operation by operation"
-        recorder.attempt(
-            "teachers", single, lambda: row(single, lambda: student().one_by_one(student().pixels), NUMBER)
-        )
+        plain = f"{NUMBER} teachers, convolutions not fused"
+        recorder.attempt("teachers", plain, lambda: row(plain, lambda: student().not_fused(student().pixels), NUMBER))
         without = "step without teachers"
         recorder.attempt("teachers", without, lambda: row(without, student().without, 3))
         after = f"step with {NUMBER} teachers, one after the other"
