@@ -47,26 +47,26 @@ def untrained_recall():
     return evaluate(embedder_of(16), more_glyphs()).recall[1]
 
 
-def batch(size=12, classes=C, **options):
-    embeddings = torch.randn(size, D, generator=torch.Generator().manual_seed(5), **options)
+def batch(size=12, classes=C, dims=D, **options):
+    embeddings = torch.randn(size, dims, generator=torch.Generator().manual_seed(5), **options)
     return embeddings.requires_grad_(), torch.arange(size) % classes
 
 
-def created(name, options=None, classes=C):
+def created(name, options=None, classes=C, dims=D):
     """The loss of a method; what it asks for besides embeddings is the same in every call."""
-    loss = create_loss(LossConfig(name, options or {}), classes, D, F)
+    loss = create_loss(LossConfig(name, options or {}), classes, dims, F)
     loss.register_forward_pre_hook(with_other_inputs, with_kwargs=True)
     return loss
 
 
 def with_other_inputs(loss, arguments, others):
-    generator, size = torch.Generator().manual_seed(6), len(arguments[0])
+    generator, (size, dims) = torch.Generator().manual_seed(6), arguments[0].shape
     if getattr(loss, "needs_features", False):
         others = {"features": torch.randn(size, F, generator=generator), **others}
     if getattr(loss, "needs_nodes", False):
-        others = {"nodes": torch.randn(size, loss.groups, D // loss.groups, generator=generator), **others}
+        others = {"nodes": torch.randn(size, loss.groups, dims // loss.groups, generator=generator), **others}
     if getattr(loss, "needs_routed", False):
-        others = {"routed": torch.randn(size, D, generator=generator), "distance": torch.rand(size), **others}
+        others = {"routed": torch.randn(size, dims, generator=generator), "distance": torch.rand(size), **others}
     return arguments, others
 
 
@@ -121,6 +121,21 @@ def resumes_bit_equal(name, tmp_path):
         assert torch.equal(whole[key], broken[key]), key
     stored = load_loss(tmp_path / "whole").state_dict()
     assert all(torch.equal(stored[key], whole[f"loss/{key}"]) for key in stored)
+
+
+def has_the_same_bits_with_several_threads(name, tmp_path):
+    """At sizes that PyTorch divides among threads, where rows that are taken by `x[i]` get gradients in any order."""
+    loss, threads = created(name, classes=24, dims=512), torch.get_num_threads()
+    first = None
+    try:
+        torch.set_num_threads(2)
+        for _ in range(5):
+            value, gradient, learned = value_and_gradients(loss, *batch(96, 24, 512))
+            found = [value, gradient, *learned]
+            first = first or [each.clone() for each in found]
+            assert all(torch.equal(*pair) for pair in zip(found, first, strict=True))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def learns_what_it_says(name, tmp_path):
@@ -244,6 +259,7 @@ def survives_extremes(name, tmp_path):
 CHECKS = [
     beats_the_untrained_net,
     resumes_bit_equal,
+    has_the_same_bits_with_several_threads,
     learns_what_it_says,
     counts_proxies_as_asked,
     takes_any_number_of_samples_per_class,

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from pfml.hyperbolic import clip_lengths, exponential_map, riemannian_gradient, tangent_distances
 from pfml.losses.checks import check_batch
@@ -153,7 +154,8 @@ class HIERLoss(ProxyAnchorLoss):
         if len(distances) < 2:
             return distances.sum() * 0
         positives, negatives, counted = self._drawn(similarities)  # (n, T), (n, T), (n,)
-        to_i, to_j, to_k = distances[:, None], distances[positives], distances[negatives]  # (n, 1 or T, H)
+        # `embedding` takes rows, and adds their gradients in one order: the same bits with any number of threads
+        to_i, to_j, to_k = distances[:, None], F.embedding(positives, distances), F.embedding(negatives, distances)
         to_both = torch.maximum(to_i, to_j)
         of_two, two = _drawn_ancestors(-to_both / self.temperature)  # (n, T, H), (n, T)
         of_three, three = _drawn_ancestors(-torch.maximum(to_both, to_k) / self.temperature)

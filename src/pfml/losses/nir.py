@@ -81,7 +81,7 @@ class ProxyAnchorNIRLoss(ProxyAnchorLoss):
         labels = labels.to(embeddings.device, torch.int64).clamp(0, self.num_classes - 1)
         with torch.autocast(embeddings.device.type, enabled=False):
             points, proxies = unit(embeddings.to(wide)), unit(self.proxies[:, 0].to(wide))
-            latent, log_determinant = self.flow(points, proxies[labels])
+            latent, log_determinant = self.flow(points, F.embedding(labels, proxies))
             costs = latent.square().sum(dim=1) / 2 - log_determinant  # e
             costs = _bounded_exp(costs) if self.exponential else costs
             flow = costs.sum() / max(len(labels), 1)

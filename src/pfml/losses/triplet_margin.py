@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 __all__ = ["Triplets", "distance_weighted_triplets", "log_inverse_density", "margin_loss", "within_class_triplets"]
 
@@ -85,10 +86,13 @@ def margin_loss(points: Tensor, triplets: Triplets, boundaries: Tensor, *, margi
         boundaries: (batch,), beta of each sample's class.
         margin: Half the width of the gap between positives and negatives.
     """
-    anchors = points[triplets.anchors]
+    # gradients of rows that `embedding` takes are added in one order, whatever the number of threads
+    anchors, positives, negatives = (
+        F.embedding(rows, points) for rows in (triplets.anchors, triplets.positives, triplets.negatives)
+    )
     beta = boundaries[triplets.anchors]
-    too_far = (_distances(anchors, points[triplets.positives]) - beta + margin).relu()
-    too_near = (beta - _distances(anchors, points[triplets.negatives]) + margin).relu()
+    too_far = (_distances(anchors, positives) - beta + margin).relu()
+    too_near = (beta - _distances(anchors, negatives) + margin).relu()
     total = torch.where(triplets.exist, too_far + too_near, 0.0)
     return total.sum() / (total > 0).sum().clamp(min=1)
 
