@@ -1,5 +1,7 @@
 """The tiled backend as it computes where launches are costly, on a GPU: here on a CPU, against the dense reference."""
 
+import math
+
 import pytest
 import torch
 from test_backends import check_backend
@@ -9,6 +11,7 @@ from pfml.backends import BACKENDS, operator, sweep, tiled, whole_field
 from pfml.backends import tile_groups as groups
 from pfml.backends.sweep import Counts, sweep_block
 from pfml.backends.tiled import centered_groups, group_of, pair_sums
+from pfml.energy import potential_energy
 from pfml.field import EquilibriumLaw, PowerLaw
 from pfml.superposition import Anchors, Field, PairWeights
 from states import FIELDS, WEIGHTS, State, energy_and_gradients, relative_error, tight_clusters
@@ -108,6 +111,28 @@ def test_coincident_points_are_finite(field):
     check_backend("tiled", state, FIELDS[field], PairWeights(), on_sphere=False)
 
 
+@pytest.mark.parametrize("alpha", [3.0, 8.0, 12.0])
+@pytest.mark.parametrize("point", ["zero", "axis"])
+def test_charges_that_coincide_with_their_center_are_finite(alpha, point):
+    """No rounding moves them apart, so that r is exactly 0."""
+    state = State(num_samples=70, num_classes=70, per_class=0, dim=8)
+    state.sample_labels = torch.arange(70) // 2
+    state.samples[:] = 0
+    state.samples[:, 0] = float(point == "axis")
+    field = Field(PowerLaw(alpha=alpha))
+    expected, *_ = energy_and_gradients(BACKENDS["dense"], state, field, PairWeights(), on_sphere=False)
+    energy, *gradients = energy_and_gradients(BACKENDS["tiled"], state, field, PairWeights(), on_sphere=False)
+    torch.testing.assert_close(energy, expected, rtol=1e-5, atol=0)
+    assert all(gradient.numel() == 0 or gradient.abs().max() == 0 for gradient in gradients)
+
+
+@pytest.mark.parametrize("others", [0, 40])
+def test_the_literal_energy_of_coincident_charges_is_infinite(others):
+    points = torch.cat([torch.eye(16)[:1].repeat(60, 1), torch.randn(others, 16)])
+    energy = potential_energy(points, torch.arange(60 + others), form="literal", backend="tiled")
+    assert energy.item() == math.inf
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("radius", [1e-8, 1e-5, 1e-3, 2e-2])
 @pytest.mark.parametrize("field", FIELDS)
@@ -127,11 +152,33 @@ def test_many_pairs_at_the_very_edge_are_judged_exactly():
         check_backend("tiled", state, Field(PowerLaw(delta=edge)), PairWeights(), dtype=torch.float64)
 
 
+@pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize(("samples", "proxies"), [(0, 5), (7, 0), (1, 1), (0, 0)])
-def test_empty_groups(samples, proxies):
-    state = State(num_samples=samples, num_classes=1 if proxies == 1 else max(proxies, 1), per_class=int(proxies > 0))
-    for field in ("pfml", "log"):
-        check_backend("tiled", state, FIELDS[field], PairWeights())
+def test_empty_groups(samples, proxies, weights):
+    per_class = 2 if proxies > 1 else proxies
+    state = State(num_samples=samples, num_classes=max(proxies, 1), per_class=per_class, spread=0.4)
+    for field in ("pfml", "wide repulsion", "log"):
+        check_backend("tiled", state, FIELDS[field], WEIGHTS[weights])
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_pairs_of_one_class_are_counted_before_they_are_listed(monkeypatch, weights):
+    listed, real = [], sweep.Tile.positives
+    monkeypatch.setattr(sweep.Tile, "positives", lambda tile: listed.append(real(tile)) or listed[-1])
+    monkeypatch.setattr(sweep, "FEW_POSITIVES", 1.0)
+    state = State(spread=0.4)
+    for most in (2**23, 40):
+        monkeypatch.setattr(sweep, "MOST_POSITIVES", most)
+        listed.clear()
+        check_backend("tiled", state, FIELDS["pfml"], WEIGHTS[weights])
+        assert all(len(pairs) <= most for pairs in listed)
+    labels = torch.randint(4, (30,), generator=torch.Generator().manual_seed(0))
+    samples, proxies = (group_of(part, gradient=False) for part in state.charges(dtype=torch.float32, on_sphere=True))
+    for left, right in ((samples, samples), (samples, proxies), (proxies, proxies)):
+        for each in (left, right):
+            each.labels = labels[: len(each)].clone()
+        tile = sweep.Tile(left, right, slice(0, len(left)), slice(0, len(right)), left is right)
+        assert tile.count_positives() == len(real(tile))
 
 
 @pytest.mark.parametrize("field", ["wide repulsion", "log", "anchor"])

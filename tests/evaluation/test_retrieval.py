@@ -107,6 +107,15 @@ def test_a_collapsed_model_gets_the_metrics_of_the_oracle(noise):
     assert_equal(retrieval_metrics(embeddings, labels), oracle(embeddings, labels))
 
 
+@pytest.mark.parametrize(("dims", "ones"), [(160, 1.0), (100, 0.98), (4096, 1.0)])
+def test_components_that_round_alike_get_the_metrics_of_the_oracle(dims, ones):
+    """Their errors add up, to more than those of components of all sizes."""
+    generator = torch.Generator().manual_seed(0)
+    embeddings = (torch.rand(150, dims, generator=generator) < ones).float()
+    labels = torch.arange(150) % (2 if ones == 1 else 20)
+    assert_equal(retrieval_metrics(embeddings, labels), oracle(embeddings, labels))
+
+
 def test_one_class_is_found_perfectly():
     embeddings, _ = crowd(20, 3)
     metrics = retrieval_metrics(embeddings, torch.zeros(20, dtype=torch.int64))

@@ -68,6 +68,13 @@ def test_it_leaves_out_nearly_all_pairs_of_ordinary_embeddings(largest):
     assert listed <= (320 if largest > LARGEST_OF_PAIRS else 400)  # each with itself, and hardly another
 
 
+def test_products_of_very_many_dimensions_do_not_fit_into_the_integers(monkeypatch):
+    monkeypatch.setattr(screening, "largest_integer", lambda: screening.LARGEST)
+    assert screening.MOST_DIMS * screening.LARGEST**2 < 2**31 <= (screening.MOST_DIMS + 1) * screening.LARGEST**2
+    assert screening.pays(torch.empty(1, screening.MOST_DIMS))
+    assert not screening.pays(torch.empty(1, screening.MOST_DIMS + 1))
+
+
 def test_listed_products_are_those_of_the_pairs():
     left, right = normal(40), normal(30, 4)
     rows, columns = (torch.rand(40, 30, generator=torch.Generator().manual_seed(5)) < 0.1).nonzero().unbind(1)

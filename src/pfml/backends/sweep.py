@@ -44,7 +44,6 @@ __all__ = [
     "NEAR",
     "OTHER",
     "OWN",
-    "TINY",
     "Counts",
     "delicate_pairs",
     "sweep",
@@ -61,6 +60,8 @@ TILE_PAIRS = {"cpu": 2**20, "cuda": 2**27}
 COSTLY_LAUNCHES = {"cpu": False, "cuda": True}
 #: Where launches are costly, up to this share of all pairs may be of one class to be taken by differences.
 FEW_POSITIVES = 1 / 256
+#: ... and up to this many, at 64 bytes each while they are listed.
+MOST_POSITIVES = 2**23
 #: ... and tiles are multiples of this wide, which products prefer.
 TILE_MULTIPLE = 128
 #: Up to this share of a tile's pairs is taken by explicit differences (about a third of the product's time).
@@ -76,8 +77,6 @@ STRIPS = 4
 #: ... that are at least this high, below which products are slow.
 SMALLEST_STRIP = 64
 
-#: No r^2 but 0 is smaller.
-TINY = 1e-38
 #: Bound on the error of r^2 from a product, by its precision, relative to |a|^2 + |b|^2.
 EDGE = {torch.float32: 2e-6, torch.float64: 4e-15}
 #: Below this, relative to |a|^2 + |b|^2, that error is too large a share of r^2; by the precision of the points and
@@ -166,6 +165,12 @@ class Tile:
             squares[i, itself[i]] = math.inf
         return squares
 
+    def count_positives(self) -> int:
+        """How many `positives` has, copies included."""
+        own, others = self.left.labels[self.rows], self.right.labels[self.columns].sort().values
+        pairs = int((torch.searchsorted(others, own, right=True) - torch.searchsorted(others, own)).sum())
+        return (pairs - len(own)) // 2 if self.on_diagonal else pairs
+
     def positives(self) -> Tensor:
         """The pairs of one class that are to be counted, as positions in the flattened tile, row by row."""
         own, others = self.left.labels[self.rows], self.right.labels[self.columns]
@@ -231,9 +236,10 @@ def sweep_joined(group: TileGroup, num_samples: int, field: Field, weights: Pair
         alike = alike and len(set(own)) == 1
     if alike:
         return sweep_block(group, group, field, of_own[0], of_other[0])
-    of_kind = {rows.start: group.part(rows) for rows in (samples, proxies)}
-    for (rows, columns), *counts in zip(kinds, of_own, of_other, strict=True):
-        sweep_block(of_kind[rows.start], of_kind[columns.start], field, *counts)
+    of_samples, of_proxies = group.part(samples), group.part(proxies)
+    parts = [(of_samples, of_samples), (of_samples, of_proxies), (of_proxies, of_proxies)]
+    for (left, right), *counts in zip(parts, of_own, of_other, strict=True):
+        sweep_block(left, right, field, *counts)
 
 
 def _add_few_positives(group: TileGroup, field: Field, kinds: list[tuple[slice, slice]], counts: list[Counts]) -> bool:
@@ -241,15 +247,15 @@ def _add_few_positives(group: TileGroup, field: Field, kinds: list[tuple[slice, 
     if len(set(counts)) == 1:
         everything = slice(0, len(group))
         kinds, counts = [(everything, everything)], counts[:1]
-    listed = [
-        (tile := Tile(group, group, rows, columns, rows == columns), tile.positives(), of_pair)
+    tiles = [
+        (Tile(group, group, rows, columns, rows == columns), of_pair)
         for (rows, columns), of_pair in zip(kinds, counts, strict=True)
         if any(of_pair)
     ]
-    if sum(len(positives) for _, positives, _ in listed) > FEW_POSITIVES * len(group) ** 2 / 2:
+    if sum(tile.count_positives() for tile, _ in tiles) > min(FEW_POSITIVES * len(group) ** 2 / 2, MOST_POSITIVES):
         return False
-    for tile, positives, of_pair in listed:
-        _add_from_differences(tile, positives, field.own_pair, OWN, of_pair)
+    for tile, of_pair in tiles:
+        _add_from_differences(tile, tile.positives(), field.own_pair, OWN, of_pair)
     return True
 
 
@@ -375,16 +381,15 @@ def _interact(tile: Tile, squares: Tensor, listed: Tensor, pair: Interaction, ch
         _add_delicate(tile, squares, listed[which], pair, channel, counts)
     if len(which) == len(listed):
         return
-    r = picked.clamp_min_(TINY).sqrt_()
+    r = picked.clamp_min_(0).sqrt_()
     energy, slope = pair.potential_and_slope(r)
-    slope = slope / r  # r = 0 is left only where there is no force
     done_or_inert = delicate
     if pair.stop < math.inf:
         done_or_inert |= r >= pair.stop
     if pair.start > 0:
         done_or_inert |= r < pair.start
     energy.masked_fill_(done_or_inert, 0.0)
-    slope.masked_fill_(done_or_inert, 0.0)
+    slope = (slope / r).masked_fill_(done_or_inert.logical_or_(r == 0), 0.0)  # coincident charges have no direction
     sparse = SPARSE.get(squares.device.type, SPARSE["cpu"])
     if len(listed) < squares.numel() * sparse:
         return _add_as_list(tile, listed, energy, slope, channel, counts)

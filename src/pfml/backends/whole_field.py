@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pfml.backends.sweep import EDGE, NEAR, OTHER, OWN, TINY, delicate_pairs
+from pfml.backends.sweep import EDGE, NEAR, OTHER, OWN, delicate_pairs
 from pfml.backends.tile_groups import TileGroup, rows_at_once, slices
 from pfml.field import Interaction
 from pfml.superposition import Field, SourceWeights
@@ -153,7 +153,7 @@ def _energy_and_slope(
     charges: _Charges, squares: Tensor, delicate: Tensor, pair: Interaction
 ) -> tuple[Tensor | None, Tensor | None]:
     """Energy and slope / r, each if it is wanted; zero where nothing acts, and for delicate pairs."""
-    r = squares.clamp_min(TINY).sqrt_()
+    r = squares.clamp_min(0).sqrt_()
     idle = torch.ge(delicate, r < pair.stop)  # or out of reach, as infinity is
     if pair.start > 0:
         idle |= r < pair.start
@@ -161,7 +161,7 @@ def _energy_and_slope(
     if energy is not None:
         energy = energy.masked_fill(idle, 0.0)
     if slope is not None:
-        slope = (slope / r).masked_fill_(idle, 0.0)
+        slope = (slope / r).masked_fill_(idle.logical_or_(r == 0), 0.0)  # coincident charges have no direction
     return energy, slope
 
 

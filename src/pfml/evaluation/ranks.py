@@ -56,7 +56,10 @@ GATHERED_AT_ONCE = 2**23
 PAIRS_AT_ONCE = 2**22
 #: Above this fraction of a tile's pairs, work on the whole tile is faster than work on a list of pairs.
 DENSE_SHARE = 1 / 64
-#: Similarities in float64 that differ by less are equal.
+#: Bounds on the errors of a similarity in float32 and in float64, for each dimension. Components that are alike reach
+#: them, since they round alike.
+ROUNDING, ROUNDING_OF_DOUBLES = 6e-8, 2.3e-16
+#: Similarities in float64 that differ by less are equal in any case.
 EQUAL = 1e-13
 
 
@@ -281,7 +284,8 @@ class RankCounter:
         self.item = torch.empty(total, dtype=torch.int64, device=device)  # in the caller's numbering
         # negatives between this match and the one before
         self.gap = torch.zeros(total, dtype=torch.int64, device=device)
-        self.margin = 1e-7 * max(queries.points.shape[1], 16) ** 0.5  # bound on the error of a float32 product
+        self.margin = ROUNDING * (queries.points.shape[1] + 8)
+        self.equal = max(EQUAL, ROUNDING_OF_DOUBLES * queries.points.shape[1])
         self._find_matches(alone)
         self.screen = Screen(queries.points, gallery.points) if pays(gallery.points) else None
         self.active = num_matches  # matches that may still be among the first R; at least the best one
@@ -306,7 +310,7 @@ class RankCounter:
                 index = self.gallery.index[columns][:, None, :].expand_as(own)
                 if alone:
                     own.masked_fill_(self.queries.index[rows][:, :, None] == index, -torch.inf)
-                own, order = _by_similarity_then_index(own)
+                own, order = _by_similarity_then_index(own, self.equal)
                 slots = self.start[rows][:, :, None] + offered[kept]
                 self.similarity[slots] = own[:, :, kept]
                 self.item[slots] = index.gather(2, order)[:, :, kept]
@@ -391,7 +395,7 @@ class RankCounter:
                 similarity_ = exact[query_ - rows.start, item_ - columns.start]
             else:
                 similarity_ = self._exact(query_, item_)
-            first, until = self._between(query_, similarity_, EQUAL)
+            first, until = self._between(query_, similarity_, self.equal)
             index = self.gallery.index[item_]  # equal similarities: the lower index is better
             before[close] = self._bisect(query_, first, until, lambda slots: self.item[slots] < index)
         slots = (self.start[query] + before).clamp_max_(len(self.gap) - 1)
@@ -450,11 +454,11 @@ def _within(whole: slice, part: slice) -> slice:
     return slice(whole.start + (part.start or 0), whole.start + part.stop)
 
 
-def _by_similarity_then_index(similarity: Tensor) -> tuple[Tensor, Tensor]:
-    """The last dimension in descending order, and that order; what is equal stays in its order."""
+def _by_similarity_then_index(similarity: Tensor, equal: float) -> tuple[Tensor, Tensor]:
+    """The last dimension in descending order, and that order; what differs by `equal` at most stays in its order."""
     similarity, order = similarity.sort(dim=-1, descending=True)
     gaps = torch.zeros_like(order)
-    gaps[..., 1:] = similarity[..., :-1] - similarity[..., 1:] > EQUAL
+    gaps[..., 1:] = similarity[..., :-1] - similarity[..., 1:] > equal
     again = (gaps.cumsum(dim=-1) * order.shape[-1] + order).argsort(dim=-1)
     return similarity.gather(-1, again).cummin(dim=-1).values, order.gather(-1, again)
 

@@ -24,6 +24,8 @@ __all__ = ["Screen", "largest_integer", "listed_products", "pays"]
 LEAST_DIMS = 128
 #: Integers go up to this with VNNI. Without it one of the factors is moved up by 128, and (128 + 63) * 63 * 2 < 2**15.
 LARGEST, LARGEST_OF_PAIRS = 127, 63
+#: Products of vectors of more dimensions may not fit into 32 bits.
+MOST_DIMS = (2**31 - 1) // LARGEST**2
 #: Candidates for the largest value that is not clipped, as fractions of the largest that occurs.
 CLIPS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
 #: Rows on which they are compared, and rows that are rounded at once.
@@ -36,7 +38,8 @@ WASTED = 1 / 8
 
 def pays(points: Tensor) -> bool:
     """Whether this machine has the instructions that make a screen worth it, for points of this kind."""
-    return points.device.type == "cpu" and points.shape[1] >= LEAST_DIMS and largest_integer() > 0
+    has_sums = LEAST_DIMS <= points.shape[1] <= MOST_DIMS
+    return points.device.type == "cpu" and has_sums and largest_integer() > 0
 
 
 @functools.cache
