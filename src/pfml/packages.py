@@ -13,7 +13,7 @@ def pip_install(extra: str) -> str:
     """The command that installs an extra, by its name and by its packages: true for a wheel that no index has, too.
 
     Args:
-        extra: Such as "faiss", which gives "pip install 'pfml[faiss]', or pip install 'faiss-cpu>=1.8'".
+        extra: Such as "faiss", which gives "pip install 'pfml[faiss]', or pip install 'faiss-cpu>=1.9'".
     """
     by_name = f"pip install 'pfml[{extra}]'"
     packages = _packages_of(extra)

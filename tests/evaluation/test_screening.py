@@ -124,7 +124,7 @@ def test_scores_are_the_same_to_the_bit_with_it_and_without_it(monkeypatch, scre
 
 def test_a_screen_that_lists_too_many_pairs_is_given_up_until_thresholds_change():
     points = VECTORS["normal"]()
-    screen = Screen(points, points)
+    screen = Screen(points, points, LARGEST[0])
     assert screen.promising
     screen.tried, screen.wasted = 2, 2
     assert not screen.promising
