@@ -61,8 +61,8 @@ def quick_interpreter():
     It looks through its whole language whenever a kernel calls a function, to exchange what is already exchanged; and
     it checks every sum and product of integers for overflow, which a GPU does not.
     """
-    interpreter = pytest.importorskip("triton.runtime.interpreter")
-    language = pytest.importorskip("triton.language")
+    interpreter = pytest.importorskip("triton.runtime.interpreter", reason="the kernels need the package triton")
+    language = pytest.importorskip("triton.language", reason="the kernels need the package triton")
 
     def called(self, *arguments, **options):
         modules = [one for one in self.fn.__globals__.values() if one is language or one is language.core]

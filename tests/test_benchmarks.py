@@ -512,7 +512,7 @@ QUICK_PROBES = (1, 2, 4, 5, 6, 7, 8, 9, 10, 15, 16, 18, 19, 21, 22)
 
 @pytest.fixture(scope="module")
 def reliability():
-    pytest.importorskip("pytorch_metric_learning")
+    pytest.importorskip("pytorch_metric_learning", reason="needs the extra methods")
     import reliability
 
     return reliability

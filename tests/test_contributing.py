@@ -258,7 +258,7 @@ def test_a_server_page(added, page_folder, monkeypatch, tmp_path):
 
 def listed(address):
     """The lines that a browser shows on the page of the example."""
-    playwright = pytest.importorskip("playwright.sync_api")
+    playwright = pytest.importorskip("playwright.sync_api", reason="the page is tested through the package playwright")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page()

@@ -26,7 +26,7 @@ PROGRAMS = {
 def test_an_example_runs(name, tmp_path, monkeypatch, capsys):
     arguments, packages, expected = PROGRAMS[name]
     for package in packages:
-        pytest.importorskip(package)
+        pytest.importorskip(package, reason=f"this example needs {package}")
     LocalHub.installed(tmp_path / "hub", monkeypatch)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())

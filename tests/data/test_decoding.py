@@ -227,7 +227,7 @@ def test_shrinking_brings_the_short_side_down_and_never_up(size: tuple[int, int]
 
 
 def test_shrinking_is_an_antialiased_resize() -> None:
-    functional = pytest.importorskip("torchvision.transforms.v2.functional")
+    functional = pytest.importorskip("torchvision.transforms.v2.functional", reason="compared with torchvision")
     image = torch.from_numpy(noise(90, 61)).permute(2, 0, 1).contiguous()
     expected = functional.resize(image.double() / 255, 20, antialias=True)
     assert (shrink(image, 20) / 255 - expected).abs().max() < 1.3 / 255

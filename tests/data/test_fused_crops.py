@@ -19,7 +19,7 @@ from pfml.data.preprocessing import Augmentation, Preprocessing
 from pfml.data.resampling import PixelBuffer, resample, resample_batch
 from pfml.data.windows import Windows
 
-pytest.importorskip("triton")
+pytest.importorskip("triton", reason="the kernels need the package triton")
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
 INTERPOLATIONS = ["bilinear", "bicubic"]

@@ -24,7 +24,7 @@ def no_reader(monkeypatch):
 
 def heic(path, color=(200, 30, 90), size=(56, 40)):
     """A photograph of one color."""
-    pillow_heif = pytest.importorskip("pillow_heif")
+    pillow_heif = pytest.importorskip("pillow_heif", reason="HEIC needs the extra heic")
     path.parent.mkdir(parents=True, exist_ok=True)
     pillow_heif.from_pillow(Image.new("RGB", size, color)).save(path, quality=90)
     return path

@@ -120,7 +120,7 @@ def test_every_format_of_the_list_is_read(tmp_path: Path, kind: str) -> None:
 
 
 def test_heif_is_read_where_the_plugin_is_there(tmp_path: Path) -> None:
-    heif = pytest.importorskip("pillow_heif")
+    heif = pytest.importorskip("pillow_heif", reason="HEIC needs the extra heic")
     heif.from_pillow(Image.new("RGB", (64, 32), (200, 30, 60))).save(tmp_path / "photo.heic")
     (tmp_path / "photo.heic").rename(tmp_path / "photo.jpg")
     assert read_rgb(tmp_path / "photo.jpg").shape == (3, 32, 64)

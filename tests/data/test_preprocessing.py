@@ -25,7 +25,7 @@ def boxes(size: tuple[int, int], count: int, augmentation: Augmentation, seed: i
 
 
 def torchvision_boxes(size: tuple[int, int], count: int, augmentation: Augmentation) -> Tensor:
-    transform = pytest.importorskip("torchvision.transforms").RandomResizedCrop
+    transform = pytest.importorskip("torchvision.transforms", reason="compared with torchvision").RandomResizedCrop
     torch.manual_seed(1)
     image = torch.empty(3, *size)
     scale, ratio = list(augmentation.scale), list(augmentation.ratio)

@@ -229,7 +229,7 @@ def test_an_image_set_is_divided_too():
 
 
 def test_a_split_of_hugging_face_datasets_is_taken_as_it_is():
-    datasets = pytest.importorskip("datasets")
+    datasets = pytest.importorskip("datasets", reason="needs the extra huggingface")
     content = {
         "image": [Image.new("RGB", (9 + k, 9), (10 * k, 0, 0)) for k in range(6)],
         "label": [0, 0, 1, 1, 2, 2],

@@ -39,8 +39,10 @@ def random_windows(preprocessing: Preprocessing, copies: int = 4) -> Windows:
 
 def by_torchvision(image: object, windows: Windows, row: int, resize: int | None) -> object:
     """RandomResizedCrop's box, or Resize(resize) + CenterCrop if `resize` is given; then the flip."""
-    functional = pytest.importorskip("torchvision.transforms.v2.functional")
-    mode = pytest.importorskip("torchvision.transforms").InterpolationMode(windows.interpolation)
+    functional = pytest.importorskip("torchvision.transforms.v2.functional", reason="compared with torchvision")
+    mode = pytest.importorskip("torchvision.transforms", reason="compared with torchvision").InterpolationMode(
+        windows.interpolation
+    )
     if resize is not None:
         resized = functional.resize(image, resize, interpolation=mode, antialias=True)
         crop = functional.center_crop(resized, windows.size)
@@ -76,7 +78,7 @@ def test_both_executions_agree_with_torchvisions_transforms_of_float_tensors(int
 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 def test_crops_agree_with_torchvisions_transforms_of_pil_images_within_rounding(interpolation: str) -> None:
-    functional = pytest.importorskip("torchvision.transforms.v2.functional")
+    functional = pytest.importorskip("torchvision.transforms.v2.functional", reason="compared with torchvision")
     images = photographs(smooth=True)
     for windows, resize in both_geometries(interpolation):
         crops = resample(images.__getitem__, windows)

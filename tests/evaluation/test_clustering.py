@@ -17,7 +17,7 @@ def blobs(num_points, num_blobs, spread, seed=0):
 
 @pytest.mark.parametrize(("first", "second"), [(5, 5), (3, 40), (1, 6), (6, 1)])
 def test_nmi_is_that_of_scikit_learn(first, second):
-    metrics = pytest.importorskip("sklearn.metrics")
+    metrics = pytest.importorskip("sklearn.metrics", reason="compared with scikit-learn")
     generator = torch.Generator().manual_seed(0)
     a = torch.randint(first, (200,), generator=generator)
     b = (a + torch.randint(second, (200,), generator=generator)) % max(second, 1)

@@ -171,7 +171,7 @@ def test_chunks_of_queries_do_not_change_the_scores(matches_at_once):
 @pytest.mark.parametrize("device", [CPU, GPU])
 @pytest.mark.parametrize(("num_points", "num_classes", "dims"), [(1_500, 300, 64), (700, 8, 32)])
 def test_metrics_are_those_of_pytorch_metric_learning(num_points, num_classes, dims, device):
-    distances = pytest.importorskip("pytorch_metric_learning.distances")
+    distances = pytest.importorskip("pytorch_metric_learning.distances", reason="needs the extra methods")
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
     from pytorch_metric_learning.utils.inference import CustomKNN
 

@@ -54,7 +54,7 @@ def written_study(
 
 
 def test_what_was_tuned_is_trained_with_recorded_and_marked_in_the_report(tmp_path, capsys):
-    pytest.importorskip("optuna")
+    pytest.importorskip("optuna", reason="pfml tune needs the extra tune")
     study, out = tmp_path / "study", tmp_path / "out"
     tuning = ["--epochs=1", "--trials=2", "--space", "loss.options.delta=0.5:1.5", "optimizer.lr=log:1e-3:1e-2"]
     main(["tune", "--config=glyphs", "--device=cpu", "--batch.size=40", *tuning, f"--out={study}"])

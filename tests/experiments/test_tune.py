@@ -14,7 +14,7 @@ from pfml.runs.config_files import read_config
 from pfml.training import BatchConfig, LossConfig, OptimizerConfig
 from pfml.training.shutdown import Interrupted
 
-pytest.importorskip("optuna")
+pytest.importorskip("optuna", reason="pfml tune needs the extra tune")
 
 GLYPHS = "ABCDEFGHKLMN"
 

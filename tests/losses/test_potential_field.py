@@ -373,7 +373,7 @@ def test_a_state_dict_of_other_hyper_parameters_is_refused_by_name_before_anythi
 
 
 def test_it_fits_where_a_loss_of_pytorch_metric_learning_is_called():
-    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    losses = pytest.importorskip("pytorch_metric_learning.losses", reason="needs the extra methods")
     embeddings, labels = batch()
     for loss in (losses.ProxyAnchorLoss(C, D), make()):
         value = loss(embeddings, labels, None, None, None)
@@ -384,7 +384,7 @@ def test_it_fits_where_a_loss_of_pytorch_metric_learning_is_called():
 
 
 def test_it_trains_in_pytorch_metric_learnings_own_trainer():
-    trainers = pytest.importorskip("pytorch_metric_learning.trainers")
+    trainers = pytest.importorskip("pytorch_metric_learning.trainers", reason="needs the extra methods")
     images, labels = torch.randn(24, D), torch.arange(24) % C
     model, loss = torch.nn.Linear(D, D), make()
     before = loss.proxies.detach().clone()

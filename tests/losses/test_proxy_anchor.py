@@ -39,7 +39,7 @@ def test_it_is_the_published_equation(batch, scale, margin):
 
 
 def test_it_equals_pytorch_metric_learning_with_the_same_proxies(batch):
-    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    losses = pytest.importorskip("pytorch_metric_learning.losses", reason="needs the extra methods")
     theirs = losses.ProxyAnchorLoss(5, 8, margin=0.1, alpha=32)
     ours = ProxyAnchorLoss(5, 8)
     with torch.no_grad():

@@ -56,7 +56,7 @@ def test_results_are_json(folder):
 
 
 def test_curves_reach_tensorboard_if_it_is_installed(folder):
-    pytest.importorskip("tensorboard")
+    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder.append("evaluation", 7, test={"recall_at_1": 0.5})

@@ -41,7 +41,7 @@ def records_of(content):
 
 
 def test_weights_and_biases_gets_the_log_offline(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
+    pytest.importorskip("wandb", reason="needs the extra wandb")
     from wandb.proto.wandb_internal_pb2 import Record
 
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -67,7 +67,7 @@ def test_weights_and_biases_gets_the_log_offline(tmp_path, monkeypatch):
 
 
 def test_mlflow_gets_the_log_and_goes_on_when_a_run_resumes(tmp_path, monkeypatch):
-    pytest.importorskip("mlflow")
+    pytest.importorskip("mlflow", reason="needs the extra mlflow")
     from mlflow.tracking import MlflowClient
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database takes seconds to set up
@@ -89,7 +89,7 @@ def test_mlflow_gets_the_log_and_goes_on_when_a_run_resumes(tmp_path, monkeypatc
 
 def test_trackio_gets_the_log(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    pytest.importorskip("trackio")
+    pytest.importorskip("trackio", reason="needs the extra trackio")
     from trackio.sqlite_storage import SQLiteStorage
 
     trained(tmp_path / "run", "trackio")

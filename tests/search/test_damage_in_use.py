@@ -128,7 +128,7 @@ def test_an_open_index_maps_none_of_its_files(folder):
 
 
 def test_more_shards_than_a_process_may_open_are_opened(tmp_path):
-    resource = pytest.importorskip("resource")
+    resource = pytest.importorskip("resource", reason="Windows has no such limits")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 100
     index = ImageIndex.create(tmp_path / "index", MODEL, 1024)

@@ -21,7 +21,7 @@ def oracle(query, vectors, k, allowed=None):
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
 def test_search_finds_what_comparing_one_by_one_finds(tmp_path, backend):
     if backend == "faiss":
-        pytest.importorskip("faiss")
+        pytest.importorskip("faiss", reason="needs the extra faiss")
     index = small_index(tmp_path / "index", entries=200, backend=backend)
     queries, gallery = unit_vectors(7, seed=1), unit_vectors(200)
     for query, hits in zip(queries, index.search(3 * queries, 9, model=MODEL), strict=True):
@@ -33,7 +33,7 @@ def test_search_finds_what_comparing_one_by_one_finds(tmp_path, backend):
 
 
 def test_faiss_is_searched_though_another_library_has_changed_it(tmp_path):
-    pytest.importorskip("faiss")
+    pytest.importorskip("faiss", reason="needs the extra faiss")
     import faiss.contrib.torch_utils  # as pytorch-metric-learning does  # noqa: F401
 
     index, exact = (small_index(tmp_path / name, entries=40, backend=name) for name in ("faiss", "exact"))
@@ -45,7 +45,7 @@ def test_faiss_is_searched_though_another_library_has_changed_it(tmp_path):
 @pytest.mark.parametrize("classes", [["class 1"], ["class 0", "class 2", "class 3"]])
 def test_a_filter_searches_these_classes_only_and_never_what_was_removed(tmp_path, backend, classes):
     if backend == "faiss":
-        pytest.importorskip("faiss")
+        pytest.importorskip("faiss", reason="needs the extra faiss")
     index = small_index(tmp_path / "index", entries=60, backend=backend)
     index.remove(paths=["1.jpg", "2.jpg"])
     numbers = {int(name[-1]) for name in classes}

@@ -19,7 +19,7 @@ from pfml.storage.lock import claim
 from processes import CONTEXT
 from small_index import MODEL, clustered_index, clustered_vectors
 
-pytest.importorskip("faiss")
+pytest.importorskip("faiss", reason="needs the extra faiss")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 ENTRIES, CLASSES = 4000, 20

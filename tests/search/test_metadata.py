@@ -56,7 +56,7 @@ def test_metadata_are_found_after_opening_and_compacting(priced, tmp_path):
 @pytest.mark.parametrize("backend", ["exact", "faiss"])
 def test_a_filtered_search_is_the_unfiltered_one_without_the_others(tmp_path, backend):
     if backend == "faiss":
-        pytest.importorskip("faiss")
+        pytest.importorskip("faiss", reason="needs the extra faiss")
     index = small_index(tmp_path / "index", entries=200, backend=backend)
     index.set_metadata([f"{k}.jpg" for k in range(200)], [{"price": float(k % 7)} for k in range(200)])
     queries = unit_vectors(5, seed=9)

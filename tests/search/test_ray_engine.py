@@ -153,7 +153,7 @@ def test_a_missing_ray_is_named_with_its_extra_before_anything_is_written(tmp_pa
 
 @pytest.mark.slow
 def test_an_interrupted_command_ends_and_the_next_resumes(tmp_path, images, request):
-    pytest.importorskip("ray")
+    pytest.importorskip("ray", reason="--engine ray needs the extra ray")
     short = TemporaryDirectory(prefix="ray-")  # Ray's sockets have paths of 107 bytes at most
     request.addfinalizer(short.cleanup)
     small_embedder().save(tmp_path / "run")

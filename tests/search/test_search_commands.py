@@ -229,7 +229,7 @@ def test_a_threshold_of_another_model_is_refused(workspace, capsys, model):
 
 
 def test_an_index_elsewhere_is_searched_by_name_and_by_faiss(workspace, capsys):
-    pytest.importorskip("faiss")
+    pytest.importorskip("faiss", reason="needs the extra faiss")
     said(capsys, "index", "run", "images", "--out=elsewhere")
     assert not (workspace / "run/index").exists()
     printed = said(capsys, "search", "run", "images/a/1.png", "--index=elsewhere", "--backend=faiss")
@@ -459,7 +459,7 @@ def test_calibration_takes_the_corrected_labels_of_the_run(workspace, capsys, mo
 
 
 def test_approximate_search_is_built_by_index_used_by_search_and_both_say_so(workspace, capsys, monkeypatch):
-    pytest.importorskip("faiss")
+    pytest.importorskip("faiss", reason="needs the extra faiss")
     monkeypatch.setattr("pfml.search.ivf.IVF_FROM", 5)
     assert "approximate search: 1 of 1 lists in int8, recall@10 1.000" in said(
         capsys, "index", "run", "images", "--approximate=int8"

@@ -107,7 +107,7 @@ def test_what_was_trained_is_loaded_with_the_code_that_is_given(tmp_path, monkey
 
 
 def test_a_loss_of_a_library_is_taken_as_it_is(tmp_path):
-    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    losses = pytest.importorskip("pytorch_metric_learning.losses", reason="needs the extra methods")
     results, _, _ = trained(tmp_path, loss=losses.TripletMarginLoss())
     assert json.loads((tmp_path / "results.json").read_text())["last"]["test"] == results["last"]["test"]
     assert "TripletMarginLoss" in (tmp_path / "config.yaml").read_text()

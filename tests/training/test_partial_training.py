@@ -103,7 +103,7 @@ def test_features_take_the_place_of_images():
 
 
 def test_adapters_train_in_place_of_the_backbone_and_are_saved_as_an_ordinary_model(tmp_path):
-    pytest.importorskip("peft")
+    pytest.importorskip("peft", reason="needs the extra lora")
     config = small_config(lora=2, warm_up_epochs=1, epochs=2)
     plain = transformer().state_dict()
     results, embedder = trained(tmp_path / "run", transformer, config)
@@ -121,7 +121,7 @@ def test_adapters_train_in_place_of_the_backbone_and_are_saved_as_an_ordinary_mo
 
 
 def test_adapters_resume_to_the_bit(tmp_path):
-    pytest.importorskip("peft")
+    pytest.importorskip("peft", reason="needs the extra lora")
     config = small_config(lora=2, checkpoint_every=1)
     _, whole = trained(tmp_path / "whole", transformer, config)
     embedder = transformer()
@@ -133,7 +133,7 @@ def test_adapters_resume_to_the_bit(tmp_path):
 
 
 def test_merged_adapters_are_what_they_were_beside_their_layers():
-    pytest.importorskip("peft")
+    pytest.importorskip("peft", reason="needs the extra lora")
     embedder = transformer().eval()
     added = add_adapters(embedder.backbone, 3)
     images = torch.rand(2, 3, 16, 16)
@@ -146,7 +146,7 @@ def test_merged_adapters_are_what_they_were_beside_their_layers():
 
 
 def test_adapters_need_linear_layers(tmp_path):
-    pytest.importorskip("peft")
+    pytest.importorskip("peft", reason="needs the extra lora")
     with pytest.raises(ValueError, match="lora needs a backbone with linear layers"):
         train(few_glyphs(), small_embedder(), small_config(lora=2), out=tmp_path / "run")
 

@@ -202,7 +202,7 @@ def test_a_run_whose_folder_is_deleted_ends_with_an_error(photos, tmp_path, step
 
 
 def test_a_full_disk_under_the_curves_is_one_sentence(tmp_path):
-    pytest.importorskip("tensorboard")
+    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     folder = RunFolder(tmp_path / "run")
     folder.start()
     folder.append("step", 1, loss=1.0)

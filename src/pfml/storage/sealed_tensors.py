@@ -1,7 +1,7 @@
 """Tensors and what describes them on disk: whole or absent, and proved whole when they are read.
 
 `name.json`                 a sealed manifest, which names the tensors' file with its sha256
-`name-XXXXXXXX.safetensors` the tensors
+`name-1a2b3c4d.safetensors` the tensors
 
 The tensors lie in a file of a new name that is complete before the manifest is renamed into place. So whatever
 interrupts a save leaves the state that was there before. The checksum of a manifest also says what the tensors that
