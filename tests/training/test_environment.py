@@ -68,13 +68,28 @@ def test_after_the_warm_up_all_is_one_graph_and_learns_what_an_eager_run_learns(
         graphs.append(graph)
         return graph.forward
 
-    monkeypatch.setattr(torch, "compile", lambda module: compiled(module, backend=counting))
+    monkeypatch.setattr(torch, "compile", lambda module, **options: compiled(module, backend=counting, **options))
     torch.compiler.reset()
     changes = {"epochs": 4, "warm_up_epochs": 2, "evaluate_every": 4, "batch_norm": batch_norm}
     changes |= {"loss": LossConfig("proxy-anchor"), "batch": BatchConfig(32, 4, per_epoch=1)}
     learned = run(tmp_path / "compiled", compile=True, **changes)
     assert len(graphs) == 1
     torch.testing.assert_close(learned, run(tmp_path / "eager", **changes), rtol=1e-4, atol=1e-6)
+
+
+def test_another_size_of_image_is_compiled_for_itself_too(monkeypatch):
+    graphs, compile_ = [], torch.compile
+
+    def counting(graph, inputs):
+        graphs.append(all(isinstance(size, int) for each in inputs for size in each.shape))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda module, **options: compile_(module, backend=counting, **options))
+    torch.compiler.reset()
+    embeddings_of = compiled(torch.nn.AdaptiveAvgPool2d(1), CPU)
+    for size in (8, 6, 7):
+        embeddings_of(torch.zeros(1, 3, size, size))
+    assert graphs == [True, True, True]
 
 
 @pytest.mark.slow
@@ -91,10 +106,10 @@ def test_on_a_gpu_it_runs_as_cuda_graphs_whose_results_are_copied(monkeypatch):
     embeddings_of = compiled(torch.nn.Identity(), GPU)
     first = embeddings_of(torch.empty(2, 3))
     left += 1
-    assert asked == [{"mode": "reduce-overhead"}]
+    assert asked == [{"mode": "reduce-overhead", "dynamic": False}]
     assert torch.equal(first, torch.zeros(2, 3))
     compiled(torch.nn.Identity(), CPU)
-    assert asked[1:] == [{}]
+    assert asked[1:] == [{"dynamic": False}]
 
 
 @pytest.mark.gpu

@@ -117,6 +117,7 @@ def listed_products(left: Tensor, right: Tensor, rows: Tensor, columns: Tensor) 
     starts[1:] = torch.bincount(rows, minlength=len(left)).cumsum(0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")  # torch 2.11, once
         pattern = torch.sparse_csr_tensor(
             starts, columns, left.new_zeros(len(rows)), (len(left), len(right)), check_invariants=False
         )

@@ -217,7 +217,7 @@ def _forward(network: nn.Module, compiling: bool) -> Forward:
         result: Tensor = functional_call(network, weights, (images,))
         return result
 
-    return torch.compile(forward) if compiling else forward
+    return torch.compile(forward, dynamic=False) if compiling else forward
 
 
 def _resized(crops: Tensor, side: int) -> Tensor:
