@@ -271,21 +271,22 @@ class PotentialFieldLoss(nn.Module):
         step = _GRAPHS[self].replay(key, self._checked_step, embeddings, labels)
         if step is None:
             return None
-        value, is_bad, is_worth_a_look, *gradients = step
-        points = embeddings.detach(), labels, self.proxies.detach()
-        conclude(DeferredCheck(is_bad, is_worth_a_look, *points, self.num_classes))
+        value, verdicts, *gradients = step
         refuse = partial(refuse_second_order, "triton")
-        return with_known_gradients(value, (embeddings, self.proxies), gradients, refuse)
+        energy = with_known_gradients(value, (embeddings, self.proxies), gradients, refuse)
+        points = embeddings.detach(), labels, self.proxies.detach()
+        conclude(DeferredCheck(*verdicts.unbind(), *points, self.num_classes))  # last, as it may wait for the GPU
+        return energy
 
     def _checked_step(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        """The value, what the check found, and the gradients in float32: what is recorded."""
+        """The value, both verdicts of the check, and the gradients in float32: what is recorded."""
         # other leaves than the user's, whose nodes of the autograd graph belong to the stream of earlier steps
         points, proxies = (each.detach().float().requires_grad_() for each in (embeddings, self.proxies))
         with torch.enable_grad(), deferred_checks() as checks:
             value = self._energy(points, labels, proxies)
         gradients = torch.autograd.grad(value, (points, proxies), materialize_grads=True)
         (check,) = checks
-        return value.detach(), check.is_bad, check.is_worth_a_look, *gradients
+        return value.detach(), torch.stack((check.is_bad, check.is_worth_a_look)), *gradients
 
     @torch.no_grad()
     def trusted(self, embeddings: Tensor, labels: Tensor) -> Tensor:
