@@ -4,7 +4,9 @@ Every worker collects every file, so heavy packages that few tests need (scikit-
 torchvision) are imported within these tests. The process that starts the workers loads no torch.
 """
 
+import ctypes
 import os
+import signal
 from dataclasses import replace
 from importlib import import_module
 
@@ -15,15 +17,23 @@ def pytest_addoption(parser):
     parser.addoption("--all-packages", action="store_true", help="fail a test whose package is missing or broken")
 
 
+def _has_gpu():
+    """As torch.cuda.is_available() says it, without torch."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int()
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+if not _has_gpu():  # here, before another conftest imports the kernels: they then run on a CPU
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
 def pytest_configure(config):
     if config.getoption("all_packages"):
         pytest.importorskip = lambda name, **_: import_module(name)
-    starts_workers = not hasattr(config, "workerinput") and config.getoption("numprocesses", None)
-    if not starts_workers:
-        import torch
-
-        if not torch.cuda.is_available():
-            os.environ.setdefault("TRITON_INTERPRET", "1")  # before the kernels are imported: they then run on a CPU
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +41,14 @@ def _seed():
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def heeds_hangups():
+    """SIGHUP as a terminal leaves it: nohup ignores it, and all that it starts."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def pytest_collection_modifyitems(items):

@@ -6,6 +6,8 @@ import pytest
 
 from pfml.training.shutdown import Interrupted, catch_shutdown_requests, interruptible
 
+pytestmark = pytest.mark.usefixtures("heeds_hangups")
+
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_first_signal_is_a_request(number):

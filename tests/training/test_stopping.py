@@ -23,6 +23,8 @@ from pfml.training.loop import Training
 from pfml.training.shutdown import Interrupted
 from small_data import few_glyphs, small_config, small_embedder
 
+pytestmark = pytest.mark.usefixtures("heeds_hangups")
+
 
 @contextmanager
 def signal_at(method, call, number=signal.SIGTERM):
