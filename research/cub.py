@@ -17,6 +17,8 @@ import copy
 import json
 import math
 import shutil
+import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -478,16 +480,25 @@ def summary(line: dict[str, Any]) -> str:
 def divide(
     tasks: Iterable[Any], worker: Callable[[Any, argparse.Namespace], None], options: argparse.Namespace
 ) -> None:
-    """Let `options.jobs` processes take the tasks from one queue; None ends each."""
+    """Let `options.jobs` processes take the tasks from one queue; None ends each.
+
+    They end with this process, whatever they do: a run that is being compiled would heed a signal minutes later.
+    """
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     for task in [*tasks, *[None] * options.jobs]:
         queue.put(task)
     processes = [context.Process(target=worker, args=(queue, options)) for _ in range(options.jobs)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+    finally:
+        for process in processes:
+            if process.pid is not None:
+                process.kill()
 
 
 def main() -> None:

@@ -3,8 +3,11 @@
 import argparse
 import importlib
 import json
+import os
 import queue
 import shutil
+import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -403,6 +406,33 @@ def test_teachers_correct_the_labels_of_others(bench, monkeypatch):
     assert transfer.to_do([first], transfer.already_done(bench.folder / "new.jsonl"), "validation") == []
     needy = transfer.Task("teachers", ("c:pa-1",), 0, 0.2)
     assert transfer.to_do([first, needy], transfer.already_done(bench.folder / "new.jsonl"), "validation")[0] == first
+
+
+DEAF = """
+import argparse, signal, time
+from cub import divide
+
+def deaf(queue, options):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("deaf", flush=True)
+    time.sleep(100)
+
+if __name__ == "__main__":
+    divide([1, 2], deaf, argparse.Namespace(jobs=2))
+"""
+
+
+@pytest.mark.slow
+def test_the_processes_of_a_driver_end_with_it(tmp_path):
+    script = tmp_path / "deaf.py"
+    script.write_text(DEAF)
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "research")}
+    driver = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=environment)
+    for _ in range(2):
+        driver.stdout.readline()
+    driver.terminate()
+    assert driver.wait(20) == 128 + signal.SIGTERM
+    assert driver.stdout.read() == "", "the pipe ends when the last process does"
 
 
 def test_a_test_has_teachers_of_its_own_for_each_seed(research):
