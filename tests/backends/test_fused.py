@@ -121,6 +121,13 @@ def test_forces_in_tight_clusters_hold_down_to_where_positions_differ(field, dim
     check_backend("triton", state, FIELDS[field], PairWeights(), device=DEVICE, on_sphere=dim > 1)
 
 
+def test_more_charges_than_can_be_numbered_are_refused(monkeypatch):
+    monkeypatch.setattr(fused, "MOST_TILES", 3)
+    state = State(**SMALL, dim=5)
+    with pytest.raises(ValueError, match=r"takes up to .* charges, got .*: draw some of the proxies"):
+        energy_and_gradients(BACKENDS["triton"], state, FIELDS["pfml"], PairWeights(), device=DEVICE)
+
+
 @pytest.mark.parametrize("law", [PowerLaw(), PowerLaw(alpha=12.0)], ids=str)
 @pytest.mark.parametrize("apart", [1e-12, 1e-25, 1e-35])
 def test_a_pair_feels_its_full_force_as_long_as_float32_tells_it_apart(law, apart):

@@ -72,6 +72,8 @@ CLOSE = min(16, BLOCK)
 #: Sets from this size on are sorted by pivots.
 SORTED_FROM = 4096
 LARGEST_DIMS = 2048
+#: Pairs of blocks that 32 bits can number: 5.9 million charges.
+MOST_TILES = 2**31 - 1
 
 INSTALLED = find_spec("triton") is not None
 
@@ -215,6 +217,11 @@ class _Between:
         def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=rows.high.device)
 
+        if rows.blocks * columns.blocks > MOST_TILES:
+            raise ValueError(
+                f"the triton backend takes up to {BLOCK * math.isqrt(MOST_TILES):,} charges, got {len(columns.high):,}: "
+                "draw some of the proxies (proxy_sample), or use backend='tiled'"
+            )
         symmetric, padded = rows is columns, rows.high.shape[1]
         flags = torch.zeros(rows.blocks, columns.blocks, dtype=torch.int8, device=rows.high.device)
         slots, listed, count = empty(rows.blocks, columns.blocks), empty(tiles), empty()

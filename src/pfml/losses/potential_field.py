@@ -274,8 +274,9 @@ class PotentialFieldLoss(nn.Module):
         value, verdicts, *gradients = step
         refuse = partial(refuse_second_order, "triton")
         energy = with_known_gradients(value, (embeddings, self.proxies), gradients, refuse)
+        is_bad, is_worth_a_look = verdicts.unbind()
         points = embeddings.detach(), labels, self.proxies.detach()
-        conclude(DeferredCheck(*verdicts.unbind(), *points, self.num_classes))  # last, as it may wait for the GPU
+        conclude(DeferredCheck(is_bad, is_worth_a_look, *points, self.num_classes))  # last: it may wait for the GPU
         return energy
 
     def _checked_step(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
