@@ -219,8 +219,8 @@ class _Between:
 
         if rows.blocks * columns.blocks > MOST_TILES:
             raise ValueError(
-                f"the triton backend takes up to {BLOCK * math.isqrt(MOST_TILES):,} charges, got {len(columns.high):,}: "
-                "draw some of the proxies (proxy_sample), or use backend='tiled'"
+                f"the triton backend takes up to {BLOCK * math.isqrt(MOST_TILES):,} charges, got "
+                f"{len(columns.high):,}: draw some of the proxies (proxy_sample), or use backend='tiled'"
             )
         symmetric, padded = rows is columns, rows.high.shape[1]
         flags = torch.zeros(rows.blocks, columns.blocks, dtype=torch.int8, device=rows.high.device)
