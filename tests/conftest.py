@@ -145,7 +145,7 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr("pfml.training.loop.on_device", channels_last)
     monkeypatch.setattr("pfml.training.loop.CheckpointWriter", in_background)
     monkeypatch.setattr("pfml.training.loop.compiles", lambda config, device, steps: True)
-    monkeypatch.setattr(torch, "compile", lambda module: compiled(module, backend="aot_eager"))
+    monkeypatch.setattr(torch, "compile", lambda module, **options: compiled(module, backend="aot_eager", **options))
 
 
 @pytest.fixture

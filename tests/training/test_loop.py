@@ -271,6 +271,29 @@ def test_results_name_the_last_the_best_and_the_chosen_epoch(tmp_path):
     assert load_embedder(tmp_path / "run").trained_on.class_names == few_glyphs().train.class_names[:4]
 
 
+def test_the_model_may_see_larger_crops_than_it_was_trained_on(tmp_path):
+    results = run(tmp_path / "plain", **SHORT)
+    larger = run(tmp_path / "larger", test_image_size=20, **SHORT)
+    plain, model = (load_embedder(tmp_path / name) for name in ("plain", "larger"))
+    assert (model.preprocessing.crop, model.preprocessing.resize, model.config.image_size) == (20, 20, 20)
+    for name, weight in plain.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], weight, rtol=0, atol=0, msg="training saw what it sees")
+    model.trained_on = plain.trained_on = None
+    assert larger["last"]["test"] == evaluate(model, few_glyphs()).as_dict() != results["last"]["test"]
+    plain.set_image_size(20)
+    assert larger["last"]["test"] == evaluate(plain, few_glyphs()).as_dict()
+
+
+def test_a_size_that_the_backbone_cannot_see_is_refused_before_training(tmp_path):
+    options = {"weights": "none", "embedding_dim": 8, "image_size": 32}
+    with pytest.raises(ValueError, match="vit_tiny_patch16_224 is built for images of 32 pixels, got 48: set"):
+        run(tmp_path / "run", embedder=create_embedder("vit_tiny_patch16_224", **options), test_image_size=48)
+    with pytest.raises(ValueError, match="set model.image_size for both"):
+        small_config(test_image_size=48, freeze="trunk")
+    with pytest.raises(ValueError, match="test_image_size must be >= 1 or null, got 0"):
+        small_config(test_image_size=0)
+
+
 def test_the_last_epoch_is_evaluated_whatever_the_interval(tmp_path):
     run(tmp_path / "run", epochs=3, evaluate_every=2, batch=BatchConfig(32, 4, per_epoch=1))
     assert [entry["epoch"] for entry in RunFolder(tmp_path / "run").entries("evaluation")] == [2, 3]

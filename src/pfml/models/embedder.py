@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pfml.data.preprocessing import Preprocessing
 from pfml.models.adapters import merged_state
 from pfml.models.backbone import Backbone
-from pfml.models.backbone_table import create_backbone, default_weights
+from pfml.models.backbone_table import create_backbone, default_weights, with_image_size
 from pfml.models.factorized import FactorizedBackbone
 from pfml.models.head import Head
 from pfml.models.hub import download_model, is_on_hub, upload_model
@@ -274,6 +274,28 @@ class Embedder(nn.Module):
         self._frozen = frozenset(each for each in self.backbone_parameters() if each not in kept)
         for parameter in self._frozen:
             parameter.requires_grad_(False)
+
+    def require_image_size(self, image_size: int) -> None:
+        """Refuse crops of another size for a backbone that is built for one."""
+        own = self.preprocessing.crop
+        if image_size != own and getattr(self.backbone.patch_embedding(), "strict_img_size", False):
+            raise ValueError(
+                f"{self.config.backbone} is built for images of {own} pixels, got {image_size}: set image_size of the "
+                "model, with which it is trained and tested"
+            )
+
+    def set_image_size(self, image_size: int) -> None:
+        """See crops of another height and width from now on, at the same ratio to the resized image.
+
+        Crops that are larger than those of training find more as a rule: random crops show objects larger than whole
+        images do (Touvron et al., 2019).
+
+        Raises:
+            ValueError: The backbone is built for one size of images, as vision transformers are.
+        """
+        self.require_image_size(image_size)
+        self.preprocessing = with_image_size(self.preprocessing, image_size)
+        self.config = replace(self.config, image_size=image_size, resize=None)
 
     @torch.no_grad()
     def encode(

@@ -50,8 +50,8 @@ def compiles(config: TrainConfig, device: torch.device, steps: int) -> bool:
 def compiled(network: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
     """The network's forward pass, compiled; on a GPU it and its backward pass are CUDA graphs.
 
-    Without these, an H200 waits for Python, which launches a ResNet-50's kernels more slowly than they run. Each size of
-    image is compiled for itself: code for all sizes takes minutes to compile where a second network has another size.
+    Without these, an H200 waits for Python, which launches a ResNet-50's kernels more slowly than they run. Each size
+    of images is compiled for itself: code for all sizes takes minutes to compile, where a second network has another.
     """
     if device.type != "cuda":
         return torch.compile(network, dynamic=False)  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NoReturn, TypeVar
@@ -468,20 +468,32 @@ class Training:
         """Retrieval on the test or validation classes."""
         data = self.data if role == "test" else self.data.validation
         assert data is not None
-        metrics = evaluate(
-            self.embedder,
-            data,
-            recall_at=self.data.recall_at,
-            test_source=self.sources[role],
-            gallery_source=self.sources.get("gallery") if role == "test" else None,
-            autocast=precision(self.config.autocast),
-            track=self.stoppable if self.world.size == 1 else None,
-            world=self.world,
-        )
+        with self.at_test_size():
+            metrics = evaluate(
+                self.embedder,
+                data,
+                recall_at=self.data.recall_at,
+                test_source=self.sources[role],
+                gallery_source=self.sources.get("gallery") if role == "test" else None,
+                autocast=precision(self.config.autocast),
+                track=self.stoppable if self.world.size == 1 else None,
+                world=self.world,
+            )
         return metrics.as_dict()
 
+    @contextmanager
+    def at_test_size(self) -> Iterator[None]:
+        """Within the block the embedder sees images as the model will, once it is trained."""
+        before = self.embedder.config, self.embedder.preprocessing
+        if self.config.test_image_size is not None:
+            self.embedder.set_image_size(self.config.test_image_size)
+        try:
+            yield
+        finally:
+            self.embedder.config, self.embedder.preprocessing = before
+
     def embeddings(self, role: str, *, features: bool = False) -> Tensor:
-        """Embeddings (or features) of all images of a role, as evaluation computes them."""
+        """Embeddings (or features) of all images of a role, from crops in the middle."""
         mixed = precision(self.config.autocast)
         track = self.stoppable if self.world.size == 1 else None
         world = self.world
@@ -495,6 +507,8 @@ class Training:
         """
         self.weight_average.adopt()
         self.embedder.eval()
+        if self.config.test_image_size is not None:
+            self.embedder.set_image_size(self.config.test_image_size)
         loss = whole_loss(self.loss, self.config.loss, self.data.train.num_classes, self.embedder.embedding_dim)
         results = summarize(self.state.history, select_by=self.config.select_by, protocol=self.data.protocol)
         self.become_model(loss, results)

@@ -44,6 +44,8 @@ def on_device(embedder: Embedder, device: torch.device) -> Embedder:
 
 def prepare_backbone(embedder: Embedder, config: TrainConfig) -> None:
     """Freeze the backbone, or give it adapters, in place, as `config` says."""
+    if config.test_image_size is not None:
+        embedder.require_image_size(config.test_image_size)
     if config.freeze == "trunk":
         if embedder.head.linear is None:
             raise ValueError("freeze trunk trains the embedding layer, and there is none: set model.embedding_dim")
