@@ -2,8 +2,8 @@
 
 OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 examples/sharded_training.py
 
-It prints the same energies for any number of ranks: the field sees the global batch. The model has no BatchNorm, whose
-statistics would be those of each rank's own batch (torch.nn.SyncBatchNorm changes that).
+It prints the same energies for any number of ranks, up to rounding: the field sees the global batch. The model has no
+BatchNorm, whose statistics would be those of each rank's own batch (torch.nn.SyncBatchNorm changes that).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """An ensemble in one piece of work: teachers, a student, a comparison; it resumes wherever it was stopped."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from unittest import mock
@@ -13,13 +14,24 @@ from pfml.cli import main, parsed_values
 from pfml.evaluation import embed
 from pfml.losses.distillation import combined
 from pfml.models import EmbedderConfig, load_embedder
+from pfml.models.backbone_table import BACKBONES
 from pfml.runs.config import DataConfig, RunConfig
 from pfml.runs.config_files import read_config, write_config
 from pfml.storage.files import DamagedFileError
 from pfml.storage.manifest import write_manifest
 from pfml.training import BatchConfig, LossConfig, OptimizerConfig, ScheduleConfig
-from pfml.training.ensemble import ENSEMBLE, Ensemble, is_ensemble, read_ensemble, run_ensemble, student_config
+from pfml.training.ensemble import (
+    ENSEMBLE,
+    Ensemble,
+    TeacherGroup,
+    is_ensemble,
+    other_config,
+    read_ensemble,
+    run_ensemble,
+    student_config,
+)
 from small_data import few_glyphs, interrupted_repeatedly
+from tiny_network import TINY
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +66,14 @@ def whole(config, tmp_path_factory):
 
 def weights(folder):
     return torch.cat([value.flatten().float() for value in load_embedder(folder).state_dict().values()])
+
+
+def test_the_student_alone_sees_larger_crops_when_it_is_trained(config, tmp_path):
+    one = Ensemble(teachers=1, student_epochs=1)
+    run_ensemble(replace(config, test_image_size=20), tmp_path / "run", one)
+    sides = [load_embedder(folder).preprocessing.crop for folder in (tmp_path / "run", tmp_path / "run/teachers/1")]
+    assert sides == [20, 16]
+    assert read_ensemble(tmp_path / "run")[0].test_image_size == 20
 
 
 def test_one_call_trains_teachers_a_student_and_compares_them(whole):
@@ -161,6 +181,164 @@ def test_the_command_line_trains_an_ensemble_and_another_student_of_it(tmp_path,
     with pytest.raises(SystemExit) as ended:
         main(["train", *common, "--student_epochs", "2"])
     assert "--ensemble N, which must be given" in str(ended.value.code)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Another network, of 32 x 32 pixels."""
+    monkeypatch.setitem(BACKBONES, "tiny", TINY)
+
+
+def changed_by(text, config, folder):
+    (folder / "changes.yaml").write_text(text)
+    return other_config(config, str(folder / "changes.yaml"))
+
+
+@pytest.mark.usefixtures("tiny")
+def test_teachers_of_several_configurations_are_stopped_in_the_second_one_and_resume_to_the_bit(config, tmp_path):
+    pair = changed_by("loss: {name: multi-similarity}\nseed: 7\ndata: {name: cub}", config, tmp_path)
+    mixed = Ensemble(1, 1, others=(TeacherGroup(other_config(config, "tiny"), 2), TeacherGroup(pair)))
+    remarks = []
+    scores = run_ensemble(config, tmp_path / "whole", mixed, monitor=mock.Mock(remark=remarks.append))
+    assert list(scores) == [
+        "teacher 1 (convnet, proxy-anchor)",
+        "teacher 2 (tiny, proxy-anchor)",
+        "teacher 3 (tiny, proxy-anchor)",
+        "teacher 4 (convnet, multi-similarity)",
+        "teachers side by side",
+        "student",
+    ]
+    assert json.loads((tmp_path / "whole" / "comparison.json").read_text()) == scores
+    assert "teacher 3 of 4: tiny, proxy-anchor, seed 1" in remarks
+    runs = [read_config(tmp_path / "whole" / "teachers" / str(number) / "config.yaml") for number in range(1, 5)]
+    assert [(each.model.image_size, each.seed, each.data.name) for each in runs] == [
+        (16, 0, "glyphs"), (None, 0, "glyphs"), (None, 1, "glyphs"), (16, 0, "glyphs"),
+    ]  # fmt: skip
+    assert len(read_config(tmp_path / "whole" / "config.yaml").teachers) == 4
+
+    def again(resume, monitor=None):
+        stored, ensemble = read_ensemble(tmp_path / "parts") if resume else (config, mixed)
+        assert [group.teachers for group in ensemble.others] == [2, 1]
+        run_ensemble(stored, tmp_path / "parts", ensemble, resume=resume, monitor=monitor)
+
+    assert interrupted_repeatedly(again, (6, 4)) == [2, 2], "in the second teacher, and in the third"
+    assert torch.equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+
+
+@pytest.mark.usefixtures("tiny")
+def test_another_backbone_does_not_take_what_belongs_to_the_first(config):
+    model = EmbedderConfig("resnet50_he", "he.safetensors", embedding_dim=8, image_size=256, resize=288)
+    he = replace(config, model=model)
+    assert other_config(he, "tiny") == replace(config, model=EmbedderConfig("tiny", "default", embedding_dim=8))
+    scratch = other_config(replace(he, model=replace(model, weights="none")), "efficientnet_lite0")
+    assert scratch.model.weights == "none", "without pretrained weights, as was asked"
+    assert other_config(config, "efficientnet_lite0").model.weights == "default"
+    shipped = other_config(he, "cub-resnet50_he-proxy_anchor")
+    assert (shipped.model.weights, shipped.model.image_size, shipped.epochs) == ("he.safetensors", None, 8)
+
+
+def test_a_file_changes_a_part_of_the_configuration(config, tmp_path):
+    own = replace(config, loss=LossConfig("pfml", {"delta": 0.5}))
+    assert changed_by("loss: {name: proxy-anchor}", own, tmp_path) == config, "without the options of the first loss"
+    assert changed_by("loss: {options: {alpha: 2}}", own, tmp_path).loss.options == {"delta": 0.5, "alpha": 2}
+    larger = changed_by("model: {image_size: 24}\nloss:", config, tmp_path).model
+    assert larger == replace(config.model, image_size=24)
+    given = "model: {backbone: resnet50_he, weights: he.pth, image_size: 192}"
+    assert changed_by(given, config, tmp_path).model == EmbedderConfig(
+        "resnet50_he", "he.pth", embedding_dim=8, image_size=192
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("efficientnet_lite", "a file that ends in .yaml, .* or a backbone: .* nearest: efficientnet_lite"),
+        ("glyfs", "did you mean 'glyphs'"),
+        ("gone.yaml", "gone.yaml must be a configuration: .*No such file"),
+        ("wrong.yaml", "wrong.yaml must be a configuration, or a part of one: .*lose"),
+    ],
+)
+def test_a_name_of_no_teachers_is_refused(config, name, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wrong.yaml").write_text("lose: {name: pfml}")
+    with pytest.raises(ValueError, match=message):
+        other_config(config, name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("model: {backbone: resnet50_he}", r"teachers \(resnet50_he, proxy-anchor\) cannot .*FILE.yaml=N.*weights"),
+        (
+            "model: {backbone: efficientnet_lite0, weights: none, pooling: token}",
+            "cannot be trained so: pooling='token'",
+        ),
+        ("seed: 3", r"teachers of one configuration \(convnet, proxy-anchor\) must be counted once, got 2 more"),
+        ("effort: minutes", "leave out effort minutes"),
+    ],
+)
+def test_teachers_that_could_not_be_trained_end_an_ensemble_before_it_begins(config, changes, message, tmp_path):
+    ensemble = Ensemble(1, others=(TeacherGroup(changed_by(changes, config, tmp_path), 2),))
+    with pytest.raises(ValueError, match=message):
+        run_ensemble(config, tmp_path / "run", ensemble)
+    assert not (tmp_path / "run").exists()
+
+
+def test_teachers_that_differ_otherwise_are_called_by_their_file(config, tmp_path):
+    longer = changed_by("epochs: 2", config, tmp_path)
+    scores = run_ensemble(config, tmp_path / "run", Ensemble(1, 1, others=(TeacherGroup(longer),)))
+    assert list(scores)[:2] == ["teacher 1 (teachers.yaml)", "teacher 2 (teachers-2.yaml)"]
+    assert read_config(tmp_path / "run" / "teachers-2.yaml") == longer
+
+
+def test_an_ensemble_of_before_is_read_and_a_plain_one_is_written_so(config, whole, tmp_path):
+    before = {"teachers": 3, "student_epochs": None, "student_loss": "relational-kl"}
+    write_manifest(tmp_path / "ensemble.json", before, ENSEMBLE)
+    write_config(tmp_path / "teachers.yaml", config, sealed=True)
+    assert read_ensemble(tmp_path) == (config, Ensemble(3, None, "relational-kl"))
+    assert json.loads((whole[0] / "ensemble.json").read_text()).keys() - before.keys() == {
+        "kind", "format_version", "manifest_sha256",
+    }  # fmt: skip
+    assert [path.name for path in whole[0].glob("teachers*.yaml")] == ["teachers.yaml"]
+
+
+def test_the_loss_of_the_student_has_options(config, tmp_path):
+    made = student_config(config, [tmp_path], Ensemble(student_options={"sigma": 1.3}))
+    assert made.loss == LossConfig("relaxed-contrastive", {"sigma": 1.3})
+    with pytest.raises(ValueError, match="did you mean 'sigma'"):
+        Ensemble(student_options={"sigmo": 1.3})
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("tiny=2", "starts with the number of teachers of the run itself, as in 4 tiny=2"),
+        ("2 tiny=1 tiny=2", "must name the teachers of tiny once"),
+        ("2 3", "further teachers are NAME=N"),
+        ("2 tiny", "--ensemble must be N, and then NAME=N .*, got 'tiny'"),
+        ("2 tiny=0", r"teachers of another configuration \(tiny, pfml\) must be at least one, got 0"),
+        ("0", "at least one teacher"),
+        ("", "--ensemble must be followed by how many teachers, N"),
+        ("2 --student_options 3", "student_options must be names and values, got 3"),
+    ],
+)
+@pytest.mark.usefixtures("tiny")
+def test_a_mistake_in_the_option_is_said(typed, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *SMALL, "--out", str(tmp_path / "run"), "--ensemble", *typed.split()])
+    assert re.search(message, f"{ended.value.code} {capsys.readouterr().err}")
+
+
+@pytest.mark.usefixtures("config", "one_thread", "tiny")
+def test_the_command_line_trains_teachers_of_several_configurations(tmp_path, capsys):
+    common = [*SMALL, "--batch.size", "32", "--batch.per_epoch", "2", "--student_epochs", "1"]
+    options = ["--student_options", '{"sigma": 1.3}', "--out", str(tmp_path / "run")]
+    main(["train", *common, *options, "--ensemble", "1", "tiny=1"])
+    assert "teacher 2 (tiny)" in capsys.readouterr().out
+    assert read_config(tmp_path / "run" / "config.yaml").loss.options == {"sigma": 1.3}
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *common[:-2], "--student_options", "{}"])
+    assert "--student_options is about the student of --ensemble N" in str(ended.value.code)
 
 
 @pytest.mark.usefixtures("config")

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 from pfml.cli.error_reporting import exit_with_error
 from pfml.cli.parser import METAVARS, Parser, shown_default, with_declared_spelling
 from pfml.own_code import is_reference, trust
+from pfml.runs.layers import merged, with_changes
 from pfml.typos import did_you_mean
 
 if TYPE_CHECKING:
     from pfml.runs.config import RunConfig
 
-__all__ = ["add_run_options", "described_recipe", "field_texts", "parsed_run_values"]
+__all__ = ["add_run_options", "described_recipe", "field_texts", "option_group", "parsed_run_values"]
 
 #: What may follow --data.
 DATA_TAKES = "a folder with a folder per class in it, a CSV with the columns path and label, or the name of a data set"
@@ -146,7 +147,7 @@ def _add_field(section: Any, name: str, hint: Any, default: Any, text: str) -> N
 
 def _add_group_option(section: Any, name: str, text: str = "") -> None:
     help_ = f"{text} One by one as --{name}.NAME VALUE." if text else "A YAML or JSON file of the options below."
-    metavar, kind, takes = "FILE", _group(name), "a YAML or JSON file, or JSON"
+    metavar, kind, takes = "FILE", option_group(name), "a YAML or JSON file, or JSON"
     if name == "data":
         metavar, kind, takes = "DATA", _data, DATA_TAKES
         help_ = f"The images: {DATA_TAKES} (see --data.name); or a YAML or JSON file of the options below."
@@ -210,7 +211,7 @@ def _yaml_value(name: str) -> Callable[[str], Any]:
     return convert
 
 
-def _group(name: str) -> Callable[[str], Any]:
+def option_group(name: str) -> Callable[[str], Any]:
     """Converts the value of a group of options: a file, or what would be in it."""
 
     def convert(text: str) -> Any:
@@ -241,7 +242,7 @@ def _data(text: str) -> Any:
     if not text:  # which pathlib takes for the working directory
         raise argparse.ArgumentTypeError(f"must be followed by {DATA_TAKES}, got an empty name")
     if text.startswith("{") or Path(text).suffix in GROUP_FILES:
-        return _group("data")(text)
+        return option_group("data")(text)
     return {"name": text}
 
 
@@ -258,7 +259,7 @@ def _typed(values: dict[str, Any], parser: Parser) -> tuple[dict[str, Any], dict
     for name in sorted(values, key=lambda name: name.count(".")):  # groups before the options in them
         if name.partition(".")[0] in fields:
             value = str(values[name]) if isinstance(values[name], Path) else values[name]
-            typed = _merged(typed, _nested(name, value))
+            typed = merged(typed, _nested(name, value))
     trust(*(name for name in (values.get("model.backbone"), values.get("loss.name")) if name and is_reference(name)))
     try:
         refuse_code(typed, "the command line")
@@ -271,22 +272,19 @@ def _layers(typed: dict[str, Any], files: list[str], recipe: str | None, parser:
     """What files, the recipe and the command line say, together."""
     content: dict[str, Any] = {}
     for name in files:
-        content = _merged(content, _file_content(name, parser))
+        content = merged(content, _file_content(name, parser))
     if "name" in typed.get("data", {}) and content.get("data", {}).get("split_seed", 0) is None:
         del content["data"]["split_seed"]  # by which an older run divided its own images
     loss = typed.get("loss", {}).get("name")
     if recipe is not None:
-        if _merged(content, typed).get("effort") is not None:
+        if merged(content, typed).get("effort") is not None:
             raise ValueError("the ladder decides by itself how to train: leave out --recipe, or leave out the effort")
         if loss not in (None, recipe):
             raise ValueError(f"--recipe {recipe} trains {recipe}: leave out --loss.name")
-        content = _merged(content, _recipe_content(recipe, _merged(content, typed)))
+        content = merged(content, _recipe_content(recipe, merged(content, typed)))
     elif "teachers" in typed and loss is None and not _is_student(content.get("loss", {}).get("name")):
         content = {**content, "loss": {"name": STUDENT_LOSS}}
-    # options of a loss make no sense for another one
-    if loss is not None and loss != content.get("loss", {}).get("name", loss):
-        content = {**content, "loss": {}}
-    return _merged(content, typed)
+    return with_changes(content, typed)
 
 
 def _continued(run: Path, typed: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
@@ -304,11 +302,7 @@ def _continued(run: Path, typed: dict[str, Any], others: dict[str, Any]) -> dict
     fixed += [f"--{name}" for name in ("model", "start", "effort") if name in typed]
     if fixed:
         raise ValueError(f"--from continues {run}, its division and its model: leave out {', '.join(sorted(fixed))}")
-    config = continued_config(run, more)
-    typed = {**typed, "data": data}
-    loss = typed.get("loss", {}).get("name", config.loss.name)
-    content = plain(config) if loss == config.loss.name else {**plain(config), "loss": {}}
-    return _merged(content, typed)
+    return with_changes(plain(continued_config(run, more)), {**typed, "data": data})
 
 
 def _refuse_beside_an_effort(config: RunConfig, typed: dict[str, Any], values: dict[str, Any]) -> None:
@@ -327,10 +321,7 @@ def _file_content(name: str, parser: Parser) -> dict[str, Any]:
 
     A file that would take all memory or import code, or was damaged since a run wrote it, ends the program.
     """
-    import yaml
-    from jsonargparse import get_loader
-
-    from pfml.runs.config_files import as_it_ran, parse_config, read_sealed_text, refuse_code_in_text, shipped_configs
+    from pfml.runs.config_files import read_changes, shipped_configs
 
     shipped = shipped_configs()
     file = Path(name) if Path(name).exists() else shipped.get(name)
@@ -338,18 +329,9 @@ def _file_content(name: str, parser: Parser) -> dict[str, Any]:
         hint = did_you_mean(name, shipped) or f"; the package has {', '.join(shipped)}"
         parser.error(f"{name!r} is neither a file nor a configuration of the package{hint}")
     try:
-        text = read_sealed_text(file)
-        refuse_code_in_text(text, str(file))
-        content = get_loader("yaml")(text)  # which takes 1e-3 for a number
-        if not isinstance(content, dict):
-            raise ValueError(f"{file} must be a configuration, names and values, got {type(content).__name__}")
-        parse_config(content)
-        content = as_it_ran(content, file)
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        parser.error(f"{file} must be a configuration: {error}")
+        return read_changes(file)
     except ValueError as error:
         parser.error(str(error))
-    return content
 
 
 def _recipe_content(name: str, content: dict[str, Any]) -> dict[str, Any]:
@@ -363,12 +345,12 @@ def _recipe_content(name: str, content: dict[str, Any]) -> dict[str, Any]:
     backbone = content.get("model", {}).get("backbone") or "resnet50"
     base = RunConfig(data=DataConfig(dataset), model=EmbedderConfig(backbone))
     values = plain(recipe_config(name, base, published=True))
-    found = _merged(_nested("data.name", dataset), _nested("model.backbone", backbone))
+    found = merged(_nested("data.name", dataset), _nested("model.backbone", backbone))
     for option in DECIDED_BY_RECIPE:
         value: Any = values
         for part in option.split("."):
             value = value[part]
-        found = _merged(found, _nested(option, value))
+        found = merged(found, _nested(option, value))
     return found
 
 
@@ -398,15 +380,6 @@ def _nested(name: str, value: Any) -> dict[str, Any]:
     for part in reversed(name.split(".")):
         value = {part: value}
     result: dict[str, Any] = value
-    return result
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, the second where both have a value; groups are merged likewise."""
-    result = dict(below)
-    for name, value in above.items():
-        old = result.get(name)
-        result[name] = _merged(old, value) if isinstance(value, Mapping) and isinstance(old, Mapping) else value
     return result
 
 

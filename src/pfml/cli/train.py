@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection
+from argparse import ArgumentTypeError
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from pfml.cli.console import create_console, print_json, print_results, print_scores, print_validated
 from pfml.cli.error_reporting import exit_with_error
 from pfml.cli.parser import add_json_option, add_quiet_option
-from pfml.cli.run_options import add_run_options, described_recipe
+from pfml.cli.run_options import add_run_options, described_recipe, option_group
+from pfml.own_code import is_reference, trust
 from pfml.terminal import print_line, shell_words
 
 if TYPE_CHECKING:
@@ -41,8 +43,9 @@ def train(
     final: Path | None = None,
     from_run: Path | None = None,
     recipe: str | None = None,
-    ensemble: int | None = None,
+    ensemble: Sequence[tuple[str, int]] | None = None,
     student_epochs: int | None = None,
+    student_options: dict[str, Any] | None = None,
     print_config: bool = False,
     as_json: bool = False,
     quiet: bool = False,
@@ -59,7 +62,7 @@ def train(
     from pfml.runs.final import read_validated
     from pfml.runs.folder import RunFolder, free_folder
     from pfml.suggest.folder import Prepared
-    from pfml.training.ensemble import Ensemble, is_ensemble, read_ensemble
+    from pfml.training.ensemble import is_ensemble, read_ensemble
     from pfml.training.environment import resolve_device
     from pfml.training.final import plan_final
     from pfml.training.progress import ProgressMonitor
@@ -67,14 +70,15 @@ def train(
     from pfml.training.shutdown import Interrupted
 
     require_loss_packages(config.loss)
-    shape, launch = None if ensemble is None else Ensemble(ensemble, student_epochs), Launch.of_process()
+    launch, shape = Launch.of_process(), _shape(config, ensemble, student_epochs, student_options)
     suits_ladder = config.effort is None and shape is None and resume is None and _suits_ladder(config, given)
     if suits_ladder and launch.size == 1:
         config = replace(config, effort="minutes")
     if config.effort is not None:
         _require_one_process(config, launch)
-    if student_epochs is not None and shape is None:
-        raise ValueError("--student_epochs is about the student of --ensemble N, which must be given")
+    for option, value in (("student_epochs", student_epochs), ("student_options", student_options)):
+        if value is not None and shape is None:
+            raise ValueError(f"--{option} is about the student of --ensemble N, which must be given")
     # what is printed with --print_config or --json goes to a file or a program, without the reasons
     console = create_console(stderr=print_config or as_json, quiet=quiet or launch.rank > 0)
     prepared, planned = Prepared(), None
@@ -111,6 +115,7 @@ def train(
         out = resume
     elif given is not None:
         config = _with_suggestions(config, given, console, prepared, out=out)
+        shape = _shape(config, ensemble, student_epochs, student_options)  # other teachers follow the suggestions too
     if print_config:
         is_final = final is not None or (resume is not None and read_validated(resume) is not None)
         _print_config(config, out.parent if is_final and out is not None else None)
@@ -235,13 +240,25 @@ def add_train_arguments(parser: ArgumentParser) -> None:
         help="Continue RUN with further images, --data FOLDER: its settings, its images and these; the division of the "
         "images before stays, embedder and proxies start as those of RUN.",
     )
-    add(
+    teachers = add(
         "--ensemble",
-        type=int,
+        nargs="+",
+        action="extend",
+        type=_counted,
+        metavar=("N", "NAME=N"),
         help="N: train N teachers with seeds of their own, then one student that follows them in place of labels; "
-        "the folder's model is the student, its teachers are in teachers/.",
+        "the folder's model is the student, its teachers are in teachers/. Then NAME=N: N more of another backbone, of "
+        "a YAML file that changes the configuration, or of a configuration of the package.",
     )
+    teachers.takes = "how many teachers, N, and then NAME=N for those of another configuration"  # type: ignore[attr-defined]
     add("--student_epochs", type=int, help="Epochs of the student of --ensemble; four times a teacher's by default.")
+    student = add(
+        "--student_options",
+        type=option_group("student_options"),
+        metavar="JSON",
+        help="Options of the loss of the student of --ensemble, as in '{\"sigma\": 1.3}'.",
+    )
+    student.takes = "a YAML or JSON file, or JSON"  # type: ignore[attr-defined]
     add_json_option(parser)
     add_quiet_option(parser)
     add_run_options(parser)
@@ -268,6 +285,40 @@ def add_tune_arguments(parser: ArgumentParser) -> None:
     add_json_option(parser)
     add_quiet_option(parser)
     add_run_options(parser)
+
+
+def _counted(text: str) -> tuple[str, int]:
+    """Name and number of NAME=N, and of N, without a name."""
+    name, equals, number = text.rpartition("=")
+    if not number.lstrip("-").isdecimal() or (equals and not name):
+        raise ArgumentTypeError(f"must be N, and then NAME=N for teachers of another configuration, got {text!r}")
+    return name, int(number)
+
+
+def _shape(
+    config: RunConfig,
+    ensemble: Sequence[tuple[str, int]] | None,
+    student_epochs: int | None,
+    student_options: dict[str, Any] | None,
+) -> Ensemble | None:
+    """What the ensemble consists of that was typed beside `config`; None if none was."""
+    from pfml.training.ensemble import Ensemble, TeacherGroup, other_config
+
+    if ensemble is None:
+        return None
+    (first, count), *others = ensemble
+    names = [name for name, _ in others]
+    if first:
+        typed = " ".join(f"{name}={number}" if name else str(number) for name, number in ensemble)
+        raise ValueError(f"--ensemble starts with the number of teachers of the run itself, as in 4 {typed}")
+    if "" in names:
+        raise ValueError("--ensemble takes one number without a name: further teachers are NAME=N")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"--ensemble must name the teachers of {twice} once: add up their numbers")
+    trust(*filter(is_reference, names))
+    groups = tuple(TeacherGroup(other_config(config, name), number) for name, number in others)
+    return Ensemble(count, student_epochs, student_options=student_options or {}, others=groups)
 
 
 def is_restarted(config: RunConfig, out: Path | None, launch: Launch) -> bool:

@@ -33,6 +33,7 @@ __all__ = [
     "parse_config",
     "plain",
     "plain_yaml",
+    "read_changes",
     "read_config",
     "read_sealed_text",
     "refuse_code",
@@ -116,6 +117,29 @@ def read_config(path: Path) -> RunConfig:
     except (yaml.YAMLError, ArgumentError, TypeError, ValueError, KeyError) as error:
         raise ValueError(f"{path} must be a configuration: {error}") from None
     return config
+
+
+def read_changes(path: Path) -> dict[str, Any]:
+    """What a file says of a configuration, of which it may be a part; unknown keys and wrong types are errors.
+
+    Raises:
+        ValueError: If it cannot be read, would take all memory or import code, or was damaged since a run wrote it.
+        jsonargparse.ArgumentError: As `parse_config`.
+    """
+    import yaml
+    from jsonargparse import get_loader
+
+    try:
+        text = read_sealed_text(path)
+        refuse_code_in_text(text, str(path))
+        content = get_loader("yaml")(text)  # which takes 1e-3 for a number
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} must be a configuration: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must be a configuration, names and values, got {type(content).__name__}")
+    content = {name: value for name, value in content.items() if value is not None or name not in config_groups()}
+    parse_config(content)
+    return as_it_ran(content, path)
 
 
 def is_sealed(path: Path) -> bool:

@@ -1,9 +1,9 @@
 """An ensemble: several teachers and the student that replaces them, in one folder.
 
-teachers/1, 2, ...   runs of one configuration on labels, each with a seed of its own
+teachers/1, 2, ...   runs on labels; those of one configuration have seeds of their own
 .                    the run of the student, which is what the folder's model is
 ensemble.json        what the ensemble consists of
-teachers.yaml        how teachers are trained
+teachers.yaml        how teachers are trained; teachers-2.yaml, ...: those of other configurations
 comparison.json      at the end: each teacher, all of them side by side, and the student
 
 An interrupted ensemble resumes: finished runs are kept, a started one resumes from its checkpoint.
@@ -12,8 +12,8 @@ An interrupted ensemble resumes: finished runs are kept, a started one resumes f
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +25,65 @@ from pfml.evaluation import embed, retrieval_metrics
 from pfml.losses.distillation import combined
 from pfml.methods import LossConfig
 from pfml.models import load_embedder
+from pfml.models.backbone_table import default_weights, refuse_unknown
+from pfml.own_code import is_reference
 from pfml.runs.config import OptimizerConfig, RunConfig, ScheduleConfig
-from pfml.runs.config_files import read_config, write_config
+from pfml.runs.config_files import (
+    create_config,
+    plain,
+    read_changes,
+    read_config,
+    shipped_config,
+    shipped_configs,
+    write_config,
+)
 from pfml.runs.data import PreparedData, prepare_data
 from pfml.runs.folder import RunFolder
+from pfml.runs.layers import with_changes
 from pfml.storage.files import DamagedFileError, write_atomically
 from pfml.storage.manifest import Format, read_manifest, write_manifest
 from pfml.training.environment import precision, resolve_device
 from pfml.training.progress import Monitor
-from pfml.training.runner import run
+from pfml.training.runner import create_run_embedder, run
+from pfml.training.setup import prepare_backbone, require_loss_packages
+from pfml.typos import did_you_mean
 
-__all__ = ["Ensemble", "is_ensemble", "read_ensemble", "run_ensemble", "student_config"]
+__all__ = [
+    "Ensemble",
+    "TeacherGroup",
+    "is_ensemble",
+    "other_config",
+    "read_ensemble",
+    "run_ensemble",
+    "student_config",
+]
 
 #: A student trains so many times as long as a teacher, at so many times its learning rate: chosen on validation
 #: classes of CUB (docs/STUDENTS.md).
 LONGER, FASTER = 4, 2.0
+#: What all teachers have of the run's configuration.
+SHARED = ("data", "storage", "device", "deterministic", "seed", "trackers")
 #: The format of ensemble.json.
 ENSEMBLE = Format("ensemble", 1, "train it again")
+
+
+@dataclass(frozen=True)
+class TeacherGroup:
+    """Teachers of one configuration.
+
+    Args:
+        config: How they are trained, as `other_config` makes it; data, storage, device, seeds and trackers are those
+            of the run.
+        teachers: How many, with the seed of the run and those after it.
+    """
+
+    config: RunConfig
+    teachers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.teachers < 1:
+            kind = _kind(self.config)
+            raise ValueError(f"teachers of another configuration ({kind}) must be at least one, got {self.teachers}")
 
 
 @dataclass(frozen=True)
@@ -49,20 +91,79 @@ class Ensemble:
     """What an ensemble consists of.
 
     Args:
-        teachers: How many, with the seeds of the configuration and those after it.
+        teachers: How many of the run's configuration, with its seed and those after it.
         student_epochs: How long the student trains; None for four times as long as a teacher.
         student_loss: A loss that compares with teachers.
+        student_options: Keyword arguments of that loss, such as {"sigma": 1.3}.
+        others: Further teachers, of other configurations.
+
+    Example:
+        >>> config = RunConfig()
+        >>> lite = other_config(config, "efficientnet_lite0")
+        >>> Ensemble(4, others=(TeacherGroup(lite, 2),)).size
+        6
     """
 
     teachers: int = 4
     student_epochs: int | None = None
     student_loss: str = "relaxed-contrastive"
+    student_options: dict[str, Any] = field(default_factory=dict)
+    others: tuple[TeacherGroup, ...] = ()
 
     def __post_init__(self) -> None:
         if self.teachers < 1:
             raise ValueError(f"an ensemble needs at least one teacher, got {self.teachers}")
         if self.student_epochs is not None and self.student_epochs < 1:
             raise ValueError(f"student_epochs must be >= 1, got {self.student_epochs}")
+        if not isinstance(self.student_options, dict):
+            raise ValueError(f"student_options must be names and values, got {self.student_options!r}")
+        LossConfig(self.student_loss, self.student_options)  # which refuses unknown names
+
+    @property
+    def size(self) -> int:
+        """How many teachers there are in all."""
+        return self.teachers + sum(group.teachers for group in self.others)
+
+
+def other_config(config: RunConfig, name: str) -> RunConfig:
+    """How further teachers are trained beside those of `config`, by what their option is on the command line.
+
+    Args:
+        config: Of the run.
+        name: A backbone: as `config` says, with the weights and the size of images that are usual for it. Or a file
+            that ends in .yaml or .yml: what it says in place of what `config` says. Or a configuration of the package:
+            that one alone.
+    """
+    from jsonargparse import ArgumentError
+
+    shipped = shipped_configs()
+    if Path(name).suffix in (".yaml", ".yml"):
+        try:
+            return _changed(config, read_changes(Path(name)))
+        except (ArgumentError, TypeError) as error:
+            raise ValueError(f"{name} must be a configuration, or a part of one: {error}") from None
+    if name not in shipped:
+        try:
+            if not is_reference(name):
+                refuse_unknown(name)
+        except ValueError as error:
+            kinds = "a file that ends in .yaml, a configuration of the package, or a backbone"
+            raise ValueError(f"further teachers need {kinds}: {error}{did_you_mean(name, shipped)}") from None
+        return _changed(config, {"model": {"backbone": name}})
+    found = shipped_config(name)
+    if found.model.backbone == config.model.backbone and found.model.weights == "default":
+        return replace(found, model=replace(found.model, weights=config.model.weights))  # which may be a file
+    return found
+
+
+def _changed(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
+    """`config` with changes; another backbone has the weights and the size of images that are usual for it."""
+    content, model = plain(config), config.model
+    if changes.get("model", {}).get("backbone", model.backbone) != model.backbone:
+        is_from_scratch = model.weights == "none" != default_weights(model.backbone)
+        usual = {"weights": "none" if is_from_scratch else "default", "image_size": None, "resize": None}
+        content["model"] |= usual
+    return create_config(with_changes(content, changes))
 
 
 def student_config(config: RunConfig, teachers: Sequence[Path], ensemble: Ensemble) -> RunConfig:
@@ -71,7 +172,7 @@ def student_config(config: RunConfig, teachers: Sequence[Path], ensemble: Ensemb
     head_lr = None if optimizer.head_lr is None else FASTER * optimizer.head_lr
     return replace(
         config,
-        loss=LossConfig(ensemble.student_loss),
+        loss=LossConfig(ensemble.student_loss, ensemble.student_options),
         teachers=tuple(str(each) for each in teachers),
         epochs=ensemble.student_epochs or LONGER * config.epochs,
         optimizer=replace(optimizer, lr=FASTER * optimizer.lr, head_lr=head_lr),
@@ -87,8 +188,11 @@ def is_ensemble(folder: Path) -> bool:
 def read_ensemble(folder: Path) -> tuple[RunConfig, Ensemble]:
     """How the teachers of the ensemble in `folder` are trained, and what it consists of."""
     file = folder / "ensemble.json"
+    values = read_manifest(file, ENSEMBLE)
     try:
-        ensemble = Ensemble(**read_manifest(file, ENSEMBLE))
+        counts = enumerate(values.pop("others", ()), start=2)
+        others = tuple(TeacherGroup(read_config(_config_file(folder, number)), count) for number, count in counts)
+        ensemble = Ensemble(**values, others=others)
     except DamagedFileError:
         raise
     except (ValueError, TypeError) as error:
@@ -106,10 +210,11 @@ def run_ensemble(
     monitor: Monitor | None = None,
     world: World | None = None,
 ) -> dict[str, Any]:
-    """Train teachers as `config` says and a student of them in the folder `out`; their scores on the unseen classes.
+    """Train teachers, and a student of them in the folder `out`; their scores on the unseen classes.
 
     Args:
-        config: How teachers are trained, on labels.
+        config: How teachers are trained, on labels, but those that `ensemble` trains otherwise; and, but for its loss
+            and its length, how the student is.
         out: The folder, which must not hold a run yet.
         ensemble: What it consists of; four teachers if None.
         data: What `prepare_data(config.data)` returns, from a caller that has it already; None to load it here.
@@ -119,27 +224,88 @@ def run_ensemble(
     """
     ensemble, world, out = ensemble or Ensemble(), world or World(), Path(out).absolute()
     monitor = (monitor or Monitor()) if world.is_first else Monitor()
+    groups = _groups(config, ensemble)
     if not resume:
-        world.by_first(lambda: _start(config, out, ensemble))
+        world.by_first(lambda: _start(out, groups, ensemble))
     data = data or prepare_data(config.resolved().data, monitor.track)  # once for all runs of the ensemble
-    folders = [out / "teachers" / str(number) for number in range(1, ensemble.teachers + 1)]
-    for number, folder in enumerate(folders):
-        monitor.remark(f"teacher {number + 1} of {ensemble.teachers}: {config.loss.name}, seed {config.seed + number}")
-        _finished(replace(config, seed=config.seed + number), folder, data, monitor, world)
+    teachers = [
+        replace(each.config, seed=config.seed + k, test_image_size=None)  # they are to see the student's crops
+        for each in groups
+        for k in range(each.teachers)
+    ]
+    folders = [out / "teachers" / str(number) for number in range(1, ensemble.size + 1)]
+    for number, (teacher, folder) in enumerate(zip(teachers, folders, strict=True), start=1):
+        monitor.remark(f"teacher {number} of {ensemble.size}: {_kind(teacher)}, seed {teacher.seed}")
+        _finished(teacher, folder, data, monitor, world)
     student = student_config(config, folders, ensemble)
     monitor.remark(f"the student: {student.loss.name}, {student.epochs} epochs, no labels")
     _finished(student, out, data, monitor, world)
-    found: dict[str, Any] = world.by_first(lambda: _compared(student, folders, out, data.data))
+    named = dict(zip(_titles(groups), folders, strict=True))
+    found: dict[str, Any] = world.by_first(lambda: _compared(student, named, out, data.data))
     return found
 
 
-def _start(config: RunConfig, out: Path, ensemble: Ensemble) -> None:
+def _groups(config: RunConfig, ensemble: Ensemble) -> list[TeacherGroup]:
+    """The teachers of each configuration, first those of the run's; no two of them would be trained alike."""
+    shared = {name: getattr(config, name) for name in SHARED}
+    groups = [TeacherGroup(config, ensemble.teachers)]
+    for group in ensemble.others:
+        other = replace(group.config, **shared)
+        if other in [each.config for each in groups]:
+            again = f"got {group.teachers} more, which would be the same"
+            raise ValueError(f"teachers of one configuration ({_kind(other)}) must be counted once, {again}")
+        groups.append(TeacherGroup(other, group.teachers))
+    return groups
+
+
+def _kind(config: RunConfig) -> str:
+    return f"{config.model.backbone}, {config.loss.name}"
+
+
+def _titles(groups: Sequence[TeacherGroup]) -> list[str]:
+    """What each teacher is called: its number, and what its configuration has that others have not."""
+    kinds = [[each.config.model.backbone for each in groups], [each.config.loss.name for each in groups]]
+    differing = [names for names in kinds if len(set(names)) > 1]
+    if len(set(zip(*differing, strict=True))) < len(groups) > 1:
+        differing.append([_config_file(Path(), number).name for number in range(1, len(groups) + 1)])
+    notes = [", ".join(names[k] for names in differing) for k, each in enumerate(groups) for _ in range(each.teachers)]
+    return [f"teacher {number}" + (f" ({note})" if note else "") for number, note in enumerate(notes, start=1)]
+
+
+def _config_file(folder: Path, number: int) -> Path:
+    """How the teachers of a configuration are trained, counted from 1."""
+    return folder / ("teachers.yaml" if number == 1 else f"teachers-{number}.yaml")
+
+
+def _start(out: Path, groups: Sequence[TeacherGroup], ensemble: Ensemble) -> None:
     folder = RunFolder(out)
     if is_ensemble(out):
         raise FileExistsError(f"{out} already holds an ensemble: resume it, or choose another folder")
+    for group in groups[1:]:
+        _require_trainable(group.config)
     folder.start()
-    write_config(out / "teachers.yaml", config, sealed=True)
-    write_manifest(out / "ensemble.json", asdict(ensemble), ENSEMBLE)
+    for number, group in enumerate(groups, start=1):
+        write_config(_config_file(out, number), group.config, sealed=True)
+    content = {name: getattr(ensemble, name) for name in ("teachers", "student_epochs", "student_loss")}
+    if ensemble.student_options:
+        content["student_options"] = ensemble.student_options
+    if ensemble.others:
+        content["others"] = [group.teachers for group in ensemble.others]
+    write_manifest(out / "ensemble.json", content, ENSEMBLE)
+
+
+def _require_trainable(config: RunConfig) -> None:
+    """Refuse what would end the ensemble hours later, when the teachers of other configurations have trained."""
+    if config.effort is not None:
+        raise ValueError(f"teachers ({_kind(config)}) train as the options say: leave out effort {config.effort}")
+    require_loss_packages(config.loss)
+    try:
+        embedder = create_run_embedder(config)
+        if config.loss.trains:
+            prepare_backbone(embedder, config)
+    except (ValueError, OSError) as error:
+        advice = "a file of --ensemble N FILE.yaml=N says what they need otherwise, as in model: {weights: ...}"
+        raise ValueError(f"teachers ({_kind(config)}) cannot be trained so: {error}; {advice}") from error
 
 
 def _finished(config: RunConfig, folder: Path, data: PreparedData, monitor: Monitor, world: World) -> None:
@@ -150,17 +316,17 @@ def _finished(config: RunConfig, folder: Path, data: PreparedData, monitor: Moni
         run(config, folder, data=data, resume=is_started, monitor=monitor, world=world)
 
 
-def _compared(student: RunConfig, folders: Sequence[Path], out: Path, data: RetrievalData) -> dict[str, Any]:
+def _compared(student: RunConfig, teachers: Mapping[str, Path], out: Path, data: RetrievalData) -> dict[str, Any]:
     """Scores of all models on the test images, also written to comparison.json; none where nothing was held out."""
     if data.protocol == "none":
         return {}
     points, items = [], []
     scores: dict[str, dict[str, float]] = {}
-    for number, folder in enumerate(folders, start=1):
+    for title, folder in teachers.items():
         queries, gallery = _embedded(folder, data, student)
         points.append(queries)
         items.append(gallery)
-        scores[f"teacher {number}"] = _scores(queries, gallery, data)
+        scores[title] = _scores(queries, gallery, data)
     gallery = None if items[0] is None else combined([each for each in items if each is not None])
     scores["teachers side by side"] = _scores(combined(points), gallery, data)
     scores["student"] = _scores(*_embedded(out, data, student), data)
