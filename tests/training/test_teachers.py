@@ -94,6 +94,15 @@ def test_a_graph_that_cannot_be_recorded_ends_no_run(caplog):
     assert caplog.text.count("operation by operation") == 1
 
 
+def test_a_teacher_with_a_flip_test_embeds_each_crop_once():
+    embedder = small_embedder(flip_test=True).eval()
+    crops = torch.rand(5, 3, 16, 16)
+    said = Teachers([embedder], torch.device("cpu"))(crops)
+    assert embedder.config.flip_test, "it is left as it is"
+    embedder.config = replace(embedder.config, flip_test=False)
+    torch.testing.assert_close(said, embedder(crops).detach(), atol=1e-5, rtol=1e-4)
+
+
 def test_a_teacher_of_another_resolution_sees_the_crops_resized():
     small = small_embedder().eval()
     large = small_embedder(embedding_dim=4, image_size=24).eval()
