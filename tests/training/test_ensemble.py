@@ -30,6 +30,7 @@ from pfml.training.ensemble import (
     run_ensemble,
     student_config,
 )
+from pfml.training.setup import open_sources
 from small_data import few_glyphs, interrupted_repeatedly
 from tiny_network import TINY
 
@@ -58,14 +59,22 @@ TWO = Ensemble(teachers=2, student_epochs=1)
 def whole(config, tmp_path_factory):
     """The folder of an ensemble that nothing interrupts, and its scores."""
     folder = tmp_path_factory.mktemp("ensemble") / "whole"
-    with mock.patch("pfml.data.datasets.read_glyphs", side_effect=few_glyphs) as read:
+    opened = mock.patch("pfml.training.runner.open_sources", wraps=open_sources)
+    with mock.patch("pfml.data.datasets.read_glyphs", side_effect=few_glyphs) as read, opened as open_:
         scores = run_ensemble(config, folder, TWO)
-    assert read.call_count == 1, "teachers, student and comparison share the data"
+    assert read.call_count == open_.call_count == 1, "teachers, student and comparison share the data"
     return folder, scores
 
 
 def weights(folder):
     return torch.cat([value.flatten().float() for value in load_embedder(folder).state_dict().values()])
+
+
+def test_a_comparison_that_is_missing_is_made_again(config, whole):
+    folder, scores = whole
+    (folder / "comparison.json").unlink()
+    assert run_ensemble(config, folder, TWO, resume=True) == scores
+    assert json.loads((folder / "comparison.json").read_text()) == scores
 
 
 def test_the_student_alone_sees_larger_crops_when_it_is_trained(config, tmp_path):

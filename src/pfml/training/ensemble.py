@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from pfml.data import ImageSet, RetrievalData
+from pfml.data.image_source import ImageSource
 from pfml.distributed import World
 from pfml.evaluation import embed, retrieval_metrics
 from pfml.losses.distillation import combined
@@ -228,6 +229,7 @@ def run_ensemble(
     if not resume:
         world.by_first(lambda: _start(out, groups, ensemble))
     data = data or prepare_data(config.resolved().data, monitor.track)  # once for all runs of the ensemble
+    sources: dict[str, ImageSource] = {}  # likewise
     teachers = [
         replace(each.config, seed=config.seed + k, test_image_size=None)  # they are to see the student's crops
         for each in groups
@@ -236,12 +238,12 @@ def run_ensemble(
     folders = [out / "teachers" / str(number) for number in range(1, ensemble.size + 1)]
     for number, (teacher, folder) in enumerate(zip(teachers, folders, strict=True), start=1):
         monitor.remark(f"teacher {number} of {ensemble.size}: {_kind(teacher)}, seed {teacher.seed}")
-        _finished(teacher, folder, data, monitor, world)
+        _finished(teacher, folder, data, sources, monitor, world)
     student = student_config(config, folders, ensemble)
     monitor.remark(f"the student: {student.loss.name}, {student.epochs} epochs, no labels")
-    _finished(student, out, data, monitor, world)
+    _finished(student, out, data, sources, monitor, world)
     named = dict(zip(_titles(groups), folders, strict=True))
-    found: dict[str, Any] = world.by_first(lambda: _compared(student, named, out, data.data))
+    found: dict[str, Any] = world.by_first(lambda: _compared(student, named, out, data.data, sources))
     return found
 
 
@@ -308,40 +310,57 @@ def _require_trainable(config: RunConfig) -> None:
         raise ValueError(f"teachers ({_kind(config)}) cannot be trained so: {error}; {advice}") from error
 
 
-def _finished(config: RunConfig, folder: Path, data: PreparedData, monitor: Monitor, world: World) -> None:
+def _finished(
+    config: RunConfig,
+    folder: Path,
+    data: PreparedData,
+    sources: dict[str, ImageSource],
+    monitor: Monitor,
+    world: World,
+) -> None:
     """Train until there are results; a run that has some is left alone."""
     files = RunFolder(folder)
     is_done, is_started = world.by_first(lambda: [files.results.is_file(), files.config.is_file()])
     if not is_done:
-        run(config, folder, data=data, resume=is_started, monitor=monitor, world=world)
+        run(config, folder, data=data, sources=sources, resume=is_started, monitor=monitor, world=world)
 
 
-def _compared(student: RunConfig, teachers: Mapping[str, Path], out: Path, data: RetrievalData) -> dict[str, Any]:
+def _compared(
+    student: RunConfig,
+    teachers: Mapping[str, Path],
+    out: Path,
+    data: RetrievalData,
+    sources: Mapping[str, ImageSource],
+) -> dict[str, Any]:
     """Scores of all models on the test images, also written to comparison.json; none where nothing was held out."""
     if data.protocol == "none":
         return {}
+    whole = {"test": data.test} | ({} if data.gallery is None else {"gallery": data.gallery})
+    images: Mapping[str, ImageSet | ImageSource] = sources or whole  # where only this was left to do
     points, items = [], []
     scores: dict[str, dict[str, float]] = {}
     for title, folder in teachers.items():
-        queries, gallery = _embedded(folder, data, student)
+        queries, gallery = _embedded(folder, images, student)
         points.append(queries)
         items.append(gallery)
         scores[title] = _scores(queries, gallery, data)
     gallery = None if items[0] is None else combined([each for each in items if each is not None])
     scores["teachers side by side"] = _scores(combined(points), gallery, data)
-    scores["student"] = _scores(*_embedded(out, data, student), data)
+    scores["student"] = _scores(*_embedded(out, images, student), data)
     write_atomically(out / "comparison.json", (json.dumps(scores, indent=1) + "\n").encode())
     return scores
 
 
-def _embedded(folder: Path, data: RetrievalData, config: RunConfig) -> tuple[Tensor, Tensor | None]:
+def _embedded(
+    folder: Path, images: Mapping[str, ImageSet | ImageSource], config: RunConfig
+) -> tuple[Tensor, Tensor | None]:
     embedder = load_embedder(folder).to(resolve_device(config.device))
     mixed = precision(config.autocast)
 
-    def points(images: ImageSet) -> Tensor:
-        return embed(embedder, images, autocast=mixed)
+    def points(role: str) -> Tensor:
+        return embed(embedder, images[role], autocast=mixed)
 
-    return points(data.test), None if data.gallery is None else points(data.gallery)
+    return points("test"), points("gallery") if "gallery" in images else None
 
 
 def _scores(queries: Tensor, gallery: Tensor | None, data: RetrievalData) -> dict[str, float]:

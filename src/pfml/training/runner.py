@@ -12,6 +12,7 @@ from torch import nn
 
 from pfml.data import Corruption, RetrievalData, load_data
 from pfml.data.decoding import listing_all_unreadable
+from pfml.data.image_source import ImageSource
 from pfml.distributed import World
 from pfml.evaluation import EmbeddedTest, embed_test
 from pfml.methods import LossConfig
@@ -40,6 +41,7 @@ def run(
     out: str | Path,
     *,
     data: PreparedData | None = None,
+    sources: dict[str, ImageSource] | None = None,
     embedder: Embedder | None = None,
     resume: bool = False,
     monitor: Monitor | None = None,
@@ -53,6 +55,8 @@ def run(
         config: The whole run.
         out: Folder of the run.
         data: What `prepare_data(config.data)` returns, from a caller that has it already; None to load it here.
+        sources: What an earlier run with the same data, storage and device has put there: its decoded images. An empty
+            dict is filled; None keeps nothing.
         embedder: What `create_run_embedder(config)` returns, likewise; it is trained in place. A run that continues
             another one takes that run's instead.
         resume: Resume from the checkpoint in `out`.
@@ -76,7 +80,9 @@ def run(
     if corruption is not None:
         changed = f"{corruption.wrong:,} of {len(images.train):,} training labels"
         monitor.remark(f"{changed} are wrong on purpose, listed in {RunFolder(out).noise}")
-    return _train(embedder, images, config, out, resume, config.storage, monitor, corruption, world, start)
+    return _train(
+        embedder, images, config, out, resume, config.storage, monitor, corruption, world, start, sources=sources
+    )
 
 
 def _evaluate_untrained(
@@ -284,6 +290,7 @@ def _train(
     world: World,
     start: Start | None = None,
     loss: nn.Module | None = None,
+    sources: dict[str, ImageSource] | None = None,
 ) -> dict[str, Any]:
     """Open the images, then train; the folder is taken only when nothing more can be wrong with what was asked for."""
     if loss is None:
@@ -296,8 +303,10 @@ def _train(
         monitor.remark(remark)
     with seeded(config.seed):
         try:
-            with world.first_before_others(storage.cache is not None):  # who then find a cache that is whole
-                sources = open_sources(data, world.device or resolve_device(config.device), storage, monitor)
+            sources = {} if sources is None else sources
+            if not sources:
+                with world.first_before_others(storage.cache is not None):  # who then find a cache that is whole
+                    sources |= open_sources(data, world.device or resolve_device(config.device), storage, monitor)
             training = Training(embedder, data, sources, config, folder, monitor, world, start, loss)
         except BaseException:
             with suppress(OSError):
