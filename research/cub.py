@@ -496,6 +496,7 @@ def divide(
         for process in processes:
             process.join()
     finally:
+        queue.cancel_join_thread()  # or this process would wait until somebody takes the tasks that are left
         for process in processes:
             if process.pid is not None:
                 process.kill()

@@ -418,7 +418,7 @@ def deaf(queue, options):
     time.sleep(100)
 
 if __name__ == "__main__":
-    divide([1, 2], deaf, argparse.Namespace(jobs=2))
+    divide(range(20_000), deaf, argparse.Namespace(jobs=2))  # more than a pipe holds
 """
 
 

@@ -87,6 +87,7 @@ def test_results_outlive_options_that_came_later():
         {"schedule": ScheduleConfig("milestones", milestones=(3,))},
         {"warm_up_after": 1, "warm_up_epochs": 1},
         {"model": EmbedderConfig("convnet", resize=40)},
+        {"test_image_size": 40},
         {"loss": LossConfig("soft-triple", {"published_start": True})},
     ],
 )

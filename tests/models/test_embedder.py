@@ -79,6 +79,30 @@ def test_image_size_changes_what_the_backbone_sees() -> None:
     assert (embedder.preprocessing.resize, embedder.preprocessing.crop) == (40, 40)
 
 
+def test_the_size_may_change_where_the_backbone_takes_it_and_can_be_built_for_it(tmp_path: Path) -> None:
+    fixed = {
+        "pit_ti_224": (224, 256),  # which cannot add its positions
+        "test_vit": (160, 192),  # which resizes them, and would be loaded with those of another size
+    }
+    for name, (own, larger) in fixed.items():
+        transformer = create_embedder(name, weights="none", embedding_dim=8)
+        with pytest.raises(ValueError, match=f"{name} is built for images of {own} pixels, got {larger}: set"):
+            transformer.set_image_size(larger)
+        transformer.set_image_size(own)
+    flat = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 8, 8), torch.nn.Flatten())
+    with pytest.raises(ValueError, match="is built for images of 16 pixels, got 24"):
+        Embedder.wrap(flat, Preprocessing(16, 16), embedding_dim=4).set_image_size(24)
+    for name in ("swiftformer_xs", "convnet"):
+        embedder, drawn = create_embedder(name, weights="none", embedding_dim=8).train(), torch.get_rng_state()
+        embedder.set_image_size(96)
+        assert embedder.training
+        assert torch.equal(torch.get_rng_state(), drawn), "what is drawn next does not depend on it"
+        embedder.save(tmp_path / name)
+        loaded, images = load_embedder(tmp_path / name), torch.rand(2, 3, 96, 96)
+        assert loaded.preprocessing == embedder.preprocessing
+        torch.testing.assert_close(loaded(images), embedder.eval()(images))
+
+
 def test_a_vision_transformer_embeds_by_its_token_or_by_its_patches() -> None:
     torch.manual_seed(0)
     options = {"weights": "none", "embedding_dim": 8, "image_size": 32}

@@ -240,6 +240,8 @@ def test_the_comparison_says_whether_training_has_helped():
     assert "80.0% before training (at 224 pixels) and 90.0% after (epoch 3, at 160 pixels)" in said(
         scores(0.9, 0.6), config=smaller
     )
+    larger = said(scores(0.9, 0.6), config=replace(smaller, test_image_size=288))
+    assert "80.0% before training (at 224 pixels) and 90.0% after (epoch 3, at 288 pixels)" in larger
 
 
 def test_the_model_before_training_is_evaluated_at_its_own_resolution(monkeypatch):

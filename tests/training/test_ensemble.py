@@ -284,12 +284,31 @@ def test_a_name_of_no_teachers_is_refused(config, name, message, tmp_path, monke
         ),
         ("seed: 3", r"teachers of one configuration \(convnet, proxy-anchor\) must be counted once, got 2 more"),
         ("effort: minutes", "leave out effort minutes"),
+        ("test_image_size: 24", "must be counted once, got 2 more"),
+        ("batch: {size: 64, samples_per_class: 4}", "cannot be trained so: batch.size 64 with .* needs 16 training"),
     ],
 )
 def test_teachers_that_could_not_be_trained_end_an_ensemble_before_it_begins(config, changes, message, tmp_path):
     ensemble = Ensemble(1, others=(TeacherGroup(changed_by(changes, config, tmp_path), 2),))
     with pytest.raises(ValueError, match=message):
         run_ensemble(config, tmp_path / "run", ensemble)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({}, {"sigma": -1}, "sigma must be a positive number, got -1"),
+        ({"test_image_size": 48}, {}, "vit_tiny_patch16_224 is built for images of 32 pixels, got 48"),
+        ({"freeze": "trunk"}, {}, "freeze trunk has no crops that teachers could see"),
+    ],
+)
+def test_a_student_that_could_not_be_trained_ends_an_ensemble_before_it_begins(
+    config, changes, options, message, tmp_path
+):
+    model = EmbedderConfig("vit_tiny_patch16_224", "none", embedding_dim=8, image_size=32)
+    with pytest.raises(ValueError, match=message):
+        run_ensemble(replace(config, model=model, **changes), tmp_path / "run", Ensemble(1, student_options=options))
     assert not (tmp_path / "run").exists()
 
 

@@ -56,6 +56,11 @@ def test_a_folder_of_images_trains(folder, tmp_path):
     assert remarks.lines[0].startswith("train: 16 images decoded into memory")
 
 
+def test_a_model_that_trains_nothing_sees_the_images_of_tests_too(folder, tmp_path):
+    run(config(folder, loss=LossConfig("zero-shot"), test_image_size=24), tmp_path / "run")
+    assert load_embedder(tmp_path / "run").preprocessing.crop == 24
+
+
 def test_the_run_keeps_its_resolved_configuration(folder, tmp_path):
     asked = config(folder, seed=3)
     run(asked, tmp_path / "run")

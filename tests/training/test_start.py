@@ -184,6 +184,17 @@ def test_it_can_be_repeated(continued, tmp_path):
     assert set(learned_by(tmp_path / "run").class_names) > set(learned_by(continued).class_names)
 
 
+def test_a_run_whose_model_sees_larger_crops_is_continued_with_those_of_its_training(photos, more, tmp_path):
+    run(config_for(photos, epochs=1, test_image_size=24), tmp_path / "run")
+    config = continued_config(tmp_path / "run", more)
+    plain = replace(config, test_image_size=None)
+    run(config, tmp_path / "next")
+    run(plain, tmp_path / "plain")
+    ours, theirs = (load_embedder(tmp_path / name) for name in ("next", "plain"))
+    assert (ours.preprocessing.crop, theirs.preprocessing.crop) == (24, 16)
+    assert all(torch.equal(value, ours.state_dict()[name]) for name, value in theirs.state_dict().items())
+
+
 def test_its_final_model_starts_from_the_same_run(continued, trained):
     main(["train", "--final", str(continued), "--quiet"])
     config = read_config(continued / "final" / "config.yaml")

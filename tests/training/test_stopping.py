@@ -98,6 +98,14 @@ def test_a_stop_while_the_training_images_are_embedded_for_the_results_ends_the_
     assert run(tmp_path / "run", resume=True)["last"]["epoch"] == 2
 
 
+def test_an_embedder_whose_run_was_stopped_at_its_end_resumes_it_with_larger_test_images(tmp_path):
+    embedder, config = small_embedder(), small_config(test_image_size=20)
+    with signal_at("embeddings", 1), pytest.raises(Interrupted):
+        train(few_glyphs(), embedder, config, out=tmp_path / "run")
+    train(few_glyphs(), embedder, config, out=tmp_path / "run", resume=True)
+    assert embedder.preprocessing.crop == load_embedder(tmp_path / "run").preprocessing.crop == 20
+
+
 def test_a_stop_while_results_are_written_is_not_lost(tmp_path):
     with signal_at("written", 1), pytest.raises(Interrupted, match="its results are written"):
         run(tmp_path / "run")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor, nn
 
 __all__ = ["Backbone"]
@@ -41,6 +42,21 @@ class Backbone(nn.Module, ABC):
             part = f"{first}.{rest[0]}" if rest and rest[0].isdigit() else first
             groups.setdefault(part, []).append(parameter)
         return list(groups.values())
+
+    @torch.no_grad()
+    def takes(self, image_size: int) -> bool:
+        """Whether it takes images of this height and width, and is the same if it is built for them."""
+        modes = {part: part.training for part in self.modules()}
+        like = next(self.parameters(), torch.empty(0))
+        self.eval()
+        try:
+            features: Tensor = self(like.new_zeros(2, 3, image_size, image_size))
+            return features.shape[-1 if features.ndim == 3 else 1] == self.num_features
+        except Exception:  # whatever it stumbles over: timm's models have errors of many types for this
+            return False
+        finally:
+            for part, training in modes.items():
+                part.training = training
 
     @abstractmethod
     def forward(self, images: Tensor) -> Tensor:

@@ -144,6 +144,7 @@ class Embedder(nn.Module):
         self.config = config
         self.trained_on: TrainedOn | None = None
         self._frozen: frozenset[nn.Parameter] = frozenset()
+        self._taken: set[int] = set()  # sides of images that the backbone is known to take
         self.backbone: Backbone
         self.backbone, self.preprocessing = backbone or create_backbone(
             config.backbone, image_size=config.image_size, resize=config.resize
@@ -278,11 +279,14 @@ class Embedder(nn.Module):
     def require_image_size(self, image_size: int) -> None:
         """Refuse crops of another size for a backbone that is built for one."""
         own = self.preprocessing.crop
-        if image_size != own and getattr(self.backbone.patch_embedding(), "strict_img_size", False):
+        if image_size == own or image_size in self._taken:
+            return
+        if not self.backbone.takes(image_size):
             raise ValueError(
                 f"{self.config.backbone} is built for images of {own} pixels, got {image_size}: set image_size of the "
                 "model, with which it is trained and tested"
             )
+        self._taken.add(image_size)
 
     def set_image_size(self, image_size: int) -> None:
         """See crops of another height and width from now on, at the same ratio to the resized image.

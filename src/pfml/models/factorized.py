@@ -87,6 +87,9 @@ class FactorizedBackbone(Backbone):
     def patch_embedding(self) -> nn.Module | None:
         return self.inner.patch_embedding()
 
+    def takes(self, image_size: int) -> bool:
+        return self.inner.takes(image_size)
+
     def parameter_layers(self) -> list[list[nn.Parameter]]:
         return self.inner.parameter_layers()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pfml.data.preprocessing import Preprocessing
@@ -53,10 +54,24 @@ class TimmBackbone(Backbone):
         import timm
 
         options: dict[str, Any] = {}
-        published = timm.get_pretrained_cfg(self.timm_name)
-        if self.image_size is not None and published is not None and published.fixed_input_size:
+        if self.image_size is not None and self._is_built_for_a_size():
             options["img_size"] = self.image_size
         return timm.create_model(self.timm_name, pretrained=pretrained, num_classes=0, global_pool="", **options)
+
+    def takes(self, image_size: int) -> bool:
+        if not super().takes(image_size):
+            return False
+        if not self._is_built_for_a_size():
+            return True
+        with torch.random.fork_rng([]):
+            built = TimmBackbone(self.timm_name, image_size=image_size)
+        return _shapes(built) == _shapes(self)  # or a model that is saved with this size could not be loaded
+
+    def _is_built_for_a_size(self) -> bool:
+        import timm
+
+        published = timm.get_pretrained_cfg(self.timm_name)
+        return published is not None and bool(published.fixed_input_size)
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.network.forward_features(images)  # type: ignore[operator]
@@ -96,3 +111,7 @@ class TimmBackbone(Backbone):
             mean=tuple(data["mean"]),
             std=tuple(data["std"]),
         )
+
+
+def _shapes(module: nn.Module) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in module.state_dict().items()}

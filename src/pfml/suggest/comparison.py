@@ -88,7 +88,7 @@ def comparison(untrained: Untrained, results: dict[str, Any], config: RunConfig)
     entry = of_model(results)
     scores = untrained.scores, entry["test"]
     before, after = ([round(each[key], 3) for key in HEADLINE] for each in scores)
-    size, own = config.model.image_size, untrained.image_size
+    size, own = config.test_image_size or config.model.image_size, untrained.image_size
     apart = size is not None and own is not None and size != own
     at, at_trained = (f" (at {own} pixels)", f", at {size} pixels") if apart else ("", "")
     labels = [metric_label(key) for key in HEADLINE]

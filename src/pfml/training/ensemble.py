@@ -24,7 +24,7 @@ from pfml.data.image_source import ImageSource
 from pfml.distributed import World
 from pfml.evaluation import embed, retrieval_metrics
 from pfml.losses.distillation import combined
-from pfml.methods import LossConfig
+from pfml.methods import LossConfig, create_loss
 from pfml.models import load_embedder
 from pfml.models.backbone_table import default_weights, refuse_unknown
 from pfml.own_code import is_reference
@@ -46,7 +46,7 @@ from pfml.storage.manifest import Format, read_manifest, write_manifest
 from pfml.training.environment import precision, resolve_device
 from pfml.training.progress import Monitor
 from pfml.training.runner import create_run_embedder, run
-from pfml.training.setup import prepare_backbone, require_loss_packages
+from pfml.training.setup import create_batches, prepare_backbone, require_loss_packages
 from pfml.typos import did_you_mean
 
 __all__ = [
@@ -226,20 +226,20 @@ def run_ensemble(
     ensemble, world, out = ensemble or Ensemble(), world or World(), Path(out).absolute()
     monitor = (monitor or Monitor()) if world.is_first else Monitor()
     groups = _groups(config, ensemble)
-    if not resume:
-        world.by_first(lambda: _start(out, groups, ensemble))
+    folders = [out / "teachers" / str(number) for number in range(1, ensemble.size + 1)]
+    student = student_config(config, folders, ensemble)
     data = data or prepare_data(config.resolved().data, monitor.track)  # once for all runs of the ensemble
+    if not resume:
+        world.by_first(lambda: _start(out, groups, student, ensemble, data.data))
     sources: dict[str, ImageSource] = {}  # likewise
     teachers = [
         replace(each.config, seed=config.seed + k, test_image_size=None)  # they are to see the student's crops
         for each in groups
         for k in range(each.teachers)
     ]
-    folders = [out / "teachers" / str(number) for number in range(1, ensemble.size + 1)]
     for number, (teacher, folder) in enumerate(zip(teachers, folders, strict=True), start=1):
         monitor.remark(f"teacher {number} of {ensemble.size}: {_kind(teacher)}, seed {teacher.seed}")
         _finished(teacher, folder, data, sources, monitor, world)
-    student = student_config(config, folders, ensemble)
     monitor.remark(f"the student: {student.loss.name}, {student.epochs} epochs, no labels")
     _finished(student, out, data, sources, monitor, world)
     named = dict(zip(_titles(groups), folders, strict=True))
@@ -249,11 +249,11 @@ def run_ensemble(
 
 def _groups(config: RunConfig, ensemble: Ensemble) -> list[TeacherGroup]:
     """The teachers of each configuration, first those of the run's; no two of them would be trained alike."""
-    shared = {name: getattr(config, name) for name in SHARED}
+    shared = {name: getattr(config, name) for name in SHARED} | {"test_image_size": None}
     groups = [TeacherGroup(config, ensemble.teachers)]
     for group in ensemble.others:
         other = replace(group.config, **shared)
-        if other in [each.config for each in groups]:
+        if other in [replace(each.config, test_image_size=None) for each in groups]:
             again = f"got {group.teachers} more, which would be the same"
             raise ValueError(f"teachers of one configuration ({_kind(other)}) must be counted once, {again}")
         groups.append(TeacherGroup(other, group.teachers))
@@ -279,12 +279,17 @@ def _config_file(folder: Path, number: int) -> Path:
     return folder / ("teachers.yaml" if number == 1 else f"teachers-{number}.yaml")
 
 
-def _start(out: Path, groups: Sequence[TeacherGroup], ensemble: Ensemble) -> None:
+def _start(
+    out: Path, groups: Sequence[TeacherGroup], student: RunConfig, ensemble: Ensemble, data: RetrievalData
+) -> None:
     folder = RunFolder(out)
     if is_ensemble(out):
         raise FileExistsError(f"{out} already holds an ensemble: resume it, or choose another folder")
     for group in groups[1:]:
-        _require_trainable(group.config)
+        _require_trainable(group.config, data.train)
+    embedder = create_run_embedder(student)  # whose loss and size of images no teacher has
+    prepare_backbone(embedder, student)
+    create_loss(student.loss, data.train.num_classes, embedder.embedding_dim, embedder.head.num_features)
     folder.start()
     for number, group in enumerate(groups, start=1):
         write_config(_config_file(out, number), group.config, sealed=True)
@@ -296,7 +301,7 @@ def _start(out: Path, groups: Sequence[TeacherGroup], ensemble: Ensemble) -> Non
     write_manifest(out / "ensemble.json", content, ENSEMBLE)
 
 
-def _require_trainable(config: RunConfig) -> None:
+def _require_trainable(config: RunConfig, images: ImageSet) -> None:
     """Refuse what would end the ensemble hours later, when the teachers of other configurations have trained."""
     if config.effort is not None:
         raise ValueError(f"teachers ({_kind(config)}) train as the options say: leave out effort {config.effort}")
@@ -305,6 +310,7 @@ def _require_trainable(config: RunConfig) -> None:
         embedder = create_run_embedder(config)
         if config.loss.trains:
             prepare_backbone(embedder, config)
+            create_batches(images, config)
     except (ValueError, OSError) as error:
         advice = "a file of --ensemble N FILE.yaml=N says what they need otherwise, as in model: {weights: ...}"
         raise ValueError(f"teachers ({_kind(config)}) cannot be trained so: {error}; {advice}") from error

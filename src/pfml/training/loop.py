@@ -507,16 +507,17 @@ class Training:
         """
         self.weight_average.adopt()
         self.embedder.eval()
-        if self.config.test_image_size is not None:
-            self.embedder.set_image_size(self.config.test_image_size)
         loss = whole_loss(self.loss, self.config.loss, self.data.train.num_classes, self.embedder.embedding_dim)
         results = summarize(self.state.history, select_by=self.config.select_by, protocol=self.data.protocol)
-        self.become_model(loss, results)
-        is_known = self.data.protocol == "images"
-        points = self.embeddings("train") if has_proxies(self.loss) or is_known else None
-        held_out = self.embedded_test(points) if points is not None and is_known else None
-        self.stop_if_requested()
-        results = self.world.by_first(lambda: self.written(loss, points, results, held_out))
+        with self.at_test_size():  # an embedder whose run was interrupted here is the one that resumes it
+            self.become_model(loss, results)
+            is_known = self.data.protocol == "images"
+            points = self.embeddings("train") if has_proxies(self.loss) or is_known else None
+            held_out = self.embedded_test(points) if points is not None and is_known else None
+            self.stop_if_requested()
+            results = self.world.by_first(lambda: self.written(loss, points, results, held_out))
+        if self.config.test_image_size is not None:
+            self.embedder.set_image_size(self.config.test_image_size)
         merge_adapters(self.embedder)
         # a caller that starts another run would not notice it
         if stop := self.world.all_reduce_max(self.shutdown.number):

@@ -16,7 +16,8 @@ from pfml.data.image_source import ImageSource
 from pfml.distributed import World
 from pfml.evaluation import EmbeddedTest, embed_test
 from pfml.methods import LossConfig
-from pfml.models import Embedder
+from pfml.models import Embedder, EmbedderConfig
+from pfml.models.backbone_table import create_backbone
 from pfml.models.own_network import require_storable
 from pfml.own_code import reference_to
 from pfml.runs.card import write_run_cards
@@ -101,6 +102,8 @@ def _evaluate_untrained(
     it may hold what an interrupted evaluation has written; it is evaluated again, and everything is written again.
     """
     embedder = embedder.to(world.device or resolve_device(config.device))
+    if config.test_image_size is not None:
+        embedder.set_image_size(config.test_image_size)
     if not resume:
         world.by_first(folder.start)
     for remark in data.remarks:
@@ -178,9 +181,18 @@ def create_run_embedder(config: RunConfig, start: Start | None = None) -> Embedd
     """
     config = config.resolved()
     if start is not None:
+        _see_as_in_training(start.embedder, config.model)
         return _matching(start.embedder, config)
     with seeded(config.seed):
         return Embedder(config.model)
+
+
+def _see_as_in_training(embedder: Embedder, model: EmbedderConfig) -> None:
+    """Undo the `test_image_size` of the run that left this embedder."""
+    if (embedder.config.image_size, embedder.config.resize) == (model.image_size, model.resize):
+        return
+    _, embedder.preprocessing = create_backbone(model.backbone, image_size=model.image_size, resize=model.resize)
+    embedder.config = replace(embedder.config, image_size=model.image_size, resize=model.resize)
 
 
 def _require_known_classes(embedder: Embedder, data: RetrievalData, config: RunConfig) -> None:
