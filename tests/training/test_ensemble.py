@@ -79,10 +79,14 @@ def test_a_comparison_that_is_missing_is_made_again(config, whole):
 
 def test_the_student_alone_sees_larger_crops_when_it_is_trained(config, tmp_path):
     one = Ensemble(teachers=1, student_epochs=1)
-    run_ensemble(replace(config, test_image_size=20), tmp_path / "run", one)
+    run_ensemble(replace(config, test_image_size=20, teacher_dims=4), tmp_path / "run", one)
     sides = [load_embedder(folder).preprocessing.crop for folder in (tmp_path / "run", tmp_path / "run/teachers/1")]
     assert sides == [20, 16]
     assert read_ensemble(tmp_path / "run")[0].test_image_size == 20
+    assert read_config(tmp_path / "run/config.yaml").teacher_dims == 4
+    with pytest.raises(ValueError, match="below the 8 of all teachers, got 8"):
+        run_ensemble(replace(config, teacher_dims=8), tmp_path / "refused", one)
+    assert not (tmp_path / "refused").exists()
 
 
 def test_one_call_trains_teachers_a_student_and_compares_them(whole):

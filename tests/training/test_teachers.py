@@ -94,6 +94,43 @@ def test_a_graph_that_cannot_be_recorded_ends_no_run(caplog):
     assert caplog.text.count("operation by operation") == 1
 
 
+def test_reduced_teachers_keep_the_dimensions_in_which_images_differ_most(taught):
+    teachers = Teachers([load_embedder(folder) for folder in taught], torch.device("cpu"))
+    batches = torch.rand(4, 9, 3, 16, 16)
+    whole = torch.cat([teachers(crops) for crops in batches])
+    kept = teachers.reduce(3, iter(batches))
+    reduced = torch.cat([teachers(crops) for crops in batches])
+    assert reduced.shape == (36, 3)
+    variances = torch.linalg.svdvals((whole - whole.mean(dim=0)).double()).square()
+    assert kept == pytest.approx(float(variances[:3].sum() / variances.sum()), rel=1e-4)
+    squares = [torch.pdist(points.double()).square().mean().item() for points in (whole, reduced)]
+    assert squares[0] == pytest.approx(squares[1], rel=1e-4)
+    best = (whole - whole.mean(dim=0)) @ torch.linalg.svd(whole - whole.mean(dim=0))[2][:3].T
+    torch.testing.assert_close(torch.pdist(reduced), torch.pdist(best) / kept**0.5, rtol=1e-3, atol=1e-4)
+    assert teachers.reduce(2, iter(batches)) < kept, "of all dimensions again"
+    for dims in (0, 20):
+        with pytest.raises(ValueError, match=f"below the 20 of all teachers, got {dims}"):
+            teachers.reduce(dims, iter(batches))
+
+
+def test_a_student_follows_reduced_teachers_and_resumes_to_the_bit(taught, tmp_path):
+    plain, config = student_config(taught), student_config(taught, teacher_dims=4)
+
+    def run(name, config, **options):
+        torch.manual_seed(1)
+        return train(few_glyphs(), small_embedder(), config, out=tmp_path / name, **options)
+
+    run("plain", plain)
+    run("whole", config)
+    with pytest.raises(KeyboardInterrupt):
+        run("broken", config, monitor=InterruptAt(3))
+    run("broken", config, resume=True)
+    assert_same_weights(tmp_path / "whole", tmp_path / "broken")
+    assert not torch.equal(*(weights_of(tmp_path / name)["head.linear.weight"] for name in ("plain", "whole")))
+    with pytest.raises(ValueError, match="teacher_dims is about the teachers of a student"):
+        run("alone", small_config(teacher_dims=4))
+
+
 def test_a_teacher_with_a_flip_test_embeds_each_crop_once():
     embedder = small_embedder(flip_test=True).eval()
     crops = torch.rand(5, 3, 16, 16)

@@ -46,6 +46,7 @@ LATER: dict[str, Any] = {
     "batch.neighbors": 0,
     "effort": None,
     "start": None,
+    "teacher_dims": None,
     "test_image_size": None,
     "trackers": ["tensorboard"],
 }

@@ -47,6 +47,7 @@ from pfml.training.environment import precision, resolve_device
 from pfml.training.progress import Monitor
 from pfml.training.runner import create_run_embedder, run
 from pfml.training.setup import create_batches, prepare_backbone, require_loss_packages
+from pfml.training.teachers import require_fewer
 from pfml.typos import did_you_mean
 
 __all__ = [
@@ -64,6 +65,8 @@ __all__ = [
 LONGER, FASTER = 4, 2.0
 #: What all teachers have of the run's configuration.
 SHARED = ("data", "storage", "device", "deterministic", "seed", "trackers")
+#: What the student alone has of it: teachers see the student's crops, and follow nobody.
+OF_STUDENT: dict[str, Any] = {"test_image_size": None, "teacher_dims": None}
 #: The format of ensemble.json.
 ENSEMBLE = Format("ensemble", 1, "train it again")
 
@@ -233,9 +236,7 @@ def run_ensemble(
         world.by_first(lambda: _start(out, groups, student, ensemble, data.data))
     sources: dict[str, ImageSource] = {}  # likewise
     teachers = [
-        replace(each.config, seed=config.seed + k, test_image_size=None)  # they are to see the student's crops
-        for each in groups
-        for k in range(each.teachers)
+        replace(each.config, seed=config.seed + k, **OF_STUDENT) for each in groups for k in range(each.teachers)
     ]
     for number, (teacher, folder) in enumerate(zip(teachers, folders, strict=True), start=1):
         monitor.remark(f"teacher {number} of {ensemble.size}: {_kind(teacher)}, seed {teacher.seed}")
@@ -249,11 +250,11 @@ def run_ensemble(
 
 def _groups(config: RunConfig, ensemble: Ensemble) -> list[TeacherGroup]:
     """The teachers of each configuration, first those of the run's; no two of them would be trained alike."""
-    shared = {name: getattr(config, name) for name in SHARED} | {"test_image_size": None}
+    shared = {name: getattr(config, name) for name in SHARED} | OF_STUDENT
     groups = [TeacherGroup(config, ensemble.teachers)]
     for group in ensemble.others:
         other = replace(group.config, **shared)
-        if other in [replace(each.config, test_image_size=None) for each in groups]:
+        if other in [replace(each.config, **OF_STUDENT) for each in groups]:
             again = f"got {group.teachers} more, which would be the same"
             raise ValueError(f"teachers of one configuration ({_kind(other)}) must be counted once, {again}")
         groups.append(TeacherGroup(other, group.teachers))
@@ -290,6 +291,9 @@ def _start(
     embedder = create_run_embedder(student)  # whose loss and size of images no teacher has
     prepare_backbone(embedder, student)
     create_loss(student.loss, data.train.num_classes, embedder.embedding_dim, embedder.head.num_features)
+    if student.teacher_dims is not None:
+        dims = [each.teachers * create_run_embedder(each.config).embedding_dim for each in groups]
+        require_fewer(student.teacher_dims, sum(dims))
     folder.start()
     for number, group in enumerate(groups, start=1):
         write_config(_config_file(out, number), group.config, sealed=True)

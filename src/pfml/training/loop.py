@@ -182,6 +182,8 @@ class Training:
             if self.step == 0 and not self.is_restored:
                 self.initialize_head()
                 self.initialize_proxies()
+            if self.config.teacher_dims is not None:
+                self.reduce_teachers(self.config.teacher_dims)
             self.monitor.start(self.config.epochs, len(self.batches), self.step)
             try:
                 with self.writer:
@@ -399,6 +401,17 @@ class Training:
                 known[id(source)] = CachedFeatures(self.embeddings(role, features=True), source.sizes)
                 self.monitor.remark(f"{role}: {known[id(source)].description}")
         self.sources = {role: known[id(source)] for role, source in self.sources.items()}
+
+    def reduce_teachers(self, dims: int) -> None:
+        """Let the student follow its teachers in the dimensions in which they tell training images apart best."""
+        assert self.teachers is not None
+        source = self.sources["train"]
+        batches = torch.arange(len(source.sizes)).split(self.config.batch.size)
+        full = batches if len(batches) == 1 else [each for each in batches if len(each) == len(batches[0])]
+        crops = source.crops([self.embedder.preprocessing.windows(indices, source.sizes) for indices in full])
+        seen = crops if self.world.size > 1 else self.stoppable(crops, "embedding by teachers", len(full))
+        kept = self.teachers.reduce(dims, (to_device(each, self.device) for each in seen))
+        self.monitor.remark(f"teachers: {dims} dimensions, which hold {kept:.0%} of their variance")
 
     def initialize_head(self) -> None:
         """Initialize the embedding layer as `config.head_start` says, from features of the training set if needed."""

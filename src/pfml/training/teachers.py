@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +65,7 @@ class Teachers:
             )
             for each, side, network in zip(embedders, self.sides, self.networks, strict=True)
         ]
+        self._basis: Tensor | None = None  # (sum of D, dims)
         self._graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None] = {}
         # one teacher alone does not fill a large GPU: all but the first have a stream of their own in the graph
         self._streams = [torch.cuda.Stream(device) for _ in embedders[1:]] if device.type == "cuda" else []
@@ -73,8 +75,35 @@ class Teachers:
         return len(self.networks)
 
     @torch.no_grad()
+    def reduce(self, dims: int, batches: Iterable[Tensor]) -> float:
+        """From now on return `dims` dimensions alone, and tell which share of the variance they have.
+
+        They are the principal ones of all that the teachers say of these batches of crops. Distances are scaled, so
+        that the mean of their squares stays.
+        """
+        width = sum(each.embedding_dim for each in self.networks)
+        require_fewer(dims, width)
+        self._basis = None
+        self._graphs.clear()
+        count = 0
+        total = torch.zeros(width, dtype=torch.float64, device=self.device)
+        squares = torch.zeros(width, width, dtype=torch.float64, device=self.device)
+        for crops in batches:
+            points = self.embeddings(crops).double()
+            count += len(points)
+            total += points.sum(dim=0)
+            squares.addmm_(points.T, points)
+        variances, directions = torch.linalg.eigh(squares / count - torch.outer(total, total) / count**2)  # ascending
+        kept = float(variances[-dims:].sum() / variances.sum())
+        self._basis = (directions[:, -dims:] / math.sqrt(kept)).float()
+        return kept
+
+    @torch.no_grad()
     def __call__(self, crops: Tensor) -> Tensor:
-        """(n, sum of D) in float32 of RGB crops (n, 3, side, side) in [0, 1]; resized for teachers of another size."""
+        """(n, sum of D), or (n, dims) after `reduce`, in float32 of RGB crops (n, 3, side, side) in [0, 1].
+
+        Crops are resized for teachers of another size.
+        """
         return self._replayed(crops) if crops.is_cuda else self.embeddings(crops)
 
     def begin(self, crops: Tensor) -> Callable[[], Tensor]:
@@ -103,7 +132,11 @@ class Teachers:
     @torch.no_grad()
     def embeddings(self, crops: Tensor) -> Tensor:
         """The same, operation by operation."""
-        return combined([self._embedded(number, crops) for number in range(len(self))])
+        return self._reduced([self._embedded(number, crops) for number in range(len(self))])
+
+    def _reduced(self, outputs: Sequence[Tensor]) -> Tensor:
+        together = combined(outputs)
+        return together if self._basis is None else together @ self._basis
 
     def _embedded(self, number: int, crops: Tensor) -> Tensor:
         """The embeddings of one teacher."""
@@ -123,7 +156,7 @@ class Teachers:
                 outputs.append(self._embedded(number, crops))
         for stream in self._streams:
             here.wait_stream(stream)
-        return combined(outputs)
+        return self._reduced(outputs)
 
     def _prepared(self, embedder: Embedder) -> Embedder:
         side = embedder.preprocessing.crop
@@ -182,6 +215,8 @@ def load_teachers(
         SeenClassError: A teacher has learned from a class that the student is evaluated on.
     """
     if not config.teachers:
+        if config.teacher_dims is not None:
+            raise ValueError("teacher_dims is about the teachers of a student: give some, or leave it out")
         return None
     embedders = [load_embedder(folder) for folder in config.teachers]
     require_unseen(embedders, data)
@@ -192,6 +227,12 @@ def load_teachers(
     compiling = config.compile if isinstance(config.compile, bool) else steps >= COMPILED_FROM
     is_gpu = device.type == "cuda"
     return Teachers(embedders, device, compiling=compiling and is_gpu and not config.deterministic)
+
+
+def require_fewer(dims: int, width: int) -> None:
+    """Refuse `dims` for teachers that have `width` dimensions together."""
+    if not 0 < dims < width:
+        raise ValueError(f"teacher_dims must be at least 1 and below the {width} of all teachers, got {dims}")
 
 
 def teacher_digests(config: TrainConfig) -> list[str]:
