@@ -41,7 +41,7 @@ from pfml.data.windows import Windows
 from pfml.evaluation import embed, retrieval_metrics
 from pfml.experiments.run import device_name, now, versions
 from pfml.experiments.tune import with_value
-from pfml.losses.distillation import RelationalKLLoss, combined
+from pfml.losses.distillation import RelationalKLLoss, combined, principal_directions
 from pfml.methods import LossConfig
 from pfml.models import Embedder, load_embedder
 from pfml.models.backbone_table import with_image_size
@@ -110,6 +110,7 @@ class Student:
         still: Whether teachers see the whole image once, instead of each crop.
         mixed: The share of a batch whose crops are mixed with others of it (mixup), for teachers and student alike.
         cut: Whether a rectangle of the other crop takes the place of its pixels (CutMix) instead of their mean.
+        reduced: Dimensions that its teachers together are reduced to, the principal ones of training images; 0 for all.
     """
 
     teachers: tuple[str, ...] = FOUR
@@ -120,6 +121,7 @@ class Student:
     still: bool = False
     mixed: float = 0.0
     cut: bool = False
+    reduced: int = 0
 
 
 def rc(teachers: tuple[str, ...] = FOUR, *, epochs: int = 30, sigma: float = 1.0, **more: Any) -> Student:
@@ -278,6 +280,28 @@ STUDENTS |= {
     "11 rc, 4 pa.288, 288 pixels": rc(_named("pa.288", "0123"), **EIGHTH, changes=NETWORKS["288"]),
     "3 rc, 4 pa.288, 288 pixels, 30": rc(_named("pa.288", "0123"), sigma=1.3, changes=NETWORKS["288"]),
 }
+
+STUDENTS |= {
+    # teachers in fewer dimensions, for students of few and of many
+    "12 rc, 64 dimensions": rc(MIXED[0], **EIGHTH, changes=NETWORKS["64"]),
+    **{
+        f"12 rc, 64 dimensions, {dims} of teachers": rc(MIXED[0], **EIGHTH, changes=NETWORKS["64"], reduced=dims)
+        for dims in (64, 128, 256)
+    },
+    **{f"12 rc, {dims} of teachers": rc(MIXED[0], **EIGHTH, reduced=dims) for dims in (128, 256, 512)},
+}
+TWELFTH = tuple(name for name in STUDENTS if name.startswith("12 "))
+#: To be tested with as many dimensions of teachers as validation chooses.
+REDUCED = {
+    dims: (
+        f"3 rc, 4 pa, 2 pa.lite2, 64 dimensions, {dims} of teachers, 30",
+        f"3 rc, 4 pa, 2 pa.lite2, {dims} of teachers, 30",
+    )
+    for dims in (64, 128, 256, 512)
+}
+for _dims, (_small, _large) in REDUCED.items():
+    STUDENTS[_small] = rc(MIXED[0], sigma=1.3, changes=NETWORKS["64"], reduced=_dims)
+    STUDENTS[_large] = rc(MIXED[0], sigma=1.3, reduced=_dims)
 
 #: Groups of teachers whose concatenation and whose soup are measured.
 ENSEMBLES: dict[str, tuple[str, ...]] = {
@@ -525,12 +549,20 @@ def rounds() -> dict[str, list[Task]]:
             Task("teachers", _named("pa.288", "23"), 0, 0.0),
             Task("students", ("11 rc, 4 pa.288, 288 pixels",), 0, 0.0),
         ],
+        "12": [
+            Task("teachers", _named("pa.lite2", "01"), 0, 0.0),
+            Task("teachers", FOUR_PA, 0, 0.0),
+            *(Task("answers", ("8 rc, 4 pa", *some), 0, 0.0) for some in (FOUR_PA, _named("pa.lite2", "01"))),
+            *(Task("students", (name,), 0, 0.0) for name in TWELFTH),
+        ],
         # on the test classes, in 30 or 60 epochs; the second round decides which of them
         **{f"3 {title}, {length}": tasks for length in LENGTHS for title, tasks in _test_rounds(length).items()},
         "3 clean, mixed": _mixed_on_test(
             0.0, MIXED[0], ("3 rc, 4 pa, 2 pa.lite2, 30", "3 rc, 4 pa, 2 pa.lite2, 64 dimensions, 30")
         ),
         "3 20 %, mixed": _mixed_on_test(0.2, MIXED[1], ("3 rc, 2 par, 2 recipe, 2 par.lite2, 30",)),
+        "3 50 %, mixed": _mixed_on_test(0.5, MIXED[1], ("3 rc, 2 par, 2 recipe, 2 par.lite2, 30",)),
+        **{f"3 clean, mixed, {dims}": _mixed_on_test(0.0, MIXED[0], names) for dims, names in REDUCED.items()},
         "3 clean, 288 pixels": _on_test(0.0, _named("pa.288", "0123"), ("3 rc, 4 pa.288, 288 pixels, 30",)),
         "smoke 2": [
             Task("teachers", _named("pa recipe", "0"), 0, 0.0),
@@ -726,6 +758,7 @@ class Bench:
         self._asked: dict[tuple[tuple[str, ...], float, int], Teachers] = {}
         self._answers: dict[tuple[Any, ...], Tensor] = {}
         self._labels: dict[tuple[str, float, int], Tensor] = {}
+        self._bases: dict[tuple[tuple[str, ...], float, int], Tensor] = {}
         #: by the way to correct, the noise and its seed: the shares of the labels that are right
         self.right: dict[tuple[str, float, int], dict[str, float]] = {}
 
@@ -841,7 +874,17 @@ class Bench:
         for name, key in keys.items():
             answer = self._answers[key]
             said[name] = answer[indices.to(answer.device)] if spec.still else answer
-        return combined([said[name] for name in names])
+        together = combined([said[name] for name in names])
+        return together @ self.basis(names, spec.reduced, config) if spec.reduced else together
+
+    def basis(self, names: tuple[str, ...], dims: int, config: RunConfig) -> Tensor:
+        """The principal dimensions of teachers, (all of theirs, dims); as `Teachers.reduce` finds them."""
+        key = names, self.noise, dims
+        if key not in self._bases:
+            mixed = precision(config.autocast)
+            points = combined([embed(self.teacher(name), self.sources["train"], autocast=mixed) for name in names])
+            self._bases[key] = principal_directions([points], dims)[0]
+        return self._bases[key]
 
     def teachers_of(self, embedders: list[Embedder]) -> Teachers:
         """Teachers as they are asked here."""
@@ -1152,7 +1195,9 @@ def learn(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
             yield line("student", name, run, task, start) | {
                 "teachers": bench.full(spec),
                 **({"seconds_from_epoch": continued} if continued else {}),
-                "spec": {key: getattr(spec, key) for key in ("start", "beside", "side", "still", "mixed", "cut")},
+                "spec": {
+                    key: getattr(spec, key) for key in ("start", "beside", "side", "still", "mixed", "cut", "reduced")
+                },
             }
         if bench.options.keep and not folder.exists():
             keep(run.embedder, folder)

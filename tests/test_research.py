@@ -262,6 +262,24 @@ def test_answers_that_were_written_are_those_of_teachers_that_are_asked(bench):
 
 
 @pytest.mark.slow
+def test_a_student_may_follow_its_teachers_in_fewer_dimensions(bench):
+    transfer, name = bench.transfer, "1 rc, 2 teachers"
+    plain = transfer.STUDENTS[name]
+    several = {f"{dims} of teachers": replace(plain, reduced=dims) for dims in (1, 15)}
+    transfer.STUDENTS.update(several)
+    try:
+        two = transfer.Task("teachers", plain.teachers, 0, 0.0)
+        lines = bench(two, *(transfer.Task("students", (each,), 0, 0.0) for each in (name, *several)))
+    finally:
+        for each in several:
+            del transfer.STUDENTS[each]
+    whole, one, most = curves(lines[2:]).values()
+    assert [line["spec"]["reduced"] for line in lines[2:]] == [0, 1, 15]
+    assert whole == pytest.approx(most, rel=1e-2)
+    assert whole != pytest.approx(one, rel=1e-2)
+
+
+@pytest.mark.slow
 def test_a_model_is_also_tested_on_larger_images_and_their_mirror_images(bench):
     transfer = bench.transfer
     (line,) = bench(transfer.Task("teachers", ("pa-0",), 0, 0.0), views=(16, 20))

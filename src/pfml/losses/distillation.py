@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ __all__ = [
     "SoftFieldLoss",
     "combined",
     "pair_shares",
+    "principal_directions",
 ]
 
 
@@ -44,6 +45,21 @@ def combined(teacher_embeddings: Sequence[Tensor]) -> Tensor:
     if not teacher_embeddings:
         raise ValueError("teacher_embeddings must hold at least one tensor, got none")
     return torch.cat(list(teacher_embeddings), dim=1) / math.sqrt(len(teacher_embeddings))
+
+
+def principal_directions(batches: Iterable[Tensor], dims: int) -> tuple[Tensor, float]:
+    """Directions (D, dims) in which embeddings (n, D) of all batches differ most, and their share of the variance.
+
+    They are scaled: `embeddings @ directions` keeps the mean of the squared distances.
+    """
+    count, total, squares = 0, torch.zeros(()), torch.zeros(())
+    for batch in batches:
+        points = batch.double()
+        count, total, squares = count + len(points), total + points.sum(dim=0), squares + points.T @ points
+    covariance = squares / count - torch.outer(total, total) / count**2
+    variances, directions = torch.linalg.eigh(covariance)  # ascending
+    kept = float(variances[-dims:].sum() / variances.sum())
+    return (directions[:, -dims:] / math.sqrt(kept)).float(), kept
 
 
 def pair_shares(teacher_embeddings: Tensor, *, sigma: float = 1.0) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch.nn import functional as F
 from pfml.backends.cuda_graph import is_switched_off, record
 from pfml.data import RetrievalData
 from pfml.data.image_set import refuse_seen_classes
-from pfml.losses.distillation import combined
+from pfml.losses.distillation import combined, principal_directions
 from pfml.models import Embedder, EmbedderConfig, load_embedder
 from pfml.models.embedder import model_folder
 from pfml.models.inference import folded, fuse
@@ -85,17 +84,7 @@ class Teachers:
         require_fewer(dims, width)
         self._basis = None
         self._graphs.clear()
-        count = 0
-        total = torch.zeros(width, dtype=torch.float64, device=self.device)
-        squares = torch.zeros(width, width, dtype=torch.float64, device=self.device)
-        for crops in batches:
-            points = self.embeddings(crops).double()
-            count += len(points)
-            total += points.sum(dim=0)
-            squares.addmm_(points.T, points)
-        variances, directions = torch.linalg.eigh(squares / count - torch.outer(total, total) / count**2)  # ascending
-        kept = float(variances[-dims:].sum() / variances.sum())
-        self._basis = (directions[:, -dims:] / math.sqrt(kept)).float()
+        self._basis, kept = principal_directions((self.embeddings(crops) for crops in batches), dims)
         return kept
 
     @torch.no_grad()
