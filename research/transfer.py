@@ -291,6 +291,11 @@ STUDENTS |= {
     **{f"12 rc, {dims} of teachers": rc(MIXED[0], **EIGHTH, reduced=dims) for dims in (128, 256, 512)},
 }
 TWELFTH = tuple(name for name in STUDENTS if name.startswith("12 "))
+#: The same with label noise, beside "9 rc, 2 par, 2 recipe, 2 par.lite2".
+TWELFTH_NOISY = tuple(f"12 rc, 2 par, 2 recipe, 2 par.lite2, {dims} of teachers" for dims in (128, 256, 512))
+STUDENTS |= {
+    name: rc(MIXED[1], **EIGHTH, reduced=dims) for name, dims in zip(TWELFTH_NOISY, (128, 256, 512), strict=True)
+}
 #: To be tested with as many dimensions of teachers as validation chooses.
 REDUCED = {
     dims: (
@@ -299,9 +304,11 @@ REDUCED = {
     )
     for dims in (64, 128, 256, 512)
 }
+REDUCED_NOISY = {dims: f"3 rc, 2 par, 2 recipe, 2 par.lite2, {dims} of teachers, 30" for dims in REDUCED}
 for _dims, (_small, _large) in REDUCED.items():
     STUDENTS[_small] = rc(MIXED[0], sigma=1.3, changes=NETWORKS["64"], reduced=_dims)
     STUDENTS[_large] = rc(MIXED[0], sigma=1.3, reduced=_dims)
+    STUDENTS[REDUCED_NOISY[_dims]] = rc(MIXED[1], sigma=1.3, reduced=_dims)
 
 #: Groups of teachers whose concatenation and whose soup are measured.
 ENSEMBLES: dict[str, tuple[str, ...]] = {
@@ -555,6 +562,15 @@ def rounds() -> dict[str, list[Task]]:
             *(Task("answers", ("8 rc, 4 pa", *some), 0, 0.0) for some in (FOUR_PA, _named("pa.lite2", "01"))),
             *(Task("students", (name,), 0, 0.0) for name in TWELFTH),
         ],
+        "12 20 %": [
+            Task("teachers", _named("par.lite2", "01"), 0, 0.2),
+            Task("teachers", _named("par recipe", "01"), 0, 0.2),
+            *(
+                Task("answers", (TWELFTH_NOISY[0], *some), 0, 0.2)
+                for some in (_named("par recipe", "01"), _named("par.lite2", "01"))
+            ),
+            *(Task("students", (name,), 0, 0.2) for name in TWELFTH_NOISY),
+        ],
         # on the test classes, in 30 or 60 epochs; the second round decides which of them
         **{f"3 {title}, {length}": tasks for length in LENGTHS for title, tasks in _test_rounds(length).items()},
         "3 clean, mixed": _mixed_on_test(
@@ -563,6 +579,11 @@ def rounds() -> dict[str, list[Task]]:
         "3 20 %, mixed": _mixed_on_test(0.2, MIXED[1], ("3 rc, 2 par, 2 recipe, 2 par.lite2, 30",)),
         "3 50 %, mixed": _mixed_on_test(0.5, MIXED[1], ("3 rc, 2 par, 2 recipe, 2 par.lite2, 30",)),
         **{f"3 clean, mixed, {dims}": _mixed_on_test(0.0, MIXED[0], names) for dims, names in REDUCED.items()},
+        **{
+            f"3 {noise}, mixed, {dims}": _mixed_on_test(rate, MIXED[1], (name,))
+            for noise, rate in (("20 %", 0.2), ("50 %", 0.5))
+            for dims, name in REDUCED_NOISY.items()
+        },
         "3 clean, 288 pixels": _on_test(0.0, _named("pa.288", "0123"), ("3 rc, 4 pa.288, 288 pixels, 30",)),
         "smoke 2": [
             Task("teachers", _named("pa recipe", "0"), 0, 0.0),
