@@ -214,7 +214,7 @@ class TrainConfig:
         teachers: Folders of runs whose embedders teach a student by its crops, in place of labels; for the losses that
             compare with teachers (`pfml methods`: relaxed-contrastive, ...) and no others.
         teacher_dims: Dimensions that all teachers together are reduced to, the principal ones of the training images;
-            None keeps all. For a student of few dimensions, about twice as many.
+            None keeps all. On glyphs about a tenth of them teaches best (docs/STUDENTS.md).
         evaluate_every: Epochs between evaluations on the unseen classes; the last epoch is always evaluated.
         test_image_size: Side of the crops that the model sees once it is trained, in evaluations too; None for that of
             training. Larger ones find more as a rule (9/7 of it: +2.7 R@1 on CUB), and take longer.
