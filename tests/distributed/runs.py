@@ -17,6 +17,7 @@ from pfml.data.splits import divided
 from pfml.distributed import Ranks
 from pfml.evaluation import embed, evaluate
 from pfml.losses.checks import CollapseWarning
+from pfml.losses.distillation import principal_directions
 from pfml.models.head import Head
 from pfml.runs.checkpoint import load_checkpoint, save_checkpoint
 from pfml.search import ModelIdentity
@@ -161,3 +162,15 @@ def choices(group):
     with Ranks(group).own_draws(5, 17):
         own = torch.rand(()).item()
     return own, torch.rand(()).item()
+
+
+def training_with_turned_directions(group, folder, changes):
+    """Rounding may give ranks other signs of the directions that reduce teachers; here the second has them."""
+    sign = 1 - 2 * dist.get_rank(group)
+
+    def turned(batches, dims):
+        directions, kept = principal_directions(batches, dims)
+        return directions * sign, kept
+
+    with mock.patch("pfml.training.teachers.principal_directions", turned):
+        return training(group, folder, changes)

@@ -19,6 +19,7 @@ from runs import (
     training,
     training_on_known_classes,
     training_with_choice,
+    training_with_turned_directions,
     warned_training,
 )
 from small_data import small_embedder
@@ -113,6 +114,10 @@ def test_the_steps_of_a_student_are_those_of_one_process(world, tmp_path):
     training(None, tmp_path / "one", student)
     world.run(training, 3, tmp_path / "three", student)
     assert_same_run(tmp_path / "three", tmp_path / "one")
+    reduced = student | {"teacher_dims": 4}
+    training(None, tmp_path / "reduced", reduced)
+    world.run(training_with_turned_directions, 2, tmp_path / "turned", reduced)
+    assert_same_run(tmp_path / "turned", tmp_path / "reduced")
 
 
 @pytest.mark.parametrize("case", ["pfml", pytest.param("trust", marks=pytest.mark.slow)])

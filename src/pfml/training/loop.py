@@ -411,6 +411,8 @@ class Training:
         crops = source.crops([self.embedder.preprocessing.windows(indices, source.sizes) for indices in full])
         seen = crops if self.world.size > 1 else self.stoppable(crops, "embedding by teachers", len(full))
         kept = self.teachers.reduce(dims, (to_device(each, self.device) for each in seen))
+        assert self.teachers.basis is not None
+        self.world.broadcast([self.teachers.basis])  # rounding may turn the directions of another rank around
         self.monitor.remark(f"teachers: {dims} dimensions, which hold {kept:.0%} of their variance")
 
     def initialize_head(self) -> None:

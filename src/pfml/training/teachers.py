@@ -64,7 +64,7 @@ class Teachers:
             )
             for each, side, network in zip(embedders, self.sides, self.networks, strict=True)
         ]
-        self._basis: Tensor | None = None  # (sum of D, dims)
+        self.basis: Tensor | None = None  # (sum of D, dims), of reduced teachers
         self._graphs: dict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None] = {}
         # one teacher alone does not fill a large GPU: all but the first have a stream of their own in the graph
         self._streams = [torch.cuda.Stream(device) for _ in embedders[1:]] if device.type == "cuda" else []
@@ -82,9 +82,9 @@ class Teachers:
         """
         width = sum(each.embedding_dim for each in self.networks)
         require_fewer(dims, width)
-        self._basis = None
+        self.basis = None
         self._graphs.clear()
-        self._basis, kept = principal_directions((self.embeddings(crops) for crops in batches), dims)
+        self.basis, kept = principal_directions((self.embeddings(crops) for crops in batches), dims)
         return kept
 
     @torch.no_grad()
@@ -125,7 +125,7 @@ class Teachers:
 
     def _reduced(self, outputs: Sequence[Tensor]) -> Tensor:
         together = combined(outputs)
-        return together if self._basis is None else together @ self._basis
+        return together if self.basis is None else together @ self.basis
 
     def _embedded(self, number: int, crops: Tensor) -> Tensor:
         """The embeddings of one teacher."""
