@@ -87,12 +87,14 @@ def _named(kinds: str, seeds: str) -> tuple[str, ...]:
 
 FOUR = _named("pa recipe", "01")
 #: Kinds of teachers that are trained on labels which others have corrected begin with one of these: each image has the
-#: class that attracts it most (c), or that class if the audit lists its label as noise (l).
-CORRECTED = ("c:", "l:")
+#: class that attracts it most (c), or that class if the audit lists its label as noise, by what teachers say (l) or by
+#: what a student of teachers says, which has seen no labels and so learned none by heart (j).
+CORRECTED = ("c:", "l:", "j:")
 #: Teachers whose kind begins so do not see every fourth class, by their seed.
 BAGGED, BAGS = "b:", 4
-#: Who corrects the labels of others.
+#: Who corrects the labels of others, and the student that does, by stage.
 JUDGES = _named("par recipe", "01")
+JUDGE = {"validation": "13 judge", "test": "3 judge"}
 #: On the test classes the student of seed s has the teachers whose seeds begin at s times this.
 PER_DRAW = 4
 
@@ -310,6 +312,19 @@ for _dims, (_small, _large) in REDUCED.items():
     STUDENTS[_large] = rc(MIXED[0], sigma=1.3, reduced=_dims)
     STUDENTS[REDUCED_NOISY[_dims]] = rc(MIXED[1], sigma=1.3, reduced=_dims)
 
+#: A second generation, of labels that a short student of two teachers has corrected.
+SECOND = tuple(f"j:{name}" for name in MIXED[1])
+STUDENTS |= {
+    name: rc(_named("recipe", "01"), sigma=1.3, epochs=epochs, reduced=128)
+    for name, epochs in ((JUDGE["validation"], 24), (JUDGE["test"], 12))
+}
+STUDENTS |= {
+    "13 rc, corrected": rc(SECOND, **EIGHTH),
+    **{f"13 rc, corrected, {dims} of teachers": rc(SECOND, **EIGHTH, reduced=dims) for dims in (128, 256)},
+    "3 rc, corrected, 30": rc(SECOND, sigma=1.3),
+    **{f"3 rc, corrected, {dims} of teachers, 30": rc(SECOND, sigma=1.3, reduced=dims) for dims in REDUCED},
+}
+
 #: Groups of teachers whose concatenation and whose soup are measured.
 ENSEMBLES: dict[str, tuple[str, ...]] = {
     "pa recipe, seed 0": _named("pa recipe", "0"),
@@ -330,6 +345,17 @@ ENSEMBLES |= {
     "students of 4 pa and 4 pa.lite2": (*_second(AVERAGED[:2], 0), *_second(AVERAGED[:2], 1)),
     "students of all, seeds 0 1": (*_second(AVERAGED, 0), *_second(AVERAGED, 1)),
 }
+
+
+#: What round 13 trains, by label noise.
+THIRTEENTH = {
+    "clean": (
+        "12 rc, 64 dimensions", "12 rc, 64 dimensions, 64 of teachers", "12 rc, 64 dimensions, 128 of teachers",
+        "12 rc, 128 of teachers", "12 rc, 256 of teachers",
+    ),
+    "20 %": ("9 rc, 2 par, 2 recipe, 2 par.lite2", *TWELFTH_NOISY[:2]),
+    "50 %": ("13 rc, corrected", "13 rc, corrected, 128 of teachers", "13 rc, corrected, 256 of teachers"),
+}  # fmt: skip
 
 
 def drawn(names: tuple[str, ...], draw: int) -> tuple[str, ...]:
@@ -378,7 +404,7 @@ def _test_rounds(length: str) -> dict[str, list[Task]]:
 def _mixed_on_test(noise: float, teachers: tuple[str, ...], students: tuple[str, ...]) -> list[Task]:
     """Three draws with teachers of two networks, each network first in a process of its own, which compiles it once."""
     of_both = [
-        tuple(name for name in teachers if name.partition("-")[0].endswith(".lite2") is is_lite2)
+        tuple(name for name in teachers if name.rsplit("-", 1)[0].endswith(".lite2") is is_lite2)
         for is_lite2 in (True, False)
     ]
     return [
@@ -392,6 +418,15 @@ def _mixed_on_test(noise: float, teachers: tuple[str, ...], students: tuple[str,
             for some in of_both[::-1]
         ),
         *(Task("students", (name,), draw, noise) for name in students for draw in range(3)),
+    ]
+
+
+def _corrected_on_test(noise: float, student: str) -> list[Task]:
+    """Three draws of a second generation: two teachers, the student that judges, six teachers, the student."""
+    return [
+        *(Task("teachers", (name,), 0, noise) for draw in range(3) for name in drawn(_named("recipe", "01"), draw)),
+        *(Task("students", (JUDGE["test"],), draw, noise) for draw in range(3)),
+        *_mixed_on_test(noise, SECOND, (student,)),
     ]
 
 
@@ -571,6 +606,31 @@ def rounds() -> dict[str, list[Task]]:
             ),
             *(Task("students", (name,), 0, 0.2) for name in TWELFTH_NOISY),
         ],
+        # reduced teachers, with and without label noise, and a second generation; nobody waits long for others
+        "13": [
+            *(Task("teachers", (name,), 0, 0.5) for name in _named("recipe", "01")),
+            Task("teachers", _named("pa.lite2", "01"), 0, 0.0),
+            Task("teachers", FOUR_PA, 0, 0.0),
+            Task("students", (JUDGE["validation"],), 0, 0.5),
+            *(Task("answers", ("8 rc, 4 pa", *some), 0, 0.0) for some in (FOUR_PA, _named("pa.lite2", "01"))),
+            Task("teachers", SECOND[4:], 0, 0.5),
+            Task("teachers", SECOND[:4], 0, 0.5),
+            Task("teachers", _named("par.lite2", "01"), 0, 0.2),
+            Task("teachers", _named("par recipe", "01"), 0, 0.2),
+            *(Task("students", (name,), 0, 0.0) for name in THIRTEENTH["clean"]),
+            *(Task("answers", (TWELFTH_NOISY[0], *some), 0, 0.5) for some in (SECOND[:4], SECOND[4:])),
+            *(Task("students", (name,), 0, 0.5) for name in THIRTEENTH["50 %"]),
+            *(Task("answers", (TWELFTH_NOISY[0], *some), 0, 0.2) for some in (MIXED[1][:4], MIXED[1][4:])),
+            *(Task("students", (name,), 0, 0.2) for name in THIRTEENTH["20 %"]),
+        ],
+        "13 20 %": [
+            *(Task("teachers", (name,), 0, 0.2) for name in _named("recipe", "01")),
+            Task("students", (JUDGE["validation"],), 0, 0.2),
+            Task("teachers", SECOND[4:], 0, 0.2),
+            Task("teachers", SECOND[:4], 0, 0.2),
+            *(Task("answers", (TWELFTH_NOISY[0], *some), 0, 0.2) for some in (SECOND[:4], SECOND[4:])),
+            *(Task("students", (name,), 0, 0.2) for name in THIRTEENTH["50 %"][1:]),
+        ],
         # on the test classes, in 30 or 60 epochs; the second round decides which of them
         **{f"3 {title}, {length}": tasks for length in LENGTHS for title, tasks in _test_rounds(length).items()},
         "3 clean, mixed": _mixed_on_test(
@@ -583,6 +643,15 @@ def rounds() -> dict[str, list[Task]]:
             f"3 {noise}, mixed, {dims}": _mixed_on_test(rate, MIXED[1], (name,))
             for noise, rate in (("20 %", 0.2), ("50 %", 0.5))
             for dims, name in REDUCED_NOISY.items()
+        },
+        **{
+            f"3 {noise}, corrected, {dims}": _corrected_on_test(rate, f"3 rc, corrected, {dims} of teachers, 30")
+            for noise, rate in (("20 %", 0.2), ("50 %", 0.5))
+            for dims in REDUCED
+        },
+        **{
+            f"3 {noise}, corrected": _corrected_on_test(rate, "3 rc, corrected, 30")
+            for noise, rate in (("20 %", 0.2), ("50 %", 0.5))
         },
         "3 clean, 288 pixels": _on_test(0.0, _named("pa.288", "0123"), ("3 rc, 4 pa.288, 288 pixels, 30",)),
         "smoke 2": [
@@ -833,13 +902,13 @@ class Bench:
             return kind(embedder, data, sources, config, folder, Monitor())
 
     def corrected_labels(self, way: str, images: ImageSet, config: RunConfig, task: Task) -> Tensor:
-        """Of training images: the class that attracts each most in the field of the first teachers of the draw.
+        """Of training images: the class that attracts each most in the field of the judges of the draw.
 
         A class that would lose all its images keeps them.
         """
         key = way, task.noise, task.noise_seed
         if key not in self._labels:
-            names = JUDGES if self.options.stage == "validation" else drawn(JUDGES, task.noise_seed)
+            names = judges(way, self.options.stage, task.noise_seed)
             mixed = precision(config.autocast)
             points = combined([embed(self.teacher(name), self.sources["train"], autocast=mixed) for name in names])
             found = audit(points, images)
@@ -990,11 +1059,16 @@ def way_to_correct(name: str) -> str:
     return next((way for way in CORRECTED if name.startswith(way)), "")
 
 
+def judges(way: str, stage: str, draw: int) -> tuple[str, ...]:
+    """Who corrects labels in this way."""
+    draw = draw if stage == "test" else 0
+    return (f"s:{JUDGE[stage]}-{draw}",) if way == "j:" else drawn(JUDGES, draw)
+
+
 def judges_of(name: str, stage: str) -> tuple[str, ...]:
-    """The teachers that correct the labels of a teacher."""
-    if not way_to_correct(name):
-        return ()
-    return drawn(JUDGES, int(name.rsplit("-", 1)[1]) // PER_DRAW) if stage == "test" else JUDGES
+    """Who corrects the labels of a teacher."""
+    way = way_to_correct(name)
+    return judges(way, stage, int(name.rsplit("-", 1)[1]) // PER_DRAW) if way else ()
 
 
 def distinct(tasks: list[Task]) -> list[Task]:
@@ -1010,10 +1084,14 @@ def distinct(tasks: list[Task]) -> list[Task]:
     return left
 
 
-def of_students(tasks: list[Task]) -> list[str]:
-    """Those tasks' names whose teachers are students, which stay only if they are kept."""
-    known = {"students": {name: spec.teachers for name, spec in STUDENTS.items()}, "ensembles": ENSEMBLES}
-    groups = {name: known[task.kind][name] for task in tasks if task.kind in known for name in task.names}
+def of_students(tasks: list[Task], stage: str) -> list[str]:
+    """Those tasks' names whose teachers or judges are students, which stay only if they are kept."""
+    known: dict[str, Callable[[str], tuple[str, ...]]] = {
+        "students": lambda name: STUDENTS[name].teachers,
+        "ensembles": lambda name: ENSEMBLES[name],
+        "teachers": lambda name: judges_of(name, stage),
+    }
+    groups = {name: known[task.kind](name) for task in tasks if task.kind in known for name in task.names}
     return [name for name, group in groups.items() if any(each.startswith("s:") for each in group)]
 
 
@@ -1120,7 +1198,7 @@ def write_answers(task: Task, bench: Bench) -> Iterator[dict[str, Any]]:
     """
     student, *names = task.names
     base = student_config(STUDENTS[student], bench.options.data)
-    run = bench.begin(base, task, StudentRun)
+    run = bench.begin(base, task, StudentRun, corrected=way_to_correct(names[0]))  # batches are drawn by labels
     files = {name: bench.answer_file(name, run.config, task.noise) for name in names}
     todo = [name for name, file in files.items() if not file.is_file()]
     sides = {name: bench.teacher(name).preprocessing.crop for name in todo}
@@ -1420,8 +1498,8 @@ def main() -> None:
     if options.list:
         print(estimates(options.tasks, options.stage))
         return
-    if not options.keep and (names := of_students(options.tasks)):
-        parser.error(f"{'; '.join(names)}: students are teachers only with --keep")
+    if not options.keep and (names := of_students(options.tasks, options.stage)):
+        parser.error(f"{'; '.join(names)}: students are teachers and judges only with --keep")
     require_files(parser, options.root, options.weights, *files_of(options.tasks))
     for path in (*options.out, Path(options.models) / "any"):
         path.parent.mkdir(parents=True, exist_ok=True)

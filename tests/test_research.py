@@ -365,7 +365,7 @@ def test_the_drivers_refuse_what_would_fail_later(research, monkeypatch, tmp_pat
 
     there = ["--root", str(tmp_path), "--weights", "none"]
     out = ["--out", str(tmp_path / "lines.jsonl")]
-    assert "students are teachers only with --keep" in said("transfer", "--rounds", "10", *there, *out)
+    assert "students are teachers and judges only with --keep" in said("transfer", "--rounds", "10", *there, *out)
     assert "there is no no-weights" in said(
         "transfer", "--rounds", "1", "--root", str(tmp_path), "--weights", "no-weights", *out
     )
@@ -424,6 +424,56 @@ def test_teachers_correct_the_labels_of_others(bench, monkeypatch):
     assert transfer.to_do([first], transfer.already_done(bench.folder / "new.jsonl"), "validation") == []
     needy = transfer.Task("teachers", ("c:pa-1",), 0, 0.2)
     assert transfer.to_do([first, needy], transfer.already_done(bench.folder / "new.jsonl"), "validation")[0] == first
+
+
+@pytest.mark.slow
+def test_a_student_corrects_the_labels_of_new_teachers(bench, monkeypatch):
+    transfer = bench.transfer
+    true = few_glyphs()
+    noisy = replace(true, train=true.train.with_labels(true.train.labels.roll(1)))
+    monkeypatch.setattr(transfer, "data_of", lambda config, stage: noisy if config.noise.rate else true)
+    judge = transfer.JUDGE["validation"]
+    spec = replace(transfer.STUDENTS[judge], reduced=4, teachers=("recipe-0",))
+    second = transfer.rc(("j:pa-0", "j:recipe-0"), reduced=4)
+    monkeypatch.setattr(transfer, "STUDENTS", transfer.STUDENTS | {judge: spec, "second": second})
+    said = transfer.embed
+
+    def embed(embedder, source, **options):  # a judge that knows
+        points = said(embedder, source, **options)
+        if embedder is not known.get("judge"):
+            return points
+        generator = torch.Generator().manual_seed(0)
+        return torch.nn.functional.one_hot(true.train.labels) + 0.05 * torch.randn(128, 8, generator=generator)
+
+    known = {}
+    read = transfer.Bench.teacher
+
+    def teacher(bench, name):
+        embedder = read(bench, name)
+        if name == f"s:{judge}-0":
+            known["judge"] = embedder
+        return embedder
+
+    monkeypatch.setattr(transfer, "embed", embed)
+    monkeypatch.setattr(transfer.Bench, "teacher", teacher)
+    tasks = [
+        transfer.Task("teachers", spec.teachers, 0, 0.2),
+        transfer.Task("students", (judge,), 0, 0.2),
+        transfer.Task("teachers", second.teachers, 0, 0.2),
+        transfer.Task("students", ("second",), 0, 0.2),
+    ]
+    lines = {line["candidate"]: line for line in bench(*tasks)}
+    right = lines["teacher j:pa"]["right_labels"]
+    assert right == {"given": pytest.approx(0.9375), "corrected": 1.0}
+    asked = curves(lines.values())["second"]
+    (bench.folder / "new.jsonl").unlink()
+    (bench.folder / "again.jsonl").unlink()
+    shutil.rmtree(next(bench.folder.glob("*s:second*")))
+    answers = transfer.Task("answers", ("second", *second.teachers), 0, 0.2)
+    written = curves(bench(*tasks[:3], answers, tasks[3]))["second"]
+    assert len(list(bench.folder.glob("*.answers"))) == 2
+    assert written == pytest.approx(asked, rel=1e-4)
+    assert transfer.of_students(tasks[2:3], "test") == list(second.teachers)
 
 
 DEAF = """
