@@ -20,13 +20,15 @@ def _differences(
 ):  # fmt: skip
     """CHUNK components, from k on, of the differences of all pairs times `unit`, (rows, columns, CHUNK).
 
-    They are rounded only now, and `unit` is so large that float32 has room for their squares.
+    They are rounded only now, and `unit` is so large that float32 has room for their squares. Of equal positions they
+    are zero, which a fused multiplication and subtraction does not give: it leaves what rounding took from one of them.
     """
     steps = k + tl.arange(0, CHUNK)[None, :]
     inside = steps < given.dims
     x = exact(given, row_charge[:, None], row_inverse[:, None], steps, inside)
     y = exact(given, column_charge[:, None], column_inverse[:, None], steps, inside)
-    return ((x[:, None, :] - y[None, :, :]) * unit).to(tl.float32)
+    x, y = x[:, None, :], y[None, :, :]
+    return tl.where(x == y, 0.0, (x - y) * unit).to(tl.float32)
 
 
 @triton.jit
@@ -118,7 +120,7 @@ def finish(
                 positive = tl.load(by_class + slot)
                 positive_charge, positive_kind = tl.load(rows.charges + positive), tl.load(rows.kinds + positive)
                 there = exact(given, positive_charge, tl.load(rows.inverses + positive), columns, inside)
-                difference = (position - there).to(tl.float32)
+                difference = tl.where(position == there, 0.0, position - there).to(tl.float32)  # as in `_differences`
                 r = tl.sqrt(tl.sum(difference * difference, 0))
                 energy, slope = pair(r, numbers, LAW, ATTRACTS)
                 slope = over(slope, r)
