@@ -40,6 +40,7 @@ LAYERS = [
     "ladder",
     "search",
     "audit",
+    "ensemble",
     "export",
     "plots",
     "pages",

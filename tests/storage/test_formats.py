@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pfml.ensemble import Ensemble, read_ensemble
 from pfml.evaluation import evaluate
 from pfml.export import load_bundle
 from pfml.models import load_embedder
@@ -22,7 +23,6 @@ from pfml.storage.embeddings import open_embeddings, read_embeddings
 from pfml.storage.files import DamagedFileError
 from pfml.storage.manifest import FormatVersionError, digest_of
 from pfml.training import LossConfig, train
-from pfml.training.ensemble import Ensemble, read_ensemble
 from small_data import few_glyphs, small_config
 from tiny_network import TINY
 

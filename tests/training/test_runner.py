@@ -9,13 +9,13 @@ import torch
 from PIL import Image
 
 from pfml.data import LabelNoise
+from pfml.ensemble import Ensemble, run_ensemble
 from pfml.evaluation import embed, evaluate
 from pfml.models import EmbedderConfig, load_embedder
 from pfml.runs.checkpoint import load_checkpoint
 from pfml.runs.config_files import read_config
 from pfml.runs.data import load_checked, prepare_data
 from pfml.training import DataConfig, LossConfig, Monitor, RunConfig, StorageConfig, run
-from pfml.training.ensemble import Ensemble, run_ensemble
 from pfml.training.runner import create_run_embedder
 from small_data import interrupted_repeatedly, small_config
 

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     from pfml.distributed import World
     from pfml.distributed.launch import Launch
+    from pfml.ensemble import Ensemble
     from pfml.runs.config import RunConfig
     from pfml.runs.data import PreparedData
     from pfml.suggest.comparison import Untrained
     from pfml.suggest.folder import Prepared
-    from pfml.training.ensemble import Ensemble
     from pfml.training.progress import Monitor
 
 __all__ = ["add_train_arguments", "add_tune_arguments", "train", "tune"]
@@ -46,6 +46,7 @@ def train(
     ensemble: Sequence[tuple[str, int]] | None = None,
     student_epochs: int | None = None,
     student_options: dict[str, Any] | None = None,
+    correct_labels: bool = False,
     print_config: bool = False,
     as_json: bool = False,
     quiet: bool = False,
@@ -56,13 +57,13 @@ def train(
     proves to be better than the pretrained backbone is kept (--effort).
     """
     from pfml.distributed.launch import FailedElsewhereError, Launch, open_world
+    from pfml.ensemble import is_ensemble, read_ensemble
     from pfml.ladder.run import ignored_by_ladder
     from pfml.runs.config import RunConfig
     from pfml.runs.config_files import read_config
     from pfml.runs.final import read_validated
     from pfml.runs.folder import RunFolder, free_folder
     from pfml.suggest.folder import Prepared
-    from pfml.training.ensemble import is_ensemble, read_ensemble
     from pfml.training.environment import resolve_device
     from pfml.training.final import plan_final
     from pfml.training.progress import ProgressMonitor
@@ -70,7 +71,7 @@ def train(
     from pfml.training.shutdown import Interrupted
 
     require_loss_packages(config.loss)
-    launch, shape = Launch.of_process(), _shape(config, ensemble, student_epochs, student_options)
+    launch, shape = Launch.of_process(), _shape(config, ensemble, student_epochs, student_options, correct_labels)
     suits_ladder = config.effort is None and shape is None and resume is None and _suits_ladder(config, given)
     if suits_ladder and launch.size == 1:
         config = replace(config, effort="minutes")
@@ -79,6 +80,8 @@ def train(
     for option, value in (("student_epochs", student_epochs), ("student_options", student_options)):
         if value is not None and shape is None:
             raise ValueError(f"--{option} is about the student of --ensemble N, which must be given")
+    if correct_labels and shape is None:
+        raise ValueError("--correct_labels is about the labels of teachers: give --ensemble N too")
     # what is printed with --print_config or --json goes to a file or a program, without the reasons
     console = create_console(stderr=print_config or as_json, quiet=quiet or launch.rank > 0)
     prepared, planned = Prepared(), None
@@ -115,7 +118,8 @@ def train(
         out = resume
     elif given is not None:
         config = _with_suggestions(config, given, console, prepared, out=out)
-        shape = _shape(config, ensemble, student_epochs, student_options)  # other teachers follow the suggestions too
+        # other teachers follow the suggestions too
+        shape = _shape(config, ensemble, student_epochs, student_options, correct_labels)
     if print_config:
         is_final = final is not None or (resume is not None and read_validated(resume) is not None)
         _print_config(config, out.parent if is_final and out is not None else None)
@@ -259,6 +263,12 @@ def add_train_arguments(parser: ArgumentParser) -> None:
         help="Options of the loss of the student of --ensemble, as in '{\"sigma\": 1.3}'.",
     )
     student.takes = "a YAML or JSON file, or JSON"  # type: ignore[attr-defined]
+    add(
+        "--correct_labels",
+        action="store_true",
+        help="For label noise: first train two teachers and a short student of them, and correct the labels that an "
+        "audit by that student lists as noise; the teachers of --ensemble then train on the corrected labels.",
+    )
     add_json_option(parser)
     add_quiet_option(parser)
     add_run_options(parser)
@@ -300,9 +310,10 @@ def _shape(
     ensemble: Sequence[tuple[str, int]] | None,
     student_epochs: int | None,
     student_options: dict[str, Any] | None,
+    correct_labels: bool,
 ) -> Ensemble | None:
     """What the ensemble consists of that was typed beside `config`; None if none was."""
-    from pfml.training.ensemble import Ensemble, TeacherGroup, other_config
+    from pfml.ensemble import Ensemble, TeacherGroup, other_config
 
     if ensemble is None:
         return None
@@ -318,7 +329,9 @@ def _shape(
         raise ValueError(f"--ensemble must name the teachers of {twice} once: add up their numbers")
     trust(*filter(is_reference, names))
     groups = tuple(TeacherGroup(other_config(config, name), number) for name, number in others)
-    return Ensemble(count, student_epochs, student_options=student_options or {}, others=groups)
+    return Ensemble(
+        count, student_epochs, student_options=student_options or {}, others=groups, correct_labels=correct_labels
+    )
 
 
 def is_restarted(config: RunConfig, out: Path | None, launch: Launch) -> bool:
@@ -345,7 +358,7 @@ def is_restarted(config: RunConfig, out: Path | None, launch: Launch) -> bool:
 def _is_restarted(config: RunConfig, out: Path | None, shape: Ensemble | None) -> bool:
     """`is_restarted`, also of an ensemble."""
     from pfml.distributed.launch import Launch
-    from pfml.training.ensemble import is_ensemble
+    from pfml.ensemble import is_ensemble
 
     if shape is None:
         return is_restarted(config, out, Launch.of_process())
@@ -453,13 +466,13 @@ def _run(
     """The results of the run; prints them, the comparison with the untrained model, and what to do next."""
     from pfml.data.image_set import PROTOCOLS
     from pfml.data.own_images import is_own
+    from pfml.ensemble import run_ensemble
     from pfml.models.embedder import learned_by
     from pfml.pages.run import contents_of, write_run_page
     from pfml.runs.data import load_checked, prepare_data
     from pfml.runs.final import read_validated
     from pfml.runs.folder import RunFolder
     from pfml.suggest.comparison import comparison
-    from pfml.training.ensemble import run_ensemble
     from pfml.training.progress import ProgressMonitor
     from pfml.training.runner import create_run_embedder, run
     from pfml.training.start import with_moved_corrections

@@ -86,7 +86,8 @@ def deciding_values(config: RunConfig) -> dict[str, Any]:
 
 def stable_config(config: RunConfig) -> dict[str, Any]:
     """A configuration in plain values without later options that are off, so that stored results stay valid."""
-    return _without_later(plain(config))
+    values = _without_later(plain(config))
+    return values if config.teachers else {name: each for name, each in values.items() if name != "teacher_dims"}
 
 
 def _without_later(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

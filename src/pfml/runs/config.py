@@ -213,8 +213,9 @@ class TrainConfig:
             ends, and reaches over half of the steps at most; what the loss learns is not averaged.
         teachers: Folders of runs whose embedders teach a student by its crops, in place of labels; for the losses that
             compare with teachers (`pfml methods`: relaxed-contrastive, ...) and no others.
-        teacher_dims: Dimensions that all teachers together are reduced to, the principal ones of the training images;
-            None keeps all. On glyphs about a tenth of them teaches best (docs/STUDENTS.md).
+        teacher_dims: Dimensions that all teachers together are reduced to, the principal ones of the training images.
+            "auto" takes half of what one teacher has, at most twice what the student has, and keeps all of a single
+            teacher; None always keeps all.
         evaluate_every: Epochs between evaluations on the unseen classes; the last epoch is always evaluated.
         test_image_size: Side of the crops that the model sees once it is trained, in evaluations too; None for that of
             training. Larger ones find more as a rule (9/7 of it: +2.7 R@1 on CUB), and take longer.
@@ -244,7 +245,7 @@ class TrainConfig:
     augmentation: Augmentation = field(default_factory=Augmentation)
     average: float = 0.0
     teachers: tuple[str, ...] = ()
-    teacher_dims: int | None = None
+    teacher_dims: int | Literal["auto"] | None = "auto"
     evaluate_every: int = 1
     test_image_size: int | None = None
     select_by: SelectBy = "recall_at_1"
@@ -274,8 +275,9 @@ class TrainConfig:
             raise ValueError(f"freeze must be none or trunk, got {self.freeze!r}")
         if self.freeze == "trunk" and self.augmentation.transforms_crops:
             raise ValueError("freeze trunk computes features once: leave out the augmentation of crops")
-        if self.teacher_dims is not None and self.teacher_dims < 1:
-            raise ValueError(f"teacher_dims must be >= 1 or null, got {self.teacher_dims}")
+        dims = self.teacher_dims
+        if not (dims is None or dims == "auto" or (isinstance(dims, int) and dims >= 1)):
+            raise ValueError(f"teacher_dims must be auto, null, or >= 1, got {dims}")
         if self.test_image_size is not None and self.test_image_size < 1:
             raise ValueError(f"test_image_size must be >= 1 or null, got {self.test_image_size}")
         if self.freeze == "trunk" and self.test_image_size is not None:

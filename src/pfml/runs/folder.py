@@ -10,6 +10,7 @@ model-last/    the embedder of the last epoch, where validation chose another on
 loss/          the loss of the same epoch as model/: proxies, hyper-parameters, class names
 final/         the final model, a run of its own on all images (`pfml.runs.final`)
 results.json   last epoch, best on test, validation-selected, and which of them model/ is
+ensemble.json  what the ensemble consists of, in the folder of its student (`pfml.ensemble`)
 tensorboard/   the same curves, if TensorBoard is installed (`pfml.runs.trackers`)
 """
 
@@ -51,6 +52,7 @@ class RunFolder:
         self.last_model = self.path / "model-last"
         self.loss = self.path / "loss"
         self.results = self.path / "results.json"
+        self.ensemble = self.path / "ensemble.json"
         self.failed_batch = self.path / "failed_batch.json"
         self._trackers = Trackers(self.path)
 

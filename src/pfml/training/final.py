@@ -20,7 +20,6 @@ from pfml.runs.data import load_checked, prepare_data
 from pfml.runs.final import Validated, final_folder, write_validated
 from pfml.runs.folder import RunFolder, of_model
 from pfml.terminal import shell_words
-from pfml.training.ensemble import is_ensemble
 
 __all__ = ["Final", "begin_final", "moved_corrections", "plan_final", "steps_alike"]
 
@@ -148,7 +147,7 @@ def _checked_config(source: RunFolder) -> RunConfig:
         )
     if config.data.split == "none":
         raise ValueError(f"{run} was trained on everything already: its model is the final one")
-    if config.teachers or is_ensemble(run):
+    if config.teachers or RunFolder(run).ensemble.is_file():
         raise ValueError(
             f"{run} is the student of teachers, who know a part of the images only: "
             f"train the final model of a run on labels"

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +87,7 @@ from pfml.training.setup import (
 from pfml.training.shutdown import Interrupted, ShutdownRequest, catch_shutdown_requests
 from pfml.training.start import Start, started_loss
 from pfml.training.state import TrainingState, require_same_run, run_identity
-from pfml.training.teachers import load_teachers
+from pfml.training.teachers import load_teachers, usual_dims
 
 __all__ = ["NonFiniteLossError", "Training", "create_batches", "on_device"]
 
@@ -182,7 +182,7 @@ class Training:
             if self.step == 0 and not self.is_restored:
                 self.initialize_head()
                 self.initialize_proxies()
-            if self.config.teacher_dims is not None:
+            if self.teachers is not None:
                 self.reduce_teachers(self.config.teacher_dims)
             self.monitor.start(self.config.epochs, len(self.batches), self.step)
             try:
@@ -402,9 +402,14 @@ class Training:
                 self.monitor.remark(f"{role}: {known[id(source)].description}")
         self.sources = {role: known[id(source)] for role, source in self.sources.items()}
 
-    def reduce_teachers(self, dims: int) -> None:
+    def reduce_teachers(self, dims: int | Literal["auto"] | None) -> None:
         """Let the student follow its teachers in the dimensions in which they tell training images apart best."""
         assert self.teachers is not None
+        if dims == "auto":
+            teachers = [each.embedding_dim for each in self.teachers.networks]
+            dims = usual_dims(teachers, self.embedder.embedding_dim)
+        if dims is None:
+            return
         source = self.sources["train"]
         batches = torch.arange(len(source.sizes)).split(self.config.batch.size)
         full = batches if len(batches) == 1 else [each for each in batches if len(each) == len(batches[0])]

@@ -23,7 +23,7 @@ from pfml.models.inference import folded, fuse
 from pfml.models.resnet_he import ResNet50He
 from pfml.runs.config import TrainConfig
 
-__all__ = ["Teachers", "load_teachers", "require_unseen", "teacher_digests"]
+__all__ = ["Teachers", "load_teachers", "require_fewer", "require_unseen", "teacher_digests", "usual_dims"]
 
 log = logging.getLogger(__name__)
 
@@ -204,7 +204,7 @@ def load_teachers(
         SeenClassError: A teacher has learned from a class that the student is evaluated on.
     """
     if not config.teachers:
-        if config.teacher_dims is not None:
+        if isinstance(config.teacher_dims, int):
             raise ValueError("teacher_dims is about the teachers of a student: give some, or leave it out")
         return None
     embedders = [load_embedder(folder) for folder in config.teachers]
@@ -216,6 +216,16 @@ def load_teachers(
     compiling = config.compile if isinstance(config.compile, bool) else steps >= COMPILED_FROM
     is_gpu = device.type == "cuda"
     return Teachers(embedders, device, compiling=compiling and is_gpu and not config.deterministic)
+
+
+def usual_dims(teachers: Sequence[int], student: int) -> int | None:
+    """To how many dimensions teachers of so many each are reduced, for a student of so many; None for all of them.
+
+    What several teachers agree on takes fewer than one of them has, and a small student cannot follow many: these
+    were the best of those tried on validation classes of CUB and on glyphs (docs/STUDENTS.md).
+    """
+    dims = min(sum(teachers) // len(teachers) // 2, 2 * student)
+    return dims if len(teachers) > 1 and dims > 0 else None
 
 
 def require_fewer(dims: int, width: int) -> None:

@@ -11,16 +11,7 @@ import torch
 
 from pfml.audit import audit, audit_run
 from pfml.cli import main, parsed_values
-from pfml.evaluation import embed
-from pfml.losses.distillation import combined
-from pfml.models import EmbedderConfig, load_embedder
-from pfml.models.backbone_table import BACKBONES
-from pfml.runs.config import DataConfig, RunConfig
-from pfml.runs.config_files import read_config, write_config
-from pfml.storage.files import DamagedFileError
-from pfml.storage.manifest import write_manifest
-from pfml.training import BatchConfig, LossConfig, OptimizerConfig, ScheduleConfig
-from pfml.training.ensemble import (
+from pfml.ensemble import (
     ENSEMBLE,
     Ensemble,
     TeacherGroup,
@@ -30,6 +21,15 @@ from pfml.training.ensemble import (
     run_ensemble,
     student_config,
 )
+from pfml.evaluation import embed
+from pfml.losses.distillation import combined
+from pfml.models import EmbedderConfig, load_embedder
+from pfml.models.backbone_table import BACKBONES
+from pfml.runs.config import DataConfig, RunConfig
+from pfml.runs.config_files import read_config, write_config
+from pfml.storage.files import DamagedFileError
+from pfml.storage.manifest import write_manifest
+from pfml.training import BatchConfig, LossConfig, OptimizerConfig, ScheduleConfig
 from pfml.training.setup import open_sources
 from small_data import few_glyphs, interrupted_repeatedly
 from tiny_network import TINY

@@ -1,5 +1,6 @@
 """An ensemble: several teachers and the student that replaces them, in one folder.
 
+judge/               if labels are corrected: a small ensemble, whose student says which of them are noise
 teachers/1, 2, ...   runs on labels; those of one configuration have seeds of their own
 .                    the run of the student, which is what the folder's model is
 ensemble.json        what the ensemble consists of
@@ -17,9 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from pfml.audit import audit
 from pfml.data import ImageSet, RetrievalData
+from pfml.data.corrections import Corrections
 from pfml.data.image_source import ImageSource
 from pfml.distributed import World
 from pfml.evaluation import embed, retrieval_metrics
@@ -63,10 +67,13 @@ __all__ = [
 #: A student trains so many times as long as a teacher, at so many times its learning rate: chosen on validation
 #: classes of CUB (docs/STUDENTS.md).
 LONGER, FASTER = 4, 2.0
+#: Labels are judged by a student of so many teachers, which trains for this part of the student's time. It need not be
+#: good, only have learned no label by heart (docs/STUDENTS.md).
+JUDGE_TEACHERS, JUDGE_TIME = 2, 0.4
 #: What all teachers have of the run's configuration.
 SHARED = ("data", "storage", "device", "deterministic", "seed", "trackers")
 #: What the student alone has of it: teachers see the student's crops, and follow nobody.
-OF_STUDENT: dict[str, Any] = {"test_image_size": None, "teacher_dims": None}
+OF_STUDENT: dict[str, Any] = {"test_image_size": None, "teacher_dims": "auto"}
 #: The format of ensemble.json.
 ENSEMBLE = Format("ensemble", 1, "train it again")
 
@@ -100,6 +107,9 @@ class Ensemble:
         student_loss: A loss that compares with teachers.
         student_options: Keyword arguments of that loss, such as {"sigma": 1.3}.
         others: Further teachers, of other configurations.
+        correct_labels: Whether teachers train on labels that an audit has corrected before: two teachers and a student
+            of them come first, and what that student's field of the training images lists as noise gets the class that
+            it suggests.
 
     Example:
         >>> config = RunConfig()
@@ -113,6 +123,7 @@ class Ensemble:
     student_loss: str = "relaxed-contrastive"
     student_options: dict[str, Any] = field(default_factory=dict)
     others: tuple[TeacherGroup, ...] = ()
+    correct_labels: bool = False
 
     def __post_init__(self) -> None:
         if self.teachers < 1:
@@ -127,6 +138,10 @@ class Ensemble:
     def size(self) -> int:
         """How many teachers there are in all."""
         return self.teachers + sum(group.teachers for group in self.others)
+
+    def judge(self, epochs: int) -> Ensemble:
+        """The ensemble that judges labels, where a student of this one trains for so many epochs."""
+        return Ensemble(JUDGE_TEACHERS, max(1, round(JUDGE_TIME * epochs)), self.student_loss, self.student_options)
 
 
 def other_config(config: RunConfig, name: str) -> RunConfig:
@@ -186,12 +201,12 @@ def student_config(config: RunConfig, teachers: Sequence[Path], ensemble: Ensemb
 
 def is_ensemble(folder: Path) -> bool:
     """Whether the folder holds an ensemble, finished or not."""
-    return (folder / "ensemble.json").is_file()
+    return RunFolder(folder).ensemble.is_file()
 
 
 def read_ensemble(folder: Path) -> tuple[RunConfig, Ensemble]:
     """How the teachers of the ensemble in `folder` are trained, and what it consists of."""
-    file = folder / "ensemble.json"
+    file = RunFolder(folder).ensemble
     values = read_manifest(file, ENSEMBLE)
     try:
         counts = enumerate(values.pop("others", ()), start=2)
@@ -210,6 +225,7 @@ def run_ensemble(
     ensemble: Ensemble | None = None,
     *,
     data: PreparedData | None = None,
+    sources: dict[str, ImageSource] | None = None,
     resume: bool = False,
     monitor: Monitor | None = None,
     world: World | None = None,
@@ -222,6 +238,7 @@ def run_ensemble(
         out: The folder, which must not hold a run yet.
         ensemble: What it consists of; four teachers if None.
         data: What `prepare_data(config.data)` returns, from a caller that has it already; None to load it here.
+        sources: The images of `data`, from a caller that has opened them, or will need them; see `run`.
         resume: Resume what is in `out`; `config` and `ensemble` must be those of `read_ensemble`.
         monitor: What to show.
         world: The ranks that train together.
@@ -231,20 +248,25 @@ def run_ensemble(
     groups = _groups(config, ensemble)
     folders = [out / "teachers" / str(number) for number in range(1, ensemble.size + 1)]
     student = student_config(config, folders, ensemble)
-    data = data or prepare_data(config.resolved().data, monitor.track)  # once for all runs of the ensemble
+    prepared = data or prepare_data(config.resolved().data, monitor.track)  # once for all runs of the ensemble
+    sources = {} if sources is None else sources  # likewise
     if not resume:
-        world.by_first(lambda: _start(out, groups, student, ensemble, data.data))
-    sources: dict[str, ImageSource] = {}  # likewise
+        world.by_first(lambda: _start(out, groups, student, ensemble, prepared.data))
+    if ensemble.correct_labels:
+        corrected = _correct_labels(config, out, ensemble.judge(student.epochs), prepared, sources, monitor, world)
+        config = replace(config, data=replace(config.data, corrections=corrected))
+        prepared = prepare_data(config.resolved().data, monitor.track)
+        groups, student = _groups(config, ensemble), student_config(config, folders, ensemble)
     teachers = [
         replace(each.config, seed=config.seed + k, **OF_STUDENT) for each in groups for k in range(each.teachers)
     ]
     for number, (teacher, folder) in enumerate(zip(teachers, folders, strict=True), start=1):
         monitor.remark(f"teacher {number} of {ensemble.size}: {_kind(teacher)}, seed {teacher.seed}")
-        _finished(teacher, folder, data, sources, monitor, world)
+        _finished(teacher, folder, prepared, sources, monitor, world)
     monitor.remark(f"the student: {student.loss.name}, {student.epochs} epochs, no labels")
-    _finished(student, out, data, sources, monitor, world)
+    _finished(student, out, prepared, sources, monitor, world)
     named = dict(zip(_titles(groups), folders, strict=True))
-    found: dict[str, Any] = world.by_first(lambda: _compared(student, named, out, data.data, sources))
+    found: dict[str, Any] = world.by_first(lambda: _compared(student, named, out, prepared.data, sources))
     return found
 
 
@@ -291,7 +313,7 @@ def _start(
     embedder = create_run_embedder(student)  # whose loss and size of images no teacher has
     prepare_backbone(embedder, student)
     create_loss(student.loss, data.train.num_classes, embedder.embedding_dim, embedder.head.num_features)
-    if student.teacher_dims is not None:
+    if isinstance(student.teacher_dims, int):
         dims = [each.teachers * create_run_embedder(each.config).embedding_dim for each in groups]
         require_fewer(student.teacher_dims, sum(dims))
     folder.start()
@@ -302,7 +324,9 @@ def _start(
         content["student_options"] = ensemble.student_options
     if ensemble.others:
         content["others"] = [group.teachers for group in ensemble.others]
-    write_manifest(out / "ensemble.json", content, ENSEMBLE)
+    if ensemble.correct_labels:
+        content["correct_labels"] = True
+    write_manifest(folder.ensemble, content, ENSEMBLE)
 
 
 def _require_trainable(config: RunConfig, images: ImageSet) -> None:
@@ -318,6 +342,58 @@ def _require_trainable(config: RunConfig, images: ImageSet) -> None:
     except (ValueError, OSError) as error:
         advice = "a file of --ensemble N FILE.yaml=N says what they need otherwise, as in model: {weights: ...}"
         raise ValueError(f"teachers ({_kind(config)}) cannot be trained so: {error}; {advice}") from error
+
+
+def _correct_labels(
+    config: RunConfig,
+    out: Path,
+    judge: Ensemble,
+    data: PreparedData,
+    sources: dict[str, ImageSource],
+    monitor: Monitor,
+    world: World,
+) -> Path:
+    """The list of corrections by the audit of a judge, which is trained unless the list is there."""
+    folder = out / "judge"
+    path = folder / "corrected-labels.csv"
+    is_done, is_begun = world.by_first(lambda: [path.is_file(), is_ensemble(folder)])
+    if not is_done:
+        monitor.remark(f"the judge of labels: {judge.teachers} teachers and a student of them")
+        judging = replace(config, test_image_size=None)
+        run_ensemble(judging, folder, judge, data=data, sources=sources, resume=is_begun, monitor=monitor, world=world)
+        world.by_first(lambda: _judge_labels(config, folder, path, data.data.train, sources, monitor))
+    return path
+
+
+def _judge_labels(
+    config: RunConfig,
+    folder: Path,
+    path: Path,
+    images: ImageSet,
+    sources: Mapping[str, ImageSource],
+    monitor: Monitor,
+) -> None:
+    """Write the list of what the model in `folder` says of the labels of training images; no class is emptied."""
+    embedder = load_embedder(folder).to(resolve_device(config.device))
+    points = embed(embedder, sources.get("train", images), autocast=precision(config.autocast), track=monitor.track)
+    found, given = audit(points, images), images.labels
+    listed, labels = found.listed(), given.clone()
+    labels[listed] = found.scores.suggested[listed]
+    while emptied := _emptied(given, labels):
+        labels = torch.where(torch.isin(given, torch.tensor(emptied)), given, labels)
+    changed = (labels != given).nonzero()[:, 0].tolist()
+    corrections = Corrections({index: int(labels[index]) for index in changed})
+    monitor.remark(f"{len(corrections):,} of {len(images):,} labels are corrected: {path}")
+    if config.data.corrections is not None:  # the list is about labels as they were before the run's own
+        before = prepare_data(replace(config.resolved().data, corrections=None)).data.train
+        corrections = Corrections.read(config.data.corrections, before).then(corrections, before)
+        images = before
+    corrections.write(path, images)
+
+
+def _emptied(given: Tensor, labels: Tensor) -> list[int]:
+    """Classes that `labels` have no image of, and `given` had."""
+    return sorted(set(given.tolist()) - set(labels.tolist()))
 
 
 def _finished(
