@@ -11,6 +11,8 @@ import torch
 
 from pfml.audit import audit, audit_run
 from pfml.cli import main, parsed_values
+from pfml.data.corrections import Corrections
+from pfml.data.label_noise import LabelNoise
 from pfml.ensemble import (
     ENSEMBLE,
     Ensemble,
@@ -27,9 +29,10 @@ from pfml.models import EmbedderConfig, load_embedder
 from pfml.models.backbone_table import BACKBONES
 from pfml.runs.config import DataConfig, RunConfig
 from pfml.runs.config_files import read_config, write_config
+from pfml.runs.data import prepare_data
 from pfml.storage.files import DamagedFileError
 from pfml.storage.manifest import write_manifest
-from pfml.training import BatchConfig, LossConfig, OptimizerConfig, ScheduleConfig
+from pfml.training import BatchConfig, LossConfig, Monitor, OptimizerConfig, ScheduleConfig
 from pfml.training.setup import open_sources
 from small_data import few_glyphs, interrupted_repeatedly
 from tiny_network import TINY
@@ -123,6 +126,90 @@ def test_an_ensemble_that_was_stopped_anywhere_resumes_to_the_bit(config, whole,
     assert stopped == [2, 2, 2]
     assert begun == [[True, False, False], [True, True, False], [True, True, True]]
     assert torch.equal(weights(folder), weights(whole[0]))
+
+
+@pytest.fixture
+def noisy(config):
+    """Of labels that are wrong in places, with one teacher and a short student."""
+    return replace(config, data=replace(config.data, noise=LabelNoise(rate=0.1)))
+
+
+JUDGED = Ensemble(1, 1, correct_labels=True)
+
+
+def a_judge_that_knows(images, true):
+    """The audit of a model that has every image at its true class, nearly."""
+    generator = torch.Generator().manual_seed(0)
+    near = 0.05 * torch.randn(len(true), 8, generator=generator)
+    return audit(torch.nn.functional.normalize(torch.nn.functional.one_hot(true) + near), images)
+
+
+def test_teachers_train_on_labels_that_a_judge_has_corrected(config, noisy, tmp_path, monkeypatch):
+    true = few_glyphs().train.labels
+    monkeypatch.setattr("pfml.ensemble.audit", lambda points, images: a_judge_that_knows(images, true))
+    remarks, out, monitor = [], tmp_path / "run", Monitor()
+    monkeypatch.setattr(monitor, "remark", remarks.append)
+    run_ensemble(noisy, out, JUDGED, monitor=monitor)
+    assert read_ensemble(out) == (noisy, JUDGED)
+    given = prepare_data(noisy.data).data.train
+    wrong = (given.labels != true).nonzero()[:, 0].tolist()
+    assert wrong
+    corrections = Corrections.read(out / "judge" / "corrected-labels.csv", given)
+    assert corrections.labels == {index: int(true[index]) for index in wrong}
+    said = f"{len(wrong)} of {len(given)} labels are corrected: {out / 'judge' / 'corrected-labels.csv'}"
+    assert said in remarks
+    for run in (out, out / "teachers" / "1"):
+        stored = read_config(run / "config.yaml")
+        assert torch.equal(prepare_data(stored.data).data.train.labels, true), run
+    for run in (out / "judge", out / "judge" / "teachers" / "2"):
+        assert read_config(run / "config.yaml").data.corrections is None, run
+    assert len(list((out / "judge" / "teachers").iterdir())) == 2
+
+
+def test_an_ensemble_that_corrects_labels_resumes_to_the_bit(noisy, tmp_path):
+    """Four steps each: the judge's teachers, the judge, a teacher, the student; stopped in all but one of them."""
+    run_ensemble(noisy, tmp_path / "whole", JUDGED)
+
+    def again(resume, monitor=None):
+        stored, ensemble = read_ensemble(tmp_path / "parts") if resume else (noisy, JUDGED)
+        run_ensemble(stored, tmp_path / "parts", ensemble, resume=resume, monitor=monitor)
+
+    assert interrupted_repeatedly(again, (2, 8, 4, 4)) == [2, 2, 2, 2]
+    assert torch.equal(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
+    lists = [(tmp_path / name / "judge" / "corrected-labels.csv").read_bytes() for name in ("whole", "parts")]
+    assert lists[0] == lists[1]
+
+
+def test_a_judge_follows_the_list_of_the_run_and_empties_no_class(config, tmp_path, monkeypatch):
+    """One image was dropped by hand; a judge would then give away all images of the first class."""
+    train = few_glyphs().train
+    Corrections({5: None}).write(tmp_path / "own.csv", train)
+    own = replace(config, data=replace(config.data, corrections=tmp_path / "own.csv"))
+
+    def judged(points, images):
+        assert len(images) == len(train) - 1
+        is_first = images.labels == 0
+        found = mock.Mock(scores=mock.Mock(suggested=torch.where(is_first, 1, 0)))
+        found.listed.return_value = torch.cat([is_first.nonzero()[:, 0], torch.tensor([len(images) - 1])])
+        return found
+
+    monkeypatch.setattr("pfml.ensemble.audit", judged)
+    run_ensemble(own, tmp_path / "run", JUDGED)
+    corrections = Corrections.read(tmp_path / "run" / "judge" / "corrected-labels.csv", train)
+    moved = {index: 1 for index in range(len(train)) if train.labels[index] == 0 and index != 5}
+    assert corrections.labels == {5: None, len(train) - 1: 0} | moved, (
+        "the last image takes the place of the first class"
+    )
+    monkeypatch.setattr("pfml.ensemble.audit", lambda points, images: only_first(images))
+    run_ensemble(own, tmp_path / "again", JUDGED)
+    assert Corrections.read(tmp_path / "again" / "judge" / "corrected-labels.csv", train).labels == {5: None}
+
+
+def only_first(images):
+    """An audit that lists all images of the first class and none else."""
+    found = mock.Mock(scores=mock.Mock(suggested=torch.ones_like(images.labels)))
+    found.listed.return_value = (images.labels == 0).nonzero()[:, 0]
+    return found
 
 
 def test_an_ensemble_is_not_begun_twice_in_one_folder(config, whole):
@@ -365,12 +452,18 @@ def test_a_mistake_in_the_option_is_said(typed, message, tmp_path, capsys):
 def test_the_command_line_trains_teachers_of_several_configurations(tmp_path, capsys):
     common = [*SMALL, "--batch.size", "32", "--batch.per_epoch", "2", "--student_epochs", "1"]
     options = ["--student_options", '{"sigma": 1.3}', "--out", str(tmp_path / "run")]
-    main(["train", *common, *options, "--ensemble", "1", "tiny=1"])
-    assert "teacher 2 (tiny)" in capsys.readouterr().out
+    main(["train", *common, *options, "--ensemble", "1", "tiny=1", "--correct_labels"])
+    said = capsys.readouterr().out
+    assert "teacher 2 (tiny)" in said
+    assert "the judge of labels: 2 teachers and a student of them" in said
+    assert (tmp_path / "run" / "judge" / "corrected-labels.csv").is_file()
     assert read_config(tmp_path / "run" / "config.yaml").loss.options == {"sigma": 1.3}
     with pytest.raises(SystemExit) as ended:
         main(["train", *common[:-2], "--student_options", "{}"])
     assert "--student_options is about the student of --ensemble N" in str(ended.value.code)
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *common[:-2], "--correct_labels"])
+    assert "--correct_labels is about the labels of teachers: give --ensemble N too" in str(ended.value.code)
 
 
 @pytest.mark.usefixtures("config")

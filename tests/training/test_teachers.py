@@ -12,7 +12,7 @@ from pfml.runs.folder import RunFolder
 from pfml.training import BatchConfig, LossConfig, train
 from pfml.training.loop import Training
 from pfml.training.shutdown import Interrupted
-from pfml.training.teachers import Teachers, load_teachers
+from pfml.training.teachers import Teachers, load_teachers, usual_dims
 from small_data import InterruptAt, few_glyphs, small_config, small_embedder
 
 
@@ -129,6 +129,34 @@ def test_a_student_follows_reduced_teachers_and_resumes_to_the_bit(taught, tmp_p
     assert not torch.equal(*(weights_of(tmp_path / name)["head.linear.weight"] for name in ("plain", "whole")))
     with pytest.raises(ValueError, match="teacher_dims is about the teachers of a student"):
         run("alone", small_config(teacher_dims=4))
+
+
+@pytest.mark.parametrize(
+    ("teachers", "student", "dims"),
+    [
+        ([512] * 6, 512, 256),
+        ([512] * 6, 64, 128),
+        ([64] * 4, 64, 32),
+        ([64] * 4, 8, 16),
+        ([512], 512, None),
+        ([1, 1], 8, None),
+    ],
+)
+def test_teachers_are_reduced_to_what_was_best(teachers, student, dims):
+    """The first four are those of docs/STUDENTS.md; a teacher alone keeps all that it has."""
+    assert usual_dims(teachers, student) == dims
+
+
+def test_several_teachers_are_reduced_unless_all_of_them_is_asked_for(taught, tmp_path):
+    def run(name, **changes):
+        torch.manual_seed(1)
+        train(few_glyphs(), small_embedder(), student_config(taught, **changes), out=tmp_path / name)
+        return weights_of(tmp_path / name)["head.linear.weight"]
+
+    widths = [load_embedder(folder).embedding_dim for folder in taught]
+    usual = usual_dims(widths, 8)
+    assert torch.equal(run("default"), run("number", teacher_dims=usual))
+    assert not torch.equal(run("default again"), run("all", teacher_dims=None))
 
 
 def test_a_teacher_with_a_flip_test_embeds_each_crop_once():
