@@ -638,6 +638,8 @@ def rounds() -> dict[str, list[Task]]:
         ),
         "3 20 %, mixed": _mixed_on_test(0.2, MIXED[1], ("3 rc, 2 par, 2 recipe, 2 par.lite2, 30",)),
         "3 50 %, mixed": _mixed_on_test(0.5, MIXED[1], ("3 rc, 2 par, 2 recipe, 2 par.lite2, 30",)),
+        # as many dimensions of teachers as round 13 chose, which is what teacher_dims "auto" takes
+        "3 clean, reduced": _mixed_on_test(0.0, MIXED[0], (REDUCED[128][0], REDUCED[256][1])),
         **{f"3 clean, mixed, {dims}": _mixed_on_test(0.0, MIXED[0], names) for dims, names in REDUCED.items()},
         **{
             f"3 {noise}, mixed, {dims}": _mixed_on_test(rate, MIXED[1], (name,))
