@@ -180,6 +180,36 @@ def test_an_ensemble_that_corrects_labels_resumes_to_the_bit(noisy, tmp_path):
     assert lists[0] == lists[1]
 
 
+def test_a_list_that_is_made_after_a_resume_is_the_same_for_images_that_are_kept_small(noisy, tmp_path):
+    small = replace(noisy, storage=replace(noisy.storage, short_side=12))
+    run_ensemble(small, tmp_path / "run", JUDGED)
+    path = tmp_path / "run" / "judge" / "corrected-labels.csv"
+    written = path.read_bytes()
+    path.unlink()
+    with mock.patch("pfml.ensemble.audit", wraps=audit) as audited:
+        run_ensemble(small, tmp_path / "run", JUDGED, resume=True)
+    assert audited.call_count == 1
+    assert path.read_bytes() == written
+
+
+def test_a_judge_may_have_fewer_dimensions_than_are_asked_of_all_teachers(noisy, tmp_path):
+    """Four teachers have 32 dimensions, the two of the judge 16."""
+    run_ensemble(replace(noisy, teacher_dims=20), tmp_path / "run", Ensemble(4, 1, correct_labels=True))
+    dims = [read_config(tmp_path / "run" / name / "config.yaml").teacher_dims for name in ("judge", "", "teachers/1")]
+    assert dims == ["auto", 20, None]
+
+
+def test_a_run_that_was_moved_with_its_list_is_audited_and_resumed(noisy, tmp_path):
+    run_ensemble(noisy, tmp_path / "run", JUDGED)
+    before, _ = audit_run(tmp_path / "run", device="cpu")
+    (tmp_path / "run" / "results.json").unlink()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    found, _ = audit_run(tmp_path / "moved", device="cpu")
+    torch.testing.assert_close(found.scores.score, before.scores.score)
+    stored, ensemble = read_ensemble(tmp_path / "moved")
+    assert run_ensemble(stored, tmp_path / "moved", ensemble, resume=True)
+
+
 def test_a_judge_follows_the_list_of_the_run_and_empties_no_class(config, tmp_path, monkeypatch):
     """One image was dropped by hand; a judge would then give away all images of the first class."""
     train = few_glyphs().train
@@ -407,7 +437,7 @@ def test_teachers_that_differ_otherwise_are_called_by_their_file(config, tmp_pat
     longer = changed_by("epochs: 2", config, tmp_path)
     scores = run_ensemble(config, tmp_path / "run", Ensemble(1, 1, others=(TeacherGroup(longer),)))
     assert list(scores)[:2] == ["teacher 1 (teachers.yaml)", "teacher 2 (teachers-2.yaml)"]
-    assert read_config(tmp_path / "run" / "teachers-2.yaml") == longer
+    assert read_config(tmp_path / "run" / "teachers-2.yaml") == replace(longer, teacher_dims=None)
 
 
 def test_an_ensemble_of_before_is_read_and_a_plain_one_is_written_so(config, whole, tmp_path):
@@ -439,6 +469,7 @@ def test_the_loss_of_the_student_has_options(config, tmp_path):
         ("0", "at least one teacher"),
         ("", "--ensemble must be followed by how many teachers, N"),
         ("2 --student_options 3", "student_options must be names and values, got 3"),
+        ("2 --teacher_dims some", "argument --teacher_dims: invalid int value: 'some'"),
     ],
 )
 @pytest.mark.usefixtures("tiny")
@@ -464,6 +495,14 @@ def test_the_command_line_trains_teachers_of_several_configurations(tmp_path, ca
     with pytest.raises(SystemExit) as ended:
         main(["train", *common[:-2], "--correct_labels"])
     assert "--correct_labels is about the labels of teachers: give --ensemble N too" in str(ended.value.code)
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--resume", str(tmp_path / "run"), "--correct_labels"])
+    assert "give --resume alone" in str(ended.value.code)
+
+
+@pytest.mark.parametrize(("typed", "dims"), [("auto", "auto"), ("null", None), ("12", 12)])
+def test_the_dimensions_of_teachers_are_a_number_or_a_word(typed, dims):
+    assert parsed_values("train", [*SMALL, "--teacher_dims", typed])["config"].teacher_dims == dims
 
 
 @pytest.mark.usefixtures("config")

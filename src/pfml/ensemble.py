@@ -50,7 +50,7 @@ from pfml.storage.manifest import Format, read_manifest, write_manifest
 from pfml.training.environment import precision, resolve_device
 from pfml.training.progress import Monitor
 from pfml.training.runner import create_run_embedder, run
-from pfml.training.setup import create_batches, prepare_backbone, require_loss_packages
+from pfml.training.setup import create_batches, open_sources, prepare_backbone, require_loss_packages
 from pfml.training.teachers import require_fewer
 from pfml.typos import did_you_mean
 
@@ -73,7 +73,7 @@ JUDGE_TEACHERS, JUDGE_TIME = 2, 0.4
 #: What all teachers have of the run's configuration.
 SHARED = ("data", "storage", "device", "deterministic", "seed", "trackers")
 #: What the student alone has of it: teachers see the student's crops, and follow nobody.
-OF_STUDENT: dict[str, Any] = {"test_image_size": None, "teacher_dims": "auto"}
+OF_STUDENT: dict[str, Any] = {"test_image_size": None, "teacher_dims": None}
 #: The format of ensemble.json.
 ENSEMBLE = Format("ensemble", 1, "train it again")
 
@@ -130,6 +130,8 @@ class Ensemble:
             raise ValueError(f"an ensemble needs at least one teacher, got {self.teachers}")
         if self.student_epochs is not None and self.student_epochs < 1:
             raise ValueError(f"student_epochs must be >= 1, got {self.student_epochs}")
+        if not isinstance(self.correct_labels, bool):
+            raise ValueError(f"correct_labels must be true or false, got {self.correct_labels!r}")
         if not isinstance(self.student_options, dict):
             raise ValueError(f"student_options must be names and values, got {self.student_options!r}")
         LossConfig(self.student_loss, self.student_options)  # which refuses unknown names
@@ -225,6 +227,7 @@ def run_ensemble(
     ensemble: Ensemble | None = None,
     *,
     data: PreparedData | None = None,
+    loaded: RetrievalData | None = None,
     sources: dict[str, ImageSource] | None = None,
     resume: bool = False,
     monitor: Monitor | None = None,
@@ -238,6 +241,7 @@ def run_ensemble(
         out: The folder, which must not hold a run yet.
         ensemble: What it consists of; four teachers if None.
         data: What `prepare_data(config.data)` returns, from a caller that has it already; None to load it here.
+        loaded: What `load_checked` returned for the same images, likewise.
         sources: The images of `data`, from a caller that has opened them, or will need them; see `run`.
         resume: Resume what is in `out`; `config` and `ensemble` must be those of `read_ensemble`.
         monitor: What to show.
@@ -248,14 +252,16 @@ def run_ensemble(
     groups = _groups(config, ensemble)
     folders = [out / "teachers" / str(number) for number in range(1, ensemble.size + 1)]
     student = student_config(config, folders, ensemble)
-    prepared = data or prepare_data(config.resolved().data, monitor.track)  # once for all runs of the ensemble
+    # once for all runs of the ensemble
+    prepared = data or prepare_data(config.resolved().data, monitor.track, loaded=loaded)
     sources = {} if sources is None else sources  # likewise
     if not resume:
         world.by_first(lambda: _start(out, groups, student, ensemble, prepared.data))
     if ensemble.correct_labels:
-        corrected = _correct_labels(config, out, ensemble.judge(student.epochs), prepared, sources, monitor, world)
+        judge = ensemble.judge(student.epochs)
+        corrected = _correct_labels(config, out, judge, prepared, loaded, sources, monitor, world)
         config = replace(config, data=replace(config.data, corrections=corrected))
-        prepared = prepare_data(config.resolved().data, monitor.track)
+        prepared = prepare_data(config.resolved().data, monitor.track, loaded=loaded)
         groups, student = _groups(config, ensemble), student_config(config, folders, ensemble)
     teachers = [
         replace(each.config, seed=config.seed + k, **OF_STUDENT) for each in groups for k in range(each.teachers)
@@ -349,6 +355,7 @@ def _correct_labels(
     out: Path,
     judge: Ensemble,
     data: PreparedData,
+    loaded: RetrievalData | None,
     sources: dict[str, ImageSource],
     monitor: Monitor,
     world: World,
@@ -359,9 +366,11 @@ def _correct_labels(
     is_done, is_begun = world.by_first(lambda: [path.is_file(), is_ensemble(folder)])
     if not is_done:
         monitor.remark(f"the judge of labels: {judge.teachers} teachers and a student of them")
-        judging = replace(config, test_image_size=None)
+        judging = replace(config, test_image_size=None, teacher_dims="auto")
         run_ensemble(judging, folder, judge, data=data, sources=sources, resume=is_begun, monitor=monitor, world=world)
-        world.by_first(lambda: _judge_labels(config, folder, path, data.data.train, sources, monitor))
+        if not sources:  # the judge was trained before this process
+            sources |= open_sources(data.data, resolve_device(config.device), config.storage, monitor)
+        world.by_first(lambda: _judge_labels(config, folder, path, data.data.train, loaded, sources, monitor))
     return path
 
 
@@ -370,12 +379,13 @@ def _judge_labels(
     folder: Path,
     path: Path,
     images: ImageSet,
+    loaded: RetrievalData | None,
     sources: Mapping[str, ImageSource],
     monitor: Monitor,
 ) -> None:
     """Write the list of what the model in `folder` says of the labels of training images; no class is emptied."""
     embedder = load_embedder(folder).to(resolve_device(config.device))
-    points = embed(embedder, sources.get("train", images), autocast=precision(config.autocast), track=monitor.track)
+    points = embed(embedder, sources["train"], autocast=precision(config.autocast), track=monitor.track)
     found, given = audit(points, images), images.labels
     listed, labels = found.listed(), given.clone()
     labels[listed] = found.scores.suggested[listed]
@@ -385,7 +395,7 @@ def _judge_labels(
     corrections = Corrections({index: int(labels[index]) for index in changed})
     monitor.remark(f"{len(corrections):,} of {len(images):,} labels are corrected: {path}")
     if config.data.corrections is not None:  # the list is about labels as they were before the run's own
-        before = prepare_data(replace(config.resolved().data, corrections=None)).data.train
+        before = prepare_data(replace(config.resolved().data, corrections=None), loaded=loaded).data.train
         corrections = Corrections.read(config.data.corrections, before).then(corrections, before)
         images = before
     corrections.write(path, images)

@@ -19,8 +19,7 @@ from pfml.evaluation import embed
 from pfml.losses.distillation import combined
 from pfml.models import Embedder, load_embedder
 from pfml.models.backbone_table import default_weights
-from pfml.runs.config_files import read_config
-from pfml.runs.data import load_checked, prepare_data
+from pfml.runs.data import config_of_run, load_checked, prepare_data
 from pfml.runs.folder import RunFolder
 from pfml.suggest.comparison import untrained_embedder
 from pfml.training import DataConfig, RunConfig, load_field
@@ -59,7 +58,7 @@ def audit_run(
         loaded: What `load_checked` returned for the data of the run, from a caller that has it already.
     """
     folder = RunFolder(Path(run))
-    config = read_config(folder.config)
+    config = config_of_run(folder.path)
     loaded = load_checked(config.data, track) if loaded is None else loaded
     data, _ = prepare_data(config.data, loaded=loaded)
     images, roles = data.joined()
@@ -129,7 +128,7 @@ def write_corrections(
         corrections: See `corrections_of`; by position in `RetrievalData.joined`.
         loaded: What `load_checked` returned for the data of the run, from a caller that has it already.
     """
-    config = read_config(RunFolder(Path(run)).config).data
+    config = config_of_run(Path(run)).data
     before, _ = prepare_data(replace(config, corrections=None), loaded=loaded)
     data, _ = prepare_data(config, loaded=loaded)
     corrections = of_training(corrections, data)

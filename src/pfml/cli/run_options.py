@@ -138,8 +138,10 @@ def _add_field(section: Any, name: str, hint: Any, default: Any, text: str) -> N
     elif get_origin(kinds[0]) is Literal:
         options["choices"] = get_args(kinds[0])
     else:
-        kind = kinds[0]
-        options |= {"type": kind if NoneType not in get_args(hint) else _or_null(kind), "metavar": _metavar(name, kind)}
+        kind, *others = kinds
+        words = {word: word for one in others if get_origin(one) is Literal for word in get_args(one)}
+        words |= {"null": None} if NoneType in get_args(hint) else {}
+        options |= {"type": _or_word(kind, words) if words else kind, "metavar": _metavar(name, kind)}
     action = section.add_argument(f"--{name}", **options)
     if name == "teachers":
         action.nargs, action.takes = "+", "the folders of runs"
@@ -182,9 +184,11 @@ def _metavar(name: str, kind: Any) -> str:
     return METAVARS.get(kind) or name.rpartition(".")[2].upper()
 
 
-def _or_null(kind: Callable[[str], Any]) -> Callable[[str], Any]:
+def _or_word(kind: Callable[[str], Any], words: Mapping[str, Any]) -> Callable[[str], Any]:
+    """Converts what `words` has not."""
+
     def convert(text: str) -> Any:
-        return None if text == "null" else kind(text)
+        return words[text] if text in words else kind(text)
 
     convert.__name__ = kind.__name__  # for argparse's "invalid int value"
     return convert

@@ -80,7 +80,7 @@ def train(
     for option, value in (("student_epochs", student_epochs), ("student_options", student_options)):
         if value is not None and shape is None:
             raise ValueError(f"--{option} is about the student of --ensemble N, which must be given")
-    if correct_labels and shape is None:
+    if correct_labels and shape is None and resume is None:
         raise ValueError("--correct_labels is about the labels of teachers: give --ensemble N too")
     # what is printed with --print_config or --json goes to a file or a program, without the reasons
     console = create_console(stderr=print_config or as_json, quiet=quiet or launch.rank > 0)
@@ -109,7 +109,7 @@ def train(
                 print_json({"run": str(out), "results": RunFolder(out).read_results()})
             return
     elif resume is not None:
-        if config != RunConfig() or out is not None or shape is not None:
+        if config != RunConfig() or out is not None or shape is not None or correct_labels:
             raise ValueError("a run resumes with its own configuration: give --resume alone, without other options")
         if is_ensemble(resume):
             config, shape = read_ensemble(resume)
@@ -469,6 +469,7 @@ def _run(
     from pfml.ensemble import run_ensemble
     from pfml.models.embedder import learned_by
     from pfml.pages.run import contents_of, write_run_page
+    from pfml.runs.config_files import read_config
     from pfml.runs.data import load_checked, prepare_data
     from pfml.runs.final import read_validated
     from pfml.runs.folder import RunFolder
@@ -497,7 +498,11 @@ def _run(
         embedder = None if data is None or config.start is not None else create_run_embedder(config)
         results = run(config, out, data=data, embedder=embedder, resume=resume, monitor=monitor, world=world)
     else:
-        scores = run_ensemble(config, out, shape, data=data, resume=resume, monitor=monitor, world=world)
+        scores = run_ensemble(
+            config, out, shape, data=data, loaded=prepared.data, resume=resume, monitor=monitor, world=world
+        )
+        if data is not None and shape.correct_labels:  # the comparison and the page have the labels of the student
+            data = prepare_data(read_config(RunFolder(out).config).data, monitor.track, loaded=prepared.data)
         if scores:
             title = f"{PROTOCOLS[config.data.split]}: teachers and their student"
             print_scores(console, title, scores)

@@ -276,7 +276,7 @@ class TrainConfig:
         if self.freeze == "trunk" and self.augmentation.transforms_crops:
             raise ValueError("freeze trunk computes features once: leave out the augmentation of crops")
         dims = self.teacher_dims
-        if not (dims is None or dims == "auto" or (isinstance(dims, int) and dims >= 1)):
+        if not (dims is None or dims == "auto" or (type(dims) is int and dims >= 1)):
             raise ValueError(f"teacher_dims must be auto, null, or >= 1, got {dims}")
         if self.test_image_size is not None and self.test_image_size < 1:
             raise ValueError(f"test_image_size must be >= 1 or null, got {self.test_image_size}")

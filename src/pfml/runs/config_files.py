@@ -149,11 +149,14 @@ def is_sealed(path: Path) -> bool:
 
 
 def as_it_ran(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The content of a configuration; of that of a run, whose classes were divided in order before there was a seed."""
-    data = content.get("data")
-    if not isinstance(data, dict) or not is_sealed(path):
+    """The content of a configuration; of that of a run, with what held before there were options that it lacks.
+
+    Classes were divided in order, and students had all dimensions of their teachers.
+    """
+    if not is_sealed(path):
         return content
-    return {**content, "data": {"split_seed": None, **data}}
+    content, data = {"teacher_dims": None, **content}, content.get("data")
+    return {**content, "data": {"split_seed": None, **data}} if isinstance(data, dict) else content
 
 
 def parse_config(content: dict[str, Any]) -> Callable[[], RunConfig]:

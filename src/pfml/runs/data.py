@@ -11,10 +11,20 @@ from pfml.data.corrections import Corrections
 from pfml.data.decoding import KEPT_BYTES, Track
 from pfml.data.own_images import is_own, own_images
 from pfml.memory import available_memory
-from pfml.runs.config import DataConfig, StorageConfig
+from pfml.runs.config import DataConfig, RunConfig, StorageConfig
 from pfml.runs.config_files import read_config
+from pfml.runs.folder import RunFolder
 
-__all__ = ["PreparedData", "data_of_run", "held_bytes", "load_checked", "load_listed", "names_data", "prepare_data"]
+__all__ = [
+    "PreparedData",
+    "config_of_run",
+    "data_of_run",
+    "held_bytes",
+    "load_checked",
+    "load_listed",
+    "names_data",
+    "prepare_data",
+]
 
 
 class PreparedData(NamedTuple):
@@ -31,8 +41,18 @@ class PreparedData(NamedTuple):
 
 def data_of_run(run: Path) -> DataConfig | None:
     """The data that a run's configuration names, also for a model inside of the run's folder; None without one."""
-    files = (folder / "config.yaml" for folder in (run, run.parent))
-    return next((read_config(file).data for file in files if file.is_file()), None)
+    folders = (folder for folder in (run, run.parent) if RunFolder(folder).config.is_file())
+    return next((config_of_run(folder).data for folder in folders), None)
+
+
+def config_of_run(run: Path) -> RunConfig:
+    """The configuration of a run, also of one whose folder was moved, with its list of corrections in it."""
+    folder = RunFolder(run)
+    config = read_config(folder.config)
+    given = config.data.corrections
+    if given is None or given.is_file() or not folder.corrections.is_file():
+        return config
+    return replace(config, data=replace(config.data, corrections=folder.corrections))
 
 
 def names_data(config: DataConfig, name: str, root: Path | None) -> bool:

@@ -182,7 +182,7 @@ class Training:
             if self.step == 0 and not self.is_restored:
                 self.initialize_head()
                 self.initialize_proxies()
-            if self.teachers is not None:
+            if self.teachers is not None and self.state.epoch < self.config.epochs:
                 self.reduce_teachers(self.config.teacher_dims)
             self.monitor.start(self.config.epochs, len(self.batches), self.step)
             try:

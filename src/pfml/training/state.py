@@ -20,8 +20,9 @@ from pfml.training.teachers import teacher_digests
 
 __all__ = ["TrainingState", "require_same_run", "run_identity"]
 
-#: Options that may change when a run is resumed: where it computes and what it shows.
-FREE = {"device", "compile", "log_every", "checkpoint_every", "trackers"}
+#: Options that may change when a run is resumed: where it computes, what it shows, and where its teachers lie, whose
+#: weights are compared.
+FREE = {"device", "compile", "log_every", "checkpoint_every", "trackers", "teachers"}
 
 
 @dataclass(eq=False)
@@ -136,7 +137,8 @@ def require_same_run(stored: dict[str, Any], given: dict[str, Any], folder: Path
         )
     if stored["teachers"] != given["teachers"]:
         raise ValueError(f"the teachers of the run in {folder} have changed since it was started: restore them")
-    _require_same_options(_completed(stored["config"], TrainConfig()), given["config"])
+    earlier = {"teacher_dims": None, **stored["config"]}  # students had all dimensions of their teachers at first
+    _require_same_options(_completed(earlier, TrainConfig()), given["config"])
     network = _completed(stored["network"], EmbedderConfig())
     _require_same_options({"network": network}, {"network": given["network"]})
 
