@@ -138,6 +138,8 @@ def require_same_run(stored: dict[str, Any], given: dict[str, Any], folder: Path
     if stored["teachers"] != given["teachers"]:
         raise ValueError(f"the teachers of the run in {folder} have changed since it was started: restore them")
     earlier = {"teacher_dims": None, **stored["config"]}  # students had all dimensions of their teachers at first
+    if not given["config"]["teachers"]:
+        earlier["teacher_dims"] = given["config"]["teacher_dims"]  # of nobody
     _require_same_options(_completed(earlier, TrainConfig()), given["config"])
     network = _completed(stored["network"], EmbedderConfig())
     _require_same_options({"network": network}, {"network": given["network"]})
