@@ -35,6 +35,7 @@ from pfml.storage.manifest import write_manifest
 from pfml.training import BatchConfig, LossConfig, Monitor, OptimizerConfig, ScheduleConfig
 from pfml.training.setup import open_sources
 from small_data import few_glyphs, interrupted_repeatedly
+from small_photos import draw
 from tiny_network import TINY
 
 
@@ -498,6 +499,29 @@ def test_the_command_line_trains_teachers_of_several_configurations(tmp_path, ca
     with pytest.raises(SystemExit) as ended:
         main(["train", "--resume", str(tmp_path / "run"), "--correct_labels"])
     assert "give --resume alone" in str(ended.value.code)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_page_of_images_of_ones_own_has_the_corrected_labels(tmp_path, monkeypatch):
+    draw(tmp_path / "photos", dict.fromkeys("abcd", 8))
+    pages = []
+    monkeypatch.setattr("pfml.pages.run.write_run_page", lambda out, **given: pages.append(given["data"]) or out)
+    monkeypatch.setattr("pfml.ensemble.audit", lambda points, images: first_becomes_second(images))
+    options = ["--data", str(tmp_path / "photos"), "--data.split", "images", "--out", str(tmp_path / "run")]
+    small = ["--model.backbone", "convnet", "--model.weights", "none", *SMALL[2:], "--batch.size", "8"]
+    shape = ["--ensemble", "1", "--student_epochs", "1", "--correct_labels"]
+    main(["train", *options, *small, *shape, "--model.image_size", "16", "--loss.name", "proxy-anchor", "--quiet"])
+    (data,) = pages
+    stored = prepare_data(read_config(tmp_path / "run" / "config.yaml").data).data
+    assert torch.equal(data.train.labels, stored.train.labels)
+    assert data.train.labels[0] == 1, "whose folder is that of the first class"
+
+
+def first_becomes_second(images):
+    """An audit that lists the first image, of the first class, and suggests the second one."""
+    found = mock.Mock(scores=mock.Mock(suggested=torch.ones_like(images.labels)))
+    found.listed.return_value = torch.tensor([0])
+    return found
 
 
 @pytest.mark.parametrize(("typed", "dims"), [("auto", "auto"), ("null", None), ("12", 12)])
