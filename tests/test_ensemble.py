@@ -236,6 +236,24 @@ def test_a_judge_follows_the_list_of_the_run_and_empties_no_class(config, tmp_pa
     assert Corrections.read(tmp_path / "again" / "judge" / "corrected-labels.csv", train).labels == {5: None}
 
 
+def test_a_judge_that_disagrees_with_most_labels_is_not_believed(config, tmp_path, monkeypatch):
+    monkeypatch.setattr("pfml.ensemble.audit", lambda points, images: only_last_agrees(images))
+    remarks, monitor = [], Monitor()
+    monkeypatch.setattr(monitor, "remark", remarks.append)
+    run_ensemble(config, tmp_path / "run", JUDGED, monitor=monitor)
+    given = few_glyphs().train
+    assert not Corrections.read(tmp_path / "run" / "judge" / "corrected-labels.csv", given).labels
+    count = len(given)
+    assert any(f"the judge disagrees with {count - 1} of {count} labels, too many" in said for said in remarks)
+
+
+def only_last_agrees(images):
+    """An audit that lists all images but the last one."""
+    found = mock.Mock(scores=mock.Mock(suggested=(images.labels + 1) % images.num_classes))
+    found.listed.return_value = torch.arange(len(images) - 1)
+    return found
+
+
 def only_first(images):
     """An audit that lists all images of the first class and none else."""
     found = mock.Mock(scores=mock.Mock(suggested=torch.ones_like(images.labels)))

@@ -70,6 +70,8 @@ LONGER, FASTER = 4, 2.0
 #: Labels are judged by a student of so many teachers, which trains for this part of the student's time. It need not be
 #: good, only have learned no label by heart (docs/STUDENTS.md).
 JUDGE_TEACHERS, JUDGE_TIME = 2, 0.4
+#: A judge that disagrees with more of the labels is not believed: one that cannot tell classes apart lists most of them.
+MOST_CORRECTED = 0.6
 #: What all teachers have of the run's configuration.
 SHARED = ("data", "storage", "device", "deterministic", "seed", "trackers")
 #: What the student alone has of it: teachers see the student's crops, and follow nobody.
@@ -388,6 +390,10 @@ def _judge_labels(
     points = embed(embedder, sources["train"], autocast=precision(config.autocast), track=monitor.track)
     found, given = audit(points, images), images.labels
     listed, labels = found.listed(), given.clone()
+    if len(listed) > MOST_CORRECTED * len(images):
+        disagrees = f"the judge disagrees with {len(listed):,} of {len(images):,} labels"
+        monitor.remark(f"{disagrees}, too many to believe it (train teachers longer): labels stay as they are")
+        listed = listed[:0]
     labels[listed] = found.scores.suggested[listed]
     while emptied := _emptied(given, labels):
         labels = torch.where(torch.isin(given, torch.tensor(emptied)), given, labels)
