@@ -70,7 +70,7 @@ LONGER, FASTER = 4, 2.0
 #: Labels are judged by a student of so many teachers, which trains for this part of the student's time. It need not be
 #: good, only have learned no label by heart (docs/STUDENTS.md).
 JUDGE_TEACHERS, JUDGE_TIME = 2, 0.4
-#: A judge that disagrees with more of the labels is not believed: one that cannot tell classes apart lists most of them.
+#: A judge that disagrees with more of the labels is not believed: one that tells no classes apart lists most of them.
 MOST_CORRECTED = 0.6
 #: What all teachers have of the run's configuration.
 SHARED = ("data", "storage", "device", "deterministic", "seed", "trackers")
