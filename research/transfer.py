@@ -1324,7 +1324,7 @@ def line(kind: str, candidate: str, run: Any, task: Task, start: float) -> dict[
     """Of a run."""
     keys = {"kind": kind, "candidate": candidate, "epochs": run.config.epochs, "history": run.state.history}
     seconds = {"seconds": time.perf_counter() - start, "config": plain(_anywhere(run.config))}
-    return header(task, _bench) | keys | seconds | views(run, _bench)
+    return header(task, _bench) | keys | seconds | (views(run, _bench) if kind == "student" else {})
 
 
 def views(run: Training, bench: Bench) -> dict[str, Any]:
@@ -1475,7 +1475,7 @@ def main() -> None:
         type=int,
         nargs="+",
         default=[],
-        help="also test each model on crops of these sides, plain and mirrored",
+        help="also test each student on crops of these sides, plain and mirrored",
     )
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1)
