@@ -136,7 +136,7 @@ def _exported(path: Path) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, str, str, str]]:
-    """The same of each line of a table."""
+    """Where it stands, image, decision and label of each line of a table."""
     with named_errors(path, "a CSV table in UTF-8"), path.open(encoding="utf-8-sig", newline="") as text:
         table = csv.DictReader(text)
         header = table.fieldnames or []
