@@ -164,7 +164,7 @@ def free_folder(parent: Path, name: str) -> Path:
 def summarize(
     history: list[dict[str, Any]], *, select_by: str = "recall_at_1", protocol: str = "classes"
 ) -> dict[str, Any]:
-    """The evaluations to report, by name, and by which protocol they are (`pfml.data.PROTOCOLS`).
+    """The evaluations to report, by name, and by which protocol they are (`pfml.data.image_set.PROTOCOLS`).
 
     "best_on_test" is the habit of the literature, and an optimistic one: it chooses on the classes that it reports.
     "validation_selected" chose on other classes; it is None without validation. Where nothing was held out, "last" has

@@ -40,7 +40,7 @@ LONGEST_NAME = 200
 
 
 class ImageIndex:
-    """Vectors of images, with paths and classes, in a folder that is whole at every moment (`pfml.search.storage`).
+    """Vectors of images, with paths and classes, in a folder that is whole at every moment (`IndexFolder`).
 
     Make one by `ImageIndex.create` or `ImageIndex.open`. Searching is exact unless `backend` says otherwise, and may
     happen in several threads while another process writes; `refresh` takes up what was written since.
@@ -195,10 +195,10 @@ class ImageIndex:
             ids: (n,) int64.
         """
         state = self._state
-        rows = torch.searchsorted(state.ids, ids).clamp(max=max(len(state.ids) - 1, 0))
-        there = (
-            (state.ids[rows] == ids) & state.live[rows] if len(state.ids) else torch.zeros(len(ids), dtype=torch.bool)
-        )
+        if not len(state.ids):
+            return [None] * len(ids)
+        rows = torch.searchsorted(state.ids, ids).clamp(max=len(state.ids) - 1)
+        there = (state.ids[rows] == ids) & state.live[rows]
         found = iter(state.column(name, rows[there]))
         return [next(found) if is_there else None for is_there in there.tolist()]
 
