@@ -164,7 +164,7 @@ class Embedder(nn.Module):
         for parameter in self.frozen_parameters():
             parameter.requires_grad_(False)
         if backbone is None:  # one's own network stays as it is until it trains
-            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # fastest for convolutions
+            self.to(memory_format=torch.channels_last)  # fastest for convolutions
 
     @classmethod
     def wrap(
