@@ -120,7 +120,7 @@ def _add_fields(parser: Any, config: type, prefix: str, title: str) -> None:
         elif name == "loss.options":
             _add_group_option(section, name, texts[field.name])
         else:
-            default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc, operator]
+            default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[operator]
             _add_field(section, name, hints[field.name], default, texts[field.name])
     for group, name in groups:
         _add_fields(parser, group, name, (group.__doc__ or "").split("\n")[0].rstrip("."))
@@ -273,7 +273,7 @@ def _typed(values: dict[str, Any], parser: Parser) -> tuple[dict[str, Any], dict
 
 
 def _layers(typed: dict[str, Any], files: list[str], recipe: str | None, parser: Parser) -> dict[str, Any]:
-    """What files, the recipe and the command line say, together."""
+    """The values of files, the recipe and the command line; each overrides those before it."""
     content: dict[str, Any] = {}
     for name in files:
         content = merged(content, _file_content(name, parser))
@@ -321,7 +321,7 @@ def _refuse_beside_an_effort(config: RunConfig, typed: dict[str, Any], values: d
 
 
 def _file_content(name: str, parser: Parser) -> dict[str, Any]:
-    """What a configuration file says.
+    """The values of a configuration file.
 
     A file that would take all memory or import code, or was damaged since a run wrote it, ends the program.
     """

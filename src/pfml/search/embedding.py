@@ -142,7 +142,7 @@ def _labeled(track: Track, label: str) -> Track:
 
 
 def _for_many(embedder: Embedder, images: int) -> Embedder:
-    """What embeds so many images soonest: on a CPU, of many, a copy whose convolutions carry BatchNorm.
+    """The embedder that is fastest for `images` images: many on a CPU get a copy with BatchNorm folded.
 
     Its embeddings differ by the rounding of float32, about as batches of another size do.
     """

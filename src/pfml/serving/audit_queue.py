@@ -197,7 +197,7 @@ class AuditQueue:
         return {path: replace(one, label=names[one.label] or "") for path, one in found.items()}
 
     def _read_decisions(self) -> dict[str, Decision]:
-        """The same, with the classes of the audit."""
+        """Path -> decision, with the class names of the audit."""
         if not self.decisions_file.is_file():
             return {}
         return {row["path"]: _decision(self.decisions_file, row) for row in _rows(self.decisions_file)}
