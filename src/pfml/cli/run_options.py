@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 from pfml.cli.error_reporting import exit_with_error
 from pfml.cli.parser import METAVARS, Parser, shown_default, with_declared_spelling
 from pfml.own_code import is_reference, trust
-from pfml.runs.layers import merged, with_changes
+from pfml.runs.layers import flattened, merged, with_changes
 from pfml.typos import did_you_mean
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def parsed_run_values(parser: Parser, arguments: list[str]) -> dict[str, Any]:
             content = _layers(typed, others.pop("config", []), others["recipe"], parser)
         begun = [others.get(name) is not None for name in ("resume", "final", "from_run")]
         decided = others["recipe"] is not None or "config" in values or any(begun)
-        given = None if decided else frozenset(_leaves(typed))
+        given = None if decided else frozenset(flattened(typed))
         config = create_config(_with_fitting_batch(content, given))
         _refuse_beside_an_effort(config, typed, values)
     except ArgumentError as error:
@@ -315,7 +315,7 @@ def _refuse_beside_an_effort(config: RunConfig, typed: dict[str, Any], values: d
 
     if config.effort is None:
         return
-    asked = [*_leaves(typed), *(["ensemble"] if values.get("ensemble") is not None else [])]
+    asked = [*flattened(typed), *(["ensemble"] if values.get("ensemble") is not None else [])]
     where = "--effort" if "effort" in typed else "the effort in --config" if "config" in values else None
     refuse_other_options(asked, where)
 
@@ -385,11 +385,3 @@ def _nested(name: str, value: Any) -> dict[str, Any]:
         value = {part: value}
     result: dict[str, Any] = value
     return result
-
-
-def _leaves(content: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The dotted names of all values."""
-    found: list[str] = []
-    for name, value in content.items():
-        found += _leaves(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [f"{prefix}{name}"]
-    return found
