@@ -185,7 +185,7 @@ def _metavar(name: str, kind: Any) -> str:
 
 
 def _or_word(kind: Callable[[str], Any], words: Mapping[str, Any]) -> Callable[[str], Any]:
-    """Converts what `words` has not."""
+    """A converter that returns the value of a word, and converts other texts by `kind`."""
 
     def convert(text: str) -> Any:
         return words[text] if text in words else kind(text)
@@ -195,7 +195,7 @@ def _or_word(kind: Callable[[str], Any], words: Mapping[str, Any]) -> Callable[[
 
 
 def _yaml_value(name: str) -> Callable[[str], Any]:
-    """Converts a value of an option that may have any type."""
+    """A converter of the value of an option that may have any type."""
 
     def convert(text: str) -> Any:
         import yaml
@@ -216,7 +216,7 @@ def _yaml_value(name: str) -> Callable[[str], Any]:
 
 
 def option_group(name: str) -> Callable[[str], Any]:
-    """Converts the value of a group of options: a file, or what would be in it."""
+    """A converter of the value of a group of options: a file, or its content."""
 
     def convert(text: str) -> Any:
         import yaml

@@ -455,7 +455,7 @@ def _print_config(config: RunConfig, final_of: Path | None = None) -> None:
 
 
 def _about_final(config: RunConfig, run: Path) -> str:
-    """What is trained as the final model of a run, and what --config would do otherwise."""
+    """A comment on the settings of the final model of a run, for --print_config."""
     from pfml.ladder.run import kept_rung
 
     if config.effort is not None:

@@ -265,8 +265,8 @@ def train(
             one of runs/NAME-1, runs/NAME-2, ...
         resume: Resume from the checkpoint in `out`.
         storage: Where images wait for their turn.
-        monitor: What hears of the run, one or several (see `pfml.Monitor`); None for silence, `pfml.ProgressMonitor()`
-            for a progress bar.
+        monitor: Receives the events of the run, one or several (see `pfml.Monitor`); None for silence,
+            `pfml.ProgressMonitor()` for a progress bar.
         world: The ranks that train together, see `pfml.distributed.open_world`; all of them call this, the first one
             writes and shows, and all get the results. None for one process by itself.
 
