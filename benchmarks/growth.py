@@ -78,7 +78,7 @@ def _field_step(proxies: int, classes: int, dims: int, field: Field) -> Step:
     def step() -> None:
         for group in groups:
             group.points.grad = None
-        BACKENDS["tiled"](*groups, field, PairWeights()).backward()  # type: ignore[no-untyped-call]
+        BACKENDS["tiled"](*groups, field, PairWeights()).backward()
 
     return step
 

@@ -148,7 +148,7 @@ def network_alone(comparison: Comparison) -> Epoch:
     from pfml.memory import keep_freed_memory
 
     keep_freed_memory()
-    model = _plain_model(comparison).train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = _plain_model(comparison).train().to(memory_format=torch.channels_last)
     images = torch.rand(comparison.batch, 3, CROP, CROP)
 
     def epoch(_: int) -> None:

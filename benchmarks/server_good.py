@@ -128,7 +128,7 @@ async def good_requests(
                 try:
                     found = await kind(client, chosen)
                 except httpx.HTTPError as error:
-                    found = f"{kind.__name__}: {type(error).__name__} {error}"  # type: ignore[attr-defined]
+                    found = f"{kind.__name__}: {type(error).__name__} {error}"
                 times.append(time.perf_counter() - began)
                 if found is not None:
                     wrong.append(found)

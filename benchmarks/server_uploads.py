@@ -152,7 +152,7 @@ def _crop(embedder: Embedder, content: bytes) -> torch.Tensor:
     limits = Limits()
     serving = Service.__new__(Service)  # its decoding alone, without threads
     serving.limits = limits
-    serving.gallery = type("OnlyModel", (), {"embedder": embedder})()  # type: ignore[assignment]
+    serving.gallery = type("OnlyModel", (), {"embedder": embedder})()
     return serving.cropped(serving.opened(content))
 
 

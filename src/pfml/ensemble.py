@@ -64,17 +64,17 @@ __all__ = [
     "student_config",
 ]
 
-#: A student trains so many times as long as a teacher, at so many times its learning rate: chosen on validation
+#: A student trains this many times as long as a teacher, at this multiple of its learning rate: chosen on validation
 #: classes of CUB (docs/STUDENTS.md).
 LONGER, FASTER = 4, 2.0
-#: Labels are judged by a student of so many teachers, which trains for this part of the student's time. It need not be
-#: good, only have learned no label by heart (docs/STUDENTS.md).
+#: The judge of labels is a student of so many teachers, trained for this fraction of the student's epochs. It need not
+#: be accurate, only must not have memorized labels (docs/STUDENTS.md).
 JUDGE_TEACHERS, JUDGE_TIME = 2, 0.4
-#: A judge that disagrees with more of the labels is not believed: one that tells no classes apart lists most of them.
+#: A judge that lists a larger fraction of the labels corrects none: one that tells no classes apart lists most of them.
 MOST_CORRECTED = 0.6
-#: What all teachers have of the run's configuration.
+#: Fields of the run's configuration that all teachers share.
 SHARED = ("data", "storage", "device", "deterministic", "seed", "trackers")
-#: What the student alone has of it: teachers see the student's crops, and follow nobody.
+#: Fields that only the student sets, as teachers have them: they see the student's crops, and have no teachers.
 OF_STUDENT: dict[str, Any] = {"test_image_size": None, "teacher_dims": None}
 #: The format of ensemble.json.
 ENSEMBLE = Format("ensemble", 1, "train it again")
@@ -109,9 +109,8 @@ class Ensemble:
         student_loss: A loss that compares with teachers.
         student_options: Keyword arguments of that loss, such as {"sigma": 1.3}.
         others: Further teachers, of other configurations.
-        correct_labels: Whether teachers train on labels that an audit has corrected before: two teachers and a student
-            of them come first, and what that student's field of the training images lists as noise gets the class that
-            it suggests.
+        correct_labels: Whether teachers train on corrected labels: two teachers and a student of them train first, and
+            the images that an audit by that student lists as mislabeled get the class that it suggests.
 
     Example:
         >>> config = RunConfig()
@@ -149,13 +148,12 @@ class Ensemble:
 
 
 def other_config(config: RunConfig, name: str) -> RunConfig:
-    """How further teachers are trained beside those of `config`, by what their option is on the command line.
+    """The configuration of further teachers, by the NAME that `--ensemble N NAME=N` gives them.
 
     Args:
         config: Of the run.
-        name: A backbone: as `config` says, with the weights and the size of images that are usual for it. Or a file
-            that ends in .yaml or .yml: what it says in place of what `config` says. Or a configuration of the package:
-            that one alone.
+        name: A backbone: `config` with it, and with the weights and image size that are usual for it. A file that ends
+            in .yaml or .yml: `config` with the changes in it. A configuration of the package: that one alone.
     """
     from jsonargparse import ArgumentError
 
@@ -190,7 +188,7 @@ def _changed(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
 
 
 def student_config(config: RunConfig, teachers: Sequence[Path], ensemble: Ensemble) -> RunConfig:
-    """How the student of these teachers is trained, who were trained as `config` says."""
+    """The configuration of the student of these teachers, which `config` has trained."""
     optimizer: OptimizerConfig = config.optimizer
     head_lr = None if optimizer.head_lr is None else FASTER * optimizer.head_lr
     return replace(
@@ -209,7 +207,7 @@ def is_ensemble(folder: Path) -> bool:
 
 
 def read_ensemble(folder: Path) -> tuple[RunConfig, Ensemble]:
-    """How the teachers of the ensemble in `folder` are trained, and what it consists of."""
+    """The configuration of the teachers of the ensemble in `folder`, and what the ensemble consists of."""
     file = RunFolder(folder).ensemble
     values = read_manifest(file, ENSEMBLE)
     try:
@@ -235,15 +233,14 @@ def run_ensemble(
     monitor: Monitor | None = None,
     world: World | None = None,
 ) -> dict[str, Any]:
-    """Train teachers, and a student of them in the folder `out`; their scores on the unseen classes.
+    """Train teachers, and a student of them in the folder `out`; the scores of all of them on the test images.
 
     Args:
-        config: How teachers are trained, on labels, but those that `ensemble` trains otherwise; and, but for its loss
-            and its length, how the student is.
+        config: How teachers train, but for `ensemble.others`. The student differs in what `student_config` changes.
         out: The folder, which must not hold a run yet.
         ensemble: What it consists of; four teachers if None.
         data: What `prepare_data(config.data)` returns, from a caller that has it already; None to load it here.
-        loaded: What `load_checked` returned for the same images, likewise.
+        loaded: What `load_checked` returned for the same images, so that they are not listed and checked again.
         sources: The images of `data`, from a caller that has opened them, or will need them; see `run`.
         resume: Resume what is in `out`; `config` and `ensemble` must be those of `read_ensemble`.
         monitor: What to show.
@@ -254,32 +251,41 @@ def run_ensemble(
     groups = _groups(config, ensemble)
     folders = [out / "teachers" / str(number) for number in range(1, ensemble.size + 1)]
     student = student_config(config, folders, ensemble)
-    # once for all runs of the ensemble
     prepared = data or prepare_data(config.resolved().data, monitor.track, loaded=loaded)
-    sources = {} if sources is None else sources  # likewise
+    shared = _Shared(prepared, loaded, {} if sources is None else sources, monitor, world)
     if not resume:
         world.by_first(lambda: _start(out, groups, student, ensemble, prepared.data))
     if ensemble.correct_labels:
-        judge = ensemble.judge(student.epochs)
-        corrected = _correct_labels(config, out, judge, prepared, loaded, sources, monitor, world)
+        corrected = _correct_labels(config, out, ensemble.judge(student.epochs), shared)
         config = replace(config, data=replace(config.data, corrections=corrected))
-        prepared = prepare_data(config.resolved().data, monitor.track, loaded=loaded)
+        shared = replace(shared, data=prepare_data(config.resolved().data, monitor.track, loaded=loaded))
         groups, student = _groups(config, ensemble), student_config(config, folders, ensemble)
     teachers = [
         replace(each.config, seed=config.seed + k, **OF_STUDENT) for each in groups for k in range(each.teachers)
     ]
     for number, (teacher, folder) in enumerate(zip(teachers, folders, strict=True), start=1):
         monitor.remark(f"teacher {number} of {ensemble.size}: {_kind(teacher)}, seed {teacher.seed}")
-        _finished(teacher, folder, prepared, sources, monitor, world)
+        _finish(teacher, folder, shared)
     monitor.remark(f"the student: {student.loss.name}, {student.epochs} epochs, no labels")
-    _finished(student, out, prepared, sources, monitor, world)
+    _finish(student, out, shared)
     named = dict(zip(_titles(groups), folders, strict=True))
-    found: dict[str, Any] = world.by_first(lambda: _compared(student, named, out, prepared.data, sources))
+    found: dict[str, Any] = world.by_first(lambda: _compared(student, named, out, shared))
     return found
 
 
+@dataclass(frozen=True)
+class _Shared:
+    """What all runs of an ensemble share: images are listed, checked and opened once. See `run_ensemble`."""
+
+    data: PreparedData
+    loaded: RetrievalData | None
+    sources: dict[str, ImageSource]
+    monitor: Monitor
+    world: World
+
+
 def _groups(config: RunConfig, ensemble: Ensemble) -> list[TeacherGroup]:
-    """The teachers of each configuration, first those of the run's; no two of them would be trained alike."""
+    """All groups of teachers, that of the run first; a configuration that occurs twice is refused."""
     shared = {name: getattr(config, name) for name in SHARED} | OF_STUDENT
     groups = [TeacherGroup(config, ensemble.teachers)]
     for group in ensemble.others:
@@ -296,7 +302,7 @@ def _kind(config: RunConfig) -> str:
 
 
 def _titles(groups: Sequence[TeacherGroup]) -> list[str]:
-    """What each teacher is called: its number, and what its configuration has that others have not."""
+    """The name of each teacher: its number, and what tells its configuration from the others."""
     kinds = [[each.config.model.backbone for each in groups], [each.config.loss.name for each in groups]]
     differing = [names for names in kinds if len(set(names)) > 1]
     if len(set(zip(*differing, strict=True))) < len(groups) > 1:
@@ -306,13 +312,14 @@ def _titles(groups: Sequence[TeacherGroup]) -> list[str]:
 
 
 def _config_file(folder: Path, number: int) -> Path:
-    """How the teachers of a configuration are trained, counted from 1."""
+    """The file of the configuration of a group of teachers; groups are counted from 1."""
     return folder / ("teachers.yaml" if number == 1 else f"teachers-{number}.yaml")
 
 
 def _start(
     out: Path, groups: Sequence[TeacherGroup], student: RunConfig, ensemble: Ensemble, data: RetrievalData
 ) -> None:
+    """Start the folder with what the ensemble consists of; what would end it later is refused before."""
     folder = RunFolder(out)
     if is_ensemble(out):
         raise FileExistsError(f"{out} already holds an ensemble: resume it, or choose another folder")
@@ -352,17 +359,9 @@ def _require_trainable(config: RunConfig, images: ImageSet) -> None:
         raise ValueError(f"teachers ({_kind(config)}) cannot be trained so: {error}; {advice}") from error
 
 
-def _correct_labels(
-    config: RunConfig,
-    out: Path,
-    judge: Ensemble,
-    data: PreparedData,
-    loaded: RetrievalData | None,
-    sources: dict[str, ImageSource],
-    monitor: Monitor,
-    world: World,
-) -> Path:
-    """The list of corrections by the audit of a judge, which is trained unless the list is there."""
+def _correct_labels(config: RunConfig, out: Path, judge: Ensemble, shared: _Shared) -> Path:
+    """The list of corrections by the audit of a judge, which is trained unless the list exists."""
+    data, sources, monitor, world = shared.data, shared.sources, shared.monitor, shared.world
     folder = out / "judge"
     path = folder / "corrected-labels.csv"
     is_done, is_begun = world.by_first(lambda: [path.is_file(), is_ensemble(folder)])
@@ -372,22 +371,18 @@ def _correct_labels(
         run_ensemble(judging, folder, judge, data=data, sources=sources, resume=is_begun, monitor=monitor, world=world)
         if not sources:  # the judge was trained before this process
             sources |= open_sources(data.data, resolve_device(config.device), config.storage, monitor)
-        world.by_first(lambda: _judge_labels(config, folder, path, data.data.train, loaded, sources, monitor))
+        world.by_first(lambda: _write_corrections(config, folder, path, shared))
     return path
 
 
-def _judge_labels(
-    config: RunConfig,
-    folder: Path,
-    path: Path,
-    images: ImageSet,
-    loaded: RetrievalData | None,
-    sources: Mapping[str, ImageSource],
-    monitor: Monitor,
-) -> None:
-    """Write the list of what the model in `folder` says of the labels of training images; no class is emptied."""
+def _write_corrections(config: RunConfig, folder: Path, path: Path, shared: _Shared) -> None:
+    """Write the list `path`: the training labels that an audit by the model in `folder` corrects; no class is emptied.
+
+    A judge that disagrees with too many of the labels corrects none.
+    """
+    images, monitor = shared.data.data.train, shared.monitor
     embedder = load_embedder(folder).to(resolve_device(config.device))
-    points = embed(embedder, sources["train"], autocast=precision(config.autocast), track=monitor.track)
+    points = embed(embedder, shared.sources["train"], autocast=precision(config.autocast), track=monitor.track)
     found, given = audit(points, images), images.labels
     listed, labels = found.listed(), given.clone()
     if len(listed) > MOST_CORRECTED * len(images):
@@ -401,7 +396,7 @@ def _judge_labels(
     corrections = Corrections({index: int(labels[index]) for index in changed})
     monitor.remark(f"{len(corrections):,} of {len(images):,} labels are corrected: {path}")
     if config.data.corrections is not None:  # the list is about labels as they were before the run's own
-        before = prepare_data(replace(config.resolved().data, corrections=None), loaded=loaded).data.train
+        before = prepare_data(replace(config.resolved().data, corrections=None), loaded=shared.loaded).data.train
         corrections = Corrections.read(config.data.corrections, before).then(corrections, before)
         images = before
     corrections.write(path, images)
@@ -412,33 +407,22 @@ def _emptied(given: Tensor, labels: Tensor) -> list[int]:
     return sorted(set(given.tolist()) - set(labels.tolist()))
 
 
-def _finished(
-    config: RunConfig,
-    folder: Path,
-    data: PreparedData,
-    sources: dict[str, ImageSource],
-    monitor: Monitor,
-    world: World,
-) -> None:
-    """Train until there are results; a run that has some is left alone."""
+def _finish(config: RunConfig, folder: Path, shared: _Shared) -> None:
+    """Train until there are results; a finished run is left alone."""
+    data, sources, monitor, world = shared.data, shared.sources, shared.monitor, shared.world
     files = RunFolder(folder)
     is_done, is_started = world.by_first(lambda: [files.results.is_file(), files.config.is_file()])
     if not is_done:
         run(config, folder, data=data, sources=sources, resume=is_started, monitor=monitor, world=world)
 
 
-def _compared(
-    student: RunConfig,
-    teachers: Mapping[str, Path],
-    out: Path,
-    data: RetrievalData,
-    sources: Mapping[str, ImageSource],
-) -> dict[str, Any]:
+def _compared(student: RunConfig, teachers: Mapping[str, Path], out: Path, shared: _Shared) -> dict[str, Any]:
     """Scores of all models on the test images, also written to comparison.json; none where nothing was held out."""
+    data = shared.data.data
     if data.protocol == "none":
         return {}
     whole = {"test": data.test} | ({} if data.gallery is None else {"gallery": data.gallery})
-    images: Mapping[str, ImageSet | ImageSource] = sources or whole  # where only this was left to do
+    images: Mapping[str, ImageSet | ImageSource] = shared.sources or whole  # a resumed ensemble may have opened none
     points, items = [], []
     scores: dict[str, dict[str, float]] = {}
     for title, folder in teachers.items():

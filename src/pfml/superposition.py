@@ -179,7 +179,7 @@ NORMALIZATIONS: dict[str, Normalization] = {
 
 @dataclass(frozen=True)
 class Field:
-    """A decay law and what is made of its superposed potentials; all that a backend needs to know.
+    """A decay law and a normalization of its superposed potentials: all that a backend needs to know.
 
     Attributes:
         literal: Whether the law's potentials hold at every distance, without its core: for energies in float64, since

@@ -175,7 +175,7 @@ def unwritable(folder, monkeypatch):
         def refused(path, content):
             raise PermissionError(13, "Permission denied", str(path))
 
-        monkeypatch.setattr("pfml.serving.audit_queue.write_atomically", refused)
+        monkeypatch.setattr("pfml.serving.audit_queue.write_csv", refused)
 
 
 def test_a_decision_that_cannot_be_written_is_a_503_with_advice(small_run, monkeypatch):
@@ -203,7 +203,7 @@ def test_a_decision_on_a_full_disk_is_a_507(small_run, monkeypatch):
     def full(path, content):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("pfml.serving.audit_queue.write_atomically", full)
+    monkeypatch.setattr("pfml.serving.audit_queue.write_csv", full)
     answer = ask(app, "PUT", f"/api/audit/{key}", json={"decision": "accept"})
     assert answer.status_code == 507
     assert "No space left" in answer.json()["error"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from pfml.data.corrections import Corrections
 from pfml.search.edits import Edits
 from pfml.search.index_folder import read_edits
 from pfml.search.listing import plain_path
-from pfml.storage.files import named_errors, write_atomically
+from pfml.storage.files import named_errors, write_csv
 from pfml.typos import did_you_mean
 
 __all__ = [
@@ -137,7 +136,7 @@ def _exported(path: Path) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, str, str, str]]:
-    """The same of each line of a table."""
+    """Where it stands, image, decision and label of each line of a table."""
     with named_errors(path, "a CSV table in UTF-8"), path.open(encoding="utf-8-sig", newline="") as text:
         table = csv.DictReader(text)
         header = table.fieldnames or []
@@ -182,16 +181,14 @@ def _positions(audit: Audit) -> dict[str, int]:
 def write_suspects(path: Path, suspects: list[Suspect], listed: Tensor) -> None:
     """Write a CSV table of suspects in their order; `listed` has the positions of those listed as mislabeled."""
     mislabeled = set(listed.tolist())
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(SUSPECT_COLUMNS)
+    rows: list[tuple[str, ...]] = [SUSPECT_COLUMNS]
     for one in suspects:
         near = "; ".join(f"{other.label} at {other.distance:.3f}" for other in one.neighbors)
         numbers = (f"{one.score:.4f}", f"{one.confidence:.4f}", "yes" if one.index in mislabeled else "no")
         shares = (f"{one.given_share:.4f}", f"{one.suggested_share:.4f}")
-        table.writerow((one.image, one.part, one.given, one.suggested, *numbers, *shares, near))
+        rows.append((one.image, one.part, one.given, one.suggested, *numbers, *shares, near))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.getvalue().encode(errors="surrogateescape"))
+    write_csv(path, rows)
 
 
 def parts_of_classes(data: RetrievalData, classes: Mapping[str, str | None]) -> dict[str, list[str]]:
@@ -234,16 +231,14 @@ def write_table(path: Path, data: RetrievalData, corrections: Corrections) -> No
     kept = [roles[k] for k in corrections.kept(images)]
     parts = parts_of_classes(data, corrections.classes)
     path = Path(path)
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
     columns = 2 if data.protocol == "none" else 3
-    table.writerow(("path", "label", "split")[:columns])
+    rows = [("path", "label", "split")[:columns]]
     assert isinstance(corrected.images, tuple)
     for file, label, role in zip(corrected.images, corrected.labels.tolist(), kept, strict=True):
         name = corrected.class_names[label]
         split = role if role in parts[name] else parts[name][-1]
         relative = os.path.relpath(file.absolute(), path.absolute().parent)
         is_query = split == "test" and data.parts.get("gallery") is not None
-        table.writerow((Path(relative).as_posix(), name, "query" if is_query else split)[:columns])
+        rows.append((Path(relative).as_posix(), name, "query" if is_query else split)[:columns])
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.getvalue().encode(errors="surrogateescape"))
+    write_csv(path, rows)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from pfml.audit.measures import QualityFault, image_measures, quality_faults
 from pfml.audit.structure import ClassFault, Outlier, find_merges, find_outliers, find_splits
 from pfml.audit.suspects import Audit
 from pfml.data.decoding import Track
-from pfml.storage.files import write_atomically
+from pfml.storage.files import write_csv
 
 __all__ = ["Faults", "find_faults", "write_faults"]
 
@@ -74,7 +72,5 @@ def write_faults(folder: Path, audit: Audit, faults: Faults) -> list[Path]:
         tables["quality.csv"].append((*where, poor.kind, f"{poor.value:.5g}", f"{poor.usual:.5g}"))
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in tables.items():
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)
-        write_atomically(folder / name, text.getvalue().encode(errors="surrogateescape"))
+        write_csv(folder / name, rows)
     return [folder / name for name in tables]

@@ -138,7 +138,7 @@ def write_corrections(
 
 
 def of_training(corrections: Corrections, data: RetrievalData) -> Corrections:
-    """Those of `corrections` of all images that are about training images; those of held-out classes are left out.
+    """The corrections of training images, among those of all; one to a held-out class leaves its image out.
 
     Args:
         corrections: By position in `RetrievalData.joined`, where training images and their classes come first.

@@ -43,7 +43,7 @@ class LabelScores:
     suggested: Tensor
 
     def of(self, rows: Tensor) -> LabelScores:
-        """Those of the images of the mask `rows`, (n,) bool."""
+        """The scores of the images of the mask `rows`, (n,) bool."""
         return LabelScores(self.score[rows], self.suggested[rows])
 
 
@@ -72,7 +72,7 @@ def knn_scores(votes: Tensor, labels: Tensor) -> LabelScores:
 def cleanlab_scores(votes: Tensor, labels: Tensor) -> LabelScores:
     """One minus cleanlab's label quality (self-confidence) of the k-NN probabilities."""
     try:
-        from cleanlab.rank import get_label_quality_scores  # type: ignore[import-untyped]
+        from cleanlab.rank import get_label_quality_scores
     except ImportError:
         raise ImportError(f"the comparison with cleanlab needs it: {pip_install('audit')}") from None
     smooth = votes + 1e-3

@@ -101,7 +101,7 @@ def find_outliers(points: Tensor, images: ImageSet) -> list[Outlier]:
 def find_merges(points: Tensor, images: ImageSet) -> list[ClassFault]:
     """Pairs of classes whose images are mixed as those of one class would be, the most mixed first."""
     labels, classes = images.labels, images.num_classes
-    sizes = torch.bincount(labels, minlength=classes)
+    sizes: list[int] = torch.bincount(labels, minlength=classes).tolist()
     if len(points) <= NEIGHBORS:
         return []
     neighbors = labels[nearest(points, None, NEIGHBORS)[1].cpu()]  # (n, k)
@@ -113,7 +113,7 @@ def find_merges(points: Tensor, images: ImageSet) -> list[ClassFault]:
             continue
         across = votes.get((one, other), 0) + votes.get((other, one), 0)
         within = votes.get((one, one), 0) + votes.get((other, other), 0)
-        size, more = int(sizes[one]), int(sizes[other])
+        size, more = sizes[one], sizes[other]
         total = size + more
         chance = 2 * size * more / (total * (total - 1))  # an image is not its own neighbor
         share = across / max(across + within, 1.0) / chance
@@ -128,18 +128,16 @@ def find_splits(points: Tensor, images: ImageSet) -> list[ClassFault]:
 
     The parts are by 2-means. They must be as far apart as different classes are, by the distances of class means.
     """
-    labels = images.labels
-    present = [c for c in range(images.num_classes) if int((labels == c).sum()) >= FEWEST]
+    labels, counts = images.labels, torch.bincount(images.labels, minlength=images.num_classes)
+    present = (counts >= FEWEST).nonzero()[:, 0].tolist()
     if len(present) < 3:
         return []
     means = torch.stack([points[labels == c].mean(dim=0) for c in present])
     apart = torch.pdist(means)
     usual = float(apart.kthvalue(1 + int(DIFFERENT * (len(apart) - 1))).values)  # torch's quantile takes 2^24 at most
     found = []
-    for label in present:
+    for label in (counts >= 2 * FEWEST).nonzero()[:, 0].tolist():
         rows = (labels == label).nonzero()[:, 0]
-        if len(rows) < 2 * FEWEST:
-            continue
         own = points[rows]
         part = _two_means(own)
         sizes = int((~part).sum()), int(part.sum())

@@ -106,11 +106,16 @@ class Audit:
     roles: tuple[str, ...] = ()
     judged: Tensor | None = None
 
+    @property
+    def _order(self) -> Tensor:
+        """Positions of all images, most suspicious first."""
+        return self.scores.score.argsort(descending=True, stable=True)
+
     def listed(self, threshold: float = 0.5) -> Tensor:
         """Positions of the images that are mislabeled with at least this probability, most suspicious first."""
         if not 0 < threshold <= 1:
             raise ValueError(f"threshold must lie in (0, 1], a probability, got {threshold}")
-        order = self.scores.score.argsort(descending=True, stable=True)
+        order = self._order
         return order[self.confidence[order] >= threshold]
 
     def sure(self, precision: float = 0.95) -> Tensor:
@@ -120,13 +125,13 @@ class Audit:
         """
         if not 0 < precision <= 1:
             raise ValueError(f"precision must lie in (0, 1], got {precision}")
-        order = self.scores.score.argsort(descending=True, stable=True)
+        order = self._order
         enough = (self.lower_precision[order] >= precision).nonzero()[:, 0]
         return order[: int(enough.max()) + 1] if len(enough) else order[:0]
 
     def ranked(self, count: int) -> Tensor:
         """Positions of the `count` most suspicious images, whether or not they are listed; of those that are judged."""
-        order = self.scores.score.argsort(descending=True, stable=True)
+        order = self._order
         return order[self.scores.score[order] > -torch.inf][:count]
 
     def suspicious(self, threshold: float = 0.5) -> Tensor:
@@ -247,18 +252,18 @@ def audit(
         detections = {name: detection(one.of(judged), *both) for name, one in {"field": scores, **compared}.items()}
     noise = estimate_noise(scores.score, attractions, labels)
     return Audit(
-        images,
-        points,
-        chosen,
-        attractions,
-        scores,
-        noise.probability,
-        noise.lower_precision,
-        noise.rate,
-        noise.interval,
-        compared,
-        detections,
-        true_labels,
-        tuple(roles),
-        judged if parts else None,
+        images=images,
+        points=points,
+        law=chosen,
+        attractions=attractions,
+        scores=scores,
+        confidence=noise.probability,
+        lower_precision=noise.lower_precision,
+        noise_rate=noise.rate,
+        noise_interval=noise.interval,
+        compared=compared,
+        detections=detections,
+        true_labels=true_labels,
+        roles=tuple(roles),
+        judged=judged if parts else None,
     )

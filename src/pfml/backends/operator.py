@@ -75,7 +75,7 @@ class FieldOperator:
             energy, _, *gradients = self.compute_energy(*_detached(*problem), with_gradient=True)
             return with_known_gradients(energy, (samples.points, proxies.points), gradients, self.refuse_second_order)
         if wants_gradient:
-            return _Eager.apply(self, problem, samples.points, proxies.points)  # type: ignore[no-any-return, no-untyped-call]
+            return _Eager.apply(self, problem, samples.points, proxies.points)
         return self.compute_energy(*_detached(*problem), with_gradient=False)[0]
 
     def sums(self, samples: Charges, proxies: Charges, field: Field, weights: PairWeights) -> Tensor:
@@ -212,7 +212,7 @@ class _Eager(torch.autograd.Function):
         return energy
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, scale: Tensor) -> tuple[Any, ...]:
         *points, sums = ctx.saved_tensors
         gradients = ctx.operator.compute_gradient(*ctx.problem, sums, scale)
         return None, None, *_once(gradients, points, ctx.operator.refuse_second_order)
@@ -223,7 +223,7 @@ def with_known_gradients(
 ) -> Tensor:
     """`value`, whose gradients at `points` are these; for a second derivative, `refuse_second_order` is called."""
     # in a tuple, so that the result is no view of an input
-    return _Known.apply(refuse_second_order, (value,), len(points), *points, *gradients)  # type: ignore[no-any-return, no-untyped-call]
+    return _Known.apply(refuse_second_order, (value,), len(points), *points, *gradients)
 
 
 class _Known(torch.autograd.Function):
@@ -236,7 +236,7 @@ class _Known(torch.autograd.Function):
         return value[0]
 
     @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, scale: Tensor) -> tuple[Any, ...]:
         saved = ctx.saved_tensors  # once: activation checkpointing allows no more
         points, kept = saved[: ctx.count], saved[ctx.count :]
         gradients = _once(_scaled(kept, scale), points, ctx.refuse)
@@ -245,7 +245,7 @@ class _Known(torch.autograd.Function):
 
 def _once(gradients: Sequence[Tensor], points: Sequence[Tensor], refuse: Callable[[], Any]) -> Sequence[Tensor]:
     """`gradients`, as something that depends on the points but cannot be differentiated."""
-    return _Once.apply(refuse, len(gradients), *gradients, *points) if torch.is_grad_enabled() else gradients  # type: ignore[no-any-return, no-untyped-call]
+    return _Once.apply(refuse, len(gradients), *gradients, *points) if torch.is_grad_enabled() else gradients
 
 
 class _Once(torch.autograd.Function):
@@ -258,7 +258,7 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.refuse()  # type: ignore[no-any-return]
+        return ctx.refuse()
 
 
 def _refuse_forward_mode(*points: Tensor) -> None:
@@ -287,7 +287,7 @@ def _arguments(samples: Charges, proxies: Charges, field: Field, weights: PairWe
 def _detached(
     samples: Charges, proxies: Charges, field: Field, weights: PairWeights
 ) -> tuple[Charges, Charges, Field, PairWeights]:
-    """The same without gradients, in plain memory layout."""
+    """The problem without gradients, in contiguous memory."""
     samples, proxies = (
         group._replace(
             points=group.points.detach().contiguous(),

@@ -247,7 +247,7 @@ def _corrections(
     threshold: float,
     decisions: Sequence[Path],
 ) -> Corrections:
-    """What to change, and a line on what stays for review."""
+    """The corrections to apply; prints how many suspects are left for review."""
     from pfml.audit import corrections_of
 
     chosen = policy or ("keep" if decisions else "relabel")

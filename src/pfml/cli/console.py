@@ -28,7 +28,7 @@ __all__ = [
 
 
 def create_console(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """Where commands print to: as wide as the terminal, 120 columns in a file.
+    """The console that commands print to: as wide as the terminal, 120 columns in a file.
 
     Args:
         stderr: Whether to stderr, since stdout is for JSON or YAML.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 from pfml.cli.error_reporting import exit_with_error
 from pfml.cli.parser import METAVARS, Parser, shown_default, with_declared_spelling
 from pfml.own_code import is_reference, trust
-from pfml.runs.layers import merged, with_changes
+from pfml.runs.layers import flattened, merged, with_changes
 from pfml.typos import did_you_mean
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def parsed_run_values(parser: Parser, arguments: list[str]) -> dict[str, Any]:
             content = _layers(typed, others.pop("config", []), others["recipe"], parser)
         begun = [others.get(name) is not None for name in ("resume", "final", "from_run")]
         decided = others["recipe"] is not None or "config" in values or any(begun)
-        given = None if decided else frozenset(_leaves(typed))
+        given = None if decided else frozenset(flattened(typed))
         config = create_config(_with_fitting_batch(content, given))
         _refuse_beside_an_effort(config, typed, values)
     except ArgumentError as error:
@@ -120,7 +120,7 @@ def _add_fields(parser: Any, config: type, prefix: str, title: str) -> None:
         elif name == "loss.options":
             _add_group_option(section, name, texts[field.name])
         else:
-            default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc, operator]
+            default = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[operator]
             _add_field(section, name, hints[field.name], default, texts[field.name])
     for group, name in groups:
         _add_fields(parser, group, name, (group.__doc__ or "").split("\n")[0].rstrip("."))
@@ -185,7 +185,7 @@ def _metavar(name: str, kind: Any) -> str:
 
 
 def _or_word(kind: Callable[[str], Any], words: Mapping[str, Any]) -> Callable[[str], Any]:
-    """Converts what `words` has not."""
+    """A converter that returns the value of a word, and converts other texts by `kind`."""
 
     def convert(text: str) -> Any:
         return words[text] if text in words else kind(text)
@@ -195,7 +195,7 @@ def _or_word(kind: Callable[[str], Any], words: Mapping[str, Any]) -> Callable[[
 
 
 def _yaml_value(name: str) -> Callable[[str], Any]:
-    """Converts a value of an option that may have any type."""
+    """A converter of the value of an option that may have any type."""
 
     def convert(text: str) -> Any:
         import yaml
@@ -216,7 +216,7 @@ def _yaml_value(name: str) -> Callable[[str], Any]:
 
 
 def option_group(name: str) -> Callable[[str], Any]:
-    """Converts the value of a group of options: a file, or what would be in it."""
+    """A converter of the value of a group of options: a file, or its content."""
 
     def convert(text: str) -> Any:
         import yaml
@@ -273,7 +273,7 @@ def _typed(values: dict[str, Any], parser: Parser) -> tuple[dict[str, Any], dict
 
 
 def _layers(typed: dict[str, Any], files: list[str], recipe: str | None, parser: Parser) -> dict[str, Any]:
-    """What files, the recipe and the command line say, together."""
+    """The values of files, the recipe and the command line; each overrides those before it."""
     content: dict[str, Any] = {}
     for name in files:
         content = merged(content, _file_content(name, parser))
@@ -315,13 +315,13 @@ def _refuse_beside_an_effort(config: RunConfig, typed: dict[str, Any], values: d
 
     if config.effort is None:
         return
-    asked = [*_leaves(typed), *(["ensemble"] if values.get("ensemble") is not None else [])]
+    asked = [*flattened(typed), *(["ensemble"] if values.get("ensemble") is not None else [])]
     where = "--effort" if "effort" in typed else "the effort in --config" if "config" in values else None
     refuse_other_options(asked, where)
 
 
 def _file_content(name: str, parser: Parser) -> dict[str, Any]:
-    """What a configuration file says.
+    """The values of a configuration file.
 
     A file that would take all memory or import code, or was damaged since a run wrote it, ends the program.
     """
@@ -385,11 +385,3 @@ def _nested(name: str, value: Any) -> dict[str, Any]:
         value = {part: value}
     result: dict[str, Any] = value
     return result
-
-
-def _leaves(content: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The dotted names of all values."""
-    found: list[str] = []
-    for name, value in content.items():
-        found += _leaves(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [f"{prefix}{name}"]
-    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +59,6 @@ def train(
     from pfml.distributed.launch import FailedElsewhereError, Launch, open_world
     from pfml.ensemble import is_ensemble, read_ensemble
     from pfml.ladder.run import ignored_by_ladder
-    from pfml.runs.config import RunConfig
     from pfml.runs.config_files import read_config
     from pfml.runs.final import read_validated
     from pfml.runs.folder import RunFolder, free_folder
@@ -72,17 +71,13 @@ def train(
 
     require_loss_packages(config.loss)
     launch, shape = Launch.of_process(), _shape(config, ensemble, student_epochs, student_options, correct_labels)
+    student = {"student_epochs": student_epochs, "student_options": student_options}
+    _refuse_combinations(config, out, resume, final, from_run, shape, student, correct_labels)
     suits_ladder = config.effort is None and shape is None and resume is None and _suits_ladder(config, given)
     if suits_ladder and launch.size == 1:
         config = replace(config, effort="minutes")
-    if config.effort is not None:
-        _require_one_process(config, launch)
-    for option, value in (("student_epochs", student_epochs), ("student_options", student_options)):
-        if value is not None and shape is None:
-            raise ValueError(f"--{option} is about the student of --ensemble N, which must be given")
-    if correct_labels and shape is None and resume is None:
-        raise ValueError("--correct_labels is about the labels of teachers: give --ensemble N too")
-    # what is printed with --print_config or --json goes to a file or a program, without the reasons
+    _require_one_process(config, launch)
+    # the output of --print_config or --json goes to a file or a program, so that all else goes to stderr
     console = create_console(stderr=print_config or as_json, quiet=quiet or launch.rank > 0)
     prepared, planned = Prepared(), None
     if config.effort is not None and (ignored := ignored_by_ladder(config)):
@@ -90,11 +85,7 @@ def train(
     if suits_ladder and launch.size > 1:
         ranks = f"on {launch.size} ranks these images train directly"
         print_line(console, f"{ranks}: the ladder (--effort) runs in one process, without torchrun")
-    if from_run is not None and (shape is not None or resume is not None or final is not None):
-        raise ValueError("--from continues one run with further images: leave out --ensemble, --resume and --final")
     if final is not None:
-        if config != RunConfig() or out is not None or shape is not None or resume is not None:
-            raise ValueError("a final model has the settings of its run: give --final alone, without other options")
         planned = plan_final(final, ProgressMonitor(console).track)
         config, out, prepared.data = planned.config, planned.folder, planned.loaded
         resume = out if planned.is_begun else None
@@ -109,12 +100,7 @@ def train(
                 print_json({"run": str(out), "results": RunFolder(out).read_results()})
             return
     elif resume is not None:
-        if config != RunConfig() or out is not None or shape is not None or correct_labels:
-            raise ValueError("a run resumes with its own configuration: give --resume alone, without other options")
-        if is_ensemble(resume):
-            config, shape = read_ensemble(resume)
-        else:
-            config = read_config(resume / "config.yaml")
+        config, shape = read_ensemble(resume) if is_ensemble(resume) else (read_config(resume / "config.yaml"), None)
         out = resume
     elif given is not None:
         config = _with_suggestions(config, given, console, prepared, out=out)
@@ -125,7 +111,7 @@ def train(
         _print_config(config, out.parent if is_final and out is not None else None)
         return
     _require_one_process(config, launch)
-    if resume is None and _is_restarted(config, out, shape):
+    if resume is None and _resumes_after_restart(config, out, shape, launch):
         resume = out
     for line in described_recipe(recipe, config):
         print_line(console, line)
@@ -312,7 +298,7 @@ def _shape(
     student_options: dict[str, Any] | None,
     correct_labels: bool,
 ) -> Ensemble | None:
-    """What the ensemble consists of that was typed beside `config`; None if none was."""
+    """The ensemble that was typed beside `config`; None if none was."""
     from pfml.ensemble import Ensemble, TeacherGroup, other_config
 
     if ensemble is None:
@@ -332,6 +318,33 @@ def _shape(
     return Ensemble(
         count, student_epochs, student_options=student_options or {}, others=groups, correct_labels=correct_labels
     )
+
+
+def _refuse_combinations(
+    config: RunConfig,
+    out: Path | None,
+    resume: Path | None,
+    final: Path | None,
+    from_run: Path | None,
+    shape: Ensemble | None,
+    student: Mapping[str, Any],
+    correct_labels: bool,
+) -> None:
+    """Refuse options of an ensemble without one, and options beside one that must be given alone."""
+    from pfml.runs.config import RunConfig
+
+    for option, value in student.items():
+        if value is not None and shape is None:
+            raise ValueError(f"--{option} is about the student of --ensemble N, which must be given")
+    if correct_labels and shape is None and resume is None:
+        raise ValueError("--correct_labels is about the labels of teachers: give --ensemble N too")
+    if from_run is not None and (shape is not None or resume is not None or final is not None):
+        raise ValueError("--from continues one run with further images: leave out --ensemble, --resume and --final")
+    has_others = config != RunConfig() or out is not None or shape is not None or correct_labels
+    if final is not None and (has_others or resume is not None):
+        raise ValueError("a final model has the settings of its run: give --final alone, without other options")
+    if resume is not None and has_others:
+        raise ValueError("a run resumes with its own configuration: give --resume alone, without other options")
 
 
 def is_restarted(config: RunConfig, out: Path | None, launch: Launch) -> bool:
@@ -355,14 +368,13 @@ def is_restarted(config: RunConfig, out: Path | None, launch: Launch) -> bool:
     return launch.restarts > 0 and is_begun(config, out)
 
 
-def _is_restarted(config: RunConfig, out: Path | None, shape: Ensemble | None) -> bool:
-    """`is_restarted`, also of an ensemble."""
-    from pfml.distributed.launch import Launch
+def _resumes_after_restart(config: RunConfig, out: Path | None, shape: Ensemble | None, launch: Launch) -> bool:
+    """Whether the run or the ensemble in `out` was begun before torchrun restarted all ranks."""
     from pfml.ensemble import is_ensemble
 
     if shape is None:
-        return is_restarted(config, out, Launch.of_process())
-    return out is not None and Launch.of_process().restarts > 0 and is_ensemble(out)
+        return is_restarted(config, out, launch)
+    return out is not None and launch.restarts > 0 and is_ensemble(out)
 
 
 def _suits_ladder(config: RunConfig, given: Collection[str] | None) -> bool:
@@ -443,7 +455,7 @@ def _print_config(config: RunConfig, final_of: Path | None = None) -> None:
 
 
 def _about_final(config: RunConfig, run: Path) -> str:
-    """What is trained as the final model of a run, and what --config would do otherwise."""
+    """A comment on the settings of the final model of a run, for --print_config."""
     from pfml.ladder.run import kept_rung
 
     if config.effort is not None:

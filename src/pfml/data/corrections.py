@@ -8,7 +8,6 @@ images of the given class: it is renamed, merged if there is a class of the new 
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import torch
 
 from pfml.data.image_set import ImageSet
-from pfml.storage.files import named_errors, write_atomically
+from pfml.storage.files import named_errors, write_csv
 
 __all__ = ["Corrections"]
 
@@ -100,15 +99,12 @@ class Corrections:
 
     def write(self, path: Path, images: ImageSet) -> None:
         """Write the list; `path` is either complete or as it was. `images` have the given labels."""
-        text = io.StringIO()
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(COLUMNS)
+        rows: list[tuple[str, ...]] = [COLUMNS]
         names = images.short_names()
         for index, label in sorted(self.labels.items()):
             given = images.class_names[int(images.labels[index])]
-            table.writerow((names[index], given, "" if label is None else images.class_names[label]))
-        table.writerows(("", given, now or "") for given, now in self.classes.items())
-        write_atomically(Path(path), text.getvalue().encode(errors="surrogateescape"))
+            rows.append((names[index], given, "" if label is None else images.class_names[label]))
+        write_csv(path, [*rows, *(("", given, now or "") for given, now in self.classes.items())])
 
     @classmethod
     def read(cls, path: Path, images: ImageSet) -> Corrections:

@@ -156,13 +156,13 @@ class ImageSet:
         return ImageSet(images, labels, names, sources, pixels)
 
     def in_classes(self, class_names: Sequence[str]) -> ImageSet:
-        """The same images, their labels by these class names, among which their own must be."""
+        """The images with labels that count `class_names`, which must include their own."""
         position = {name: k for k, name in enumerate(class_names)}
         labels = torch.tensor([position[name] for name in self.class_names], dtype=torch.int64)
         return replace(self, labels=labels[self.labels], class_names=tuple(class_names))
 
     def renamed(self, names: Mapping[str, str | None]) -> ImageSet:
-        """The same images with other names of some classes: two of one name are one, those of None are left out."""
+        """The images with some classes renamed: classes of one name become one, those renamed to None are left out."""
         now = [names.get(name, name) for name in self.class_names]
         class_names = tuple(dict.fromkeys(name for name in now if name is not None))
         position = {name: k for k, name in enumerate(class_names)}
@@ -171,7 +171,7 @@ class ImageSet:
         return replace(self.subset(kept), labels=labels[kept], class_names=class_names)
 
     def with_labels(self, labels: Tensor) -> ImageSet:
-        """The same images with other labels, of the same classes."""
+        """The images with other labels of the same classes."""
         return replace(self, labels=labels)
 
 
@@ -244,7 +244,7 @@ class RetrievalData:
         return reduce(ImageSet.joined, parts.values()), roles
 
     def with_parts(self, parts: Mapping[str, ImageSet]) -> RetrievalData:
-        """The same with other images in some roles; a gallery that is the training images stays so."""
+        """The data with other images in some roles; where the gallery is the training images, it stays that."""
         train = parts.get("train", self.train)
         gallery = train if self.gallery is self.train else parts.get("gallery", self.gallery)
         test, validation = parts.get("test", self.test), parts.get("validation", self.validation)

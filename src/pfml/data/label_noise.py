@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from pfml.data.image_set import ImageSet
 from pfml.data.seeding import generator_for
-from pfml.storage.files import named_errors, write_atomically
+from pfml.storage.files import named_errors, write_csv
 from pfml.typos import did_you_mean
 
 __all__ = ["VARIANTS", "Corruption", "LabelNoise", "corrupt"]
@@ -98,12 +97,9 @@ class Corruption:
 
     def write(self, path: Path) -> None:
         """Write a CSV table of image, true class and given class; `path` is either complete or as it was."""
-        text = io.StringIO()
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(COLUMNS)
-        for name, true, given in zip(self.image_names, self.true_labels, self.given_labels, strict=True):
-            table.writerow((name, self.class_names[true], self.class_names[given]))
-        write_atomically(Path(path), text.getvalue().encode(errors="surrogateescape"))
+        labels = zip(self.image_names, self.true_labels, self.given_labels, strict=True)
+        rows = ((name, self.class_names[true], self.class_names[given]) for name, true, given in labels)
+        write_csv(path, [COLUMNS, *rows])
 
     @classmethod
     def read(cls, path: Path, images: ImageSet) -> Corruption:

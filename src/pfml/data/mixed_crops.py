@@ -75,7 +75,7 @@ def _cutmix(drawn: Tensor, height: int, width: int) -> Tensor:
 
 
 def _mixup(drawn: Tensor, height: int, width: int) -> Tensor:
-    """The same uniform share everywhere."""
+    """One share for all pixels of an image, uniform in [0, 1]."""
     return drawn[0, :, :, None].expand(-1, height, width)
 
 

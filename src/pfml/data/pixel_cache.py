@@ -89,7 +89,7 @@ class PixelCache:
         with stream:
             for chunk in data.split(CHUNK):
                 view = memoryview(chunk.numpy())
-                if stream.readinto(view) != len(view):  # type: ignore[attr-defined]
+                if stream.readinto(view) != len(view):
                     return None
                 digest.update(view)
         if digest.hexdigest() != manifest["sha256"]:

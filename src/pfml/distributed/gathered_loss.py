@@ -40,11 +40,11 @@ class GatheredLoss(nn.Module):
 
     @property
     def terms(self) -> dict[str, Tensor]:
-        """Those of the whole loss, of the global batch; empty if it does not tell them."""
+        """The terms of the loss of the global batch; empty if it has none."""
         return getattr(self.whole, "terms", {})
 
     def param_groups(self, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-        """Those of the whole loss."""
+        """The parameter groups of the whole loss."""
         groups = getattr(self.whole, "param_groups", None)
         if groups is not None:
             return groups(lr=lr, weight_decay=weight_decay)

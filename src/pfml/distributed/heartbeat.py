@@ -34,7 +34,7 @@ REASON = "reason"
 
 
 class Store(Protocol):
-    """What is needed of torch's stores; they raise RuntimeErrors where nobody answers."""
+    """The methods of torch's stores that are used; they raise RuntimeError where no server answers."""
 
     def set(self, key: str, value: str) -> None:
         """Store a value under a key."""

@@ -95,7 +95,7 @@ def decided_by_first(name: str, decide: Callable[[], str], launch: Launch | None
 
 
 def _store(launch: Launch) -> Any:
-    """What the ranks of one start have in common."""
+    """The store that the ranks of one start share."""
     # without a name of its own for each start, ranks would look for those that have ended
     return PrefixStore(f"start {launch.restarts}", rendezvous_store(launch))
 

@@ -233,7 +233,7 @@ class ShardedPotentialFieldLoss(nn.Module):
         self.proxies_ready = True
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Those of the `PotentialFieldLoss` of which this is a shard."""
+        """The hyper-parameters of the `PotentialFieldLoss` of which this is a shard."""
         return dict(self._hyperparameters)
 
     def get_extra_state(self) -> Tensor:

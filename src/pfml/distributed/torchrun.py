@@ -32,7 +32,7 @@ class Launch:
 
     @classmethod
     def of_process(cls) -> Launch:
-        """That of this process, by its environment; one by itself if nobody has launched it."""
+        """The launch of this process, by its environment; one process by itself without torchrun."""
         if any(name not in os.environ for name in VARIABLES):
             return cls()
         numbers = {name: _number(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", *ELASTIC)}

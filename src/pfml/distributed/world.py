@@ -70,7 +70,7 @@ class World:
         return action()
 
     def in_step(self, items: Iterable[T]) -> Iterable[T]:
-        """The same items; where getting one fails on one rank, it fails on all."""
+        """The items; where getting one fails on one rank, it fails on all."""
         return items
 
     @contextmanager

@@ -269,7 +269,7 @@ class _Counts:
         return points.cpu()
 
     def _rising(self) -> tuple[Tensor, Tensor]:
-        """Both rates, from accepting nothing to accepting everything."""
+        """FMR and FNMR, from accepting nothing to accepting everything."""
         return self._with_ends(self.fmr).flip(0), 1 - self._with_ends(1 - self.fnmr).flip(0)
 
     @staticmethod

@@ -181,7 +181,7 @@ def _check(record: Any) -> None:
 
 
 def _without_nan(value: Any) -> Any:
-    """The same with None for NaN and Inf."""
+    """`value` with None for NaN and Inf."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

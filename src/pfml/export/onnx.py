@@ -116,7 +116,7 @@ def preprocessing_file(path: Path) -> Path:
 
 def largest_difference(embedder: Embedder, path: Path, images: ImageSet) -> float:
     """The largest difference of a coordinate between torch and onnxruntime, both on the CPU; NaN if one gives NaN."""
-    import onnxruntime  # type: ignore[import-untyped,import-not-found]
+    import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     crops = _crops(embedder, images)

@@ -248,7 +248,7 @@ def _constraint(column: str) -> str:
 
 
 def _storable(value: Any) -> Any:
-    """The same value without the character NUL, which PostgreSQL cannot store in a text."""
+    """`value` without the character NUL, which PostgreSQL cannot store in a text."""
     if isinstance(value, str):
         return value.replace("\0", "\\x00")
     if isinstance(value, dict):

@@ -6,9 +6,9 @@ every image is judged once in each repetition. Two protocols divide them:
 - "classes": a part is some of the classes, and its images are searched among each other. So are unseen classes.
 - "images": a part is some of the images of every class, and they are searched among the images that were fitted to.
 
-Candidates are compared on the same queries, so that what is hard for all of them cancels. What is drawn at random says
-what the standard error is: unseen classes are other classes, and images of one class are alike, so that it is that of
-the mean over classes; known classes stay, so that it is that of the mean over images.
+Candidates are compared on the same queries, so that what is hard for all of them cancels. The standard error is about
+what is drawn at random: with "classes" it is that of the mean over classes, since images of one class are alike; with
+"images" the classes stay, and it is that of the mean over images.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from pfml.evaluation.ranks import query_scores
 
 __all__ = ["CrossFitted", "Division", "Embed", "Gain", "cross_fit", "divisions"]
 
+#: Unseen classes are divided from this number on.
+FEWEST_CLASSES = 4
 #: Repetitions of the division into parts.
 REPEATS = 3
 #: Parts by classes, from so many classes on; few classes are judged in few parts, since one class alone finds itself.
@@ -82,7 +84,7 @@ class Gain:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % of it."""
+        """The 95 % interval of the mean."""
         return self.mean - 1.96 * self.error, self.mean + 1.96 * self.error
 
     @classmethod
@@ -153,8 +155,8 @@ def cross_fit(
 
 def _by_classes(labels: Tensor, repeats: int, random: torch.Generator) -> Iterator[Division]:
     classes = labels.unique()
-    if len(classes) < 4:
-        raise ValueError(f"validation needs 4 classes or more to divide, got {len(classes)}")
+    if len(classes) < FEWEST_CLASSES:
+        raise ValueError(f"validation needs {FEWEST_CLASSES} classes or more to divide, got {len(classes)}")
     count = next(parts for fewest, parts in reversed(PARTS) if len(classes) >= fewest)
     for _ in range(repeats):
         shuffled = classes[torch.randperm(len(classes), generator=random)]

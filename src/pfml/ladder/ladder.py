@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -33,7 +33,7 @@ from pfml.data import RetrievalData, open_images
 from pfml.data.image_source import ImageSource
 from pfml.evaluation import RetrievalMetrics, embed, retrieval_metrics
 from pfml.evaluation.metrics import HEADLINE, metric_label
-from pfml.ladder.crossfit import CrossFitted, Embed, Gain, cross_fit, divisions
+from pfml.ladder.crossfit import FEWEST_CLASSES, CrossFitted, Embed, Gain, cross_fit, divisions
 from pfml.ladder.heads import STEPS, ClosedForm, LinearHead, closed_form_grid, closed_form_heads, train_head
 from pfml.methods import LossConfig
 from pfml.models import Embedder, EmbedderConfig, TrainedOn
@@ -49,9 +49,6 @@ RUNGS = {
     "minutes": ("pretrained", "views", "closed form", "trained head"),
     "hours": ("pretrained", "views", "closed form", "trained head", "fine-tuned"),
 }
-#: Validation on unseen classes needs so many to divide.
-FEWEST_CLASSES = 4
-
 #: The pooling of views, for a backbone with feature maps, and the side of larger crops relative to the backbone's own.
 POOLING, LARGER = "gem", 9 / 7
 #: Whitening of a trained head's start where no head in closed form is better than none, and its dimensions at most.
@@ -154,7 +151,7 @@ class Rung:
         return is_proved and self.over_last["recall_at_1"].mean >= -MOST_LOST
 
     @property
-    def _fault(self) -> str:
+    def _reason(self) -> str:
         """Why it is not kept."""
         if not self.candidate.learns:
             return "since validation speaks against it"
@@ -168,8 +165,8 @@ class Rung:
             "candidate": str(self.candidate),
             "settings": self.candidate.as_dict(),
             "scores": self.scores,
-            "gains": {metric: {"mean": gain.mean, "error": gain.error} for metric, gain in self.gains.items()},
-            "over_last": {metric: {"mean": gain.mean, "error": gain.error} for metric, gain in self.over_last.items()},
+            "gains": {metric: asdict(gain) for metric, gain in self.gains.items()},
+            "over_last": {metric: asdict(gain) for metric, gain in self.over_last.items()},
             "seconds": self.seconds,
         }
 
@@ -177,7 +174,7 @@ class Rung:
         shown = ", ".join(f"{metric_label(metric)} {100 * value:.1f}" for metric, value in self.scores.items())
         gained = ", ".join(f"{metric_label(metric)} {_shown(gain)}" for metric, gain in self.gains.items())
         against = f"; against the pretrained model {gained}" if self.name != "pretrained" else ""
-        decision = f": {'kept' if self.is_better else f'not kept, {self._fault}'}" if self.over_last else ""
+        decision = f": {'kept' if self.is_better else f'not kept, {self._reason}'}" if self.over_last else ""
         return f"{self.name}: {self.candidate}: {shown or 'not validated'}{against}{decision}"
 
 
@@ -322,7 +319,7 @@ def climb(
         backbone: An embedder with pretrained weights and without a linear layer.
         data: Images that are divided into training and test images by one of the protocols.
         loss_for: The loss of the trained head, for embeddings (N, D) with labels (N,) as they are at its start.
-        effort: "seconds" ends with heads in closed form, "minutes" tries views and trains a head, "hours" fine-tunes.
+        effort: A key of `RUNGS`.
         seed: Of the divisions, proxies and batches.
         head_steps: Steps of a trained head.
         fine_tune: How to fine-tune, for "hours".
@@ -495,10 +492,8 @@ class _Ladder:
         def fitted(positions: Tensor) -> dict[Candidate, Embed]:
             head = _head(points[positions], self.labels[positions], best, self.train)
             assert self.fine_tune is not None
-            start, untuned = (
-                _with_head(self.features.backbone, best, head),
-                partial(_embedded, head or _unchanged, points),
-            )
+            start = _with_head(self.features.backbone, best, head)
+            untuned = partial(_embedded, head or _unchanged, points)
             embedder = self.fine_tune(positions, f"part {next(numbers)}", start, untuned(positions))
             tuned = self.features.embedded(embedder, candidate, "train")
             return {candidate: tuned.__getitem__, best: untuned, self.features.base: base_points.__getitem__}

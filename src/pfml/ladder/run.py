@@ -25,6 +25,7 @@ from pfml.runs.config import RunConfig
 from pfml.runs.config_files import plain, read_config, write_config
 from pfml.runs.data import PreparedData, load_checked, prepare_data
 from pfml.runs.folder import RunFolder, of_model
+from pfml.runs.layers import flattened
 from pfml.suggest.comparison import untrained_embedder
 from pfml.suggest.preview import distances_of
 from pfml.suggest.suggestion import suggest_loss
@@ -104,16 +105,9 @@ def used_by_ladder(config: RunConfig) -> dict[str, Any]:
 def ignored_by_ladder(config: RunConfig) -> list[str]:
     """Options that have another value than by default, in a configuration file say, and that the ladder decides."""
     default = RunConfig() if config.loss.trains else replace(RunConfig(), loss=config.loss)  # as a ladder stores it
-    values, defaults = _flat(plain(config)), _flat(plain(default))
-    used = set(_flat(used_by_ladder(config)))
+    values, defaults = flattened(plain(config)), flattened(plain(default))
+    used = set(flattened(used_by_ladder(config)))
     return [name for name in values if name not in used and values[name] != defaults.get(name)]
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found
 
 
 def described_ladder(config: RunConfig) -> list[str]:

@@ -224,7 +224,7 @@ class PotentialFieldLoss(nn.Module):
 
         Python needs several times as long as a GPU for the launches of a small step. What waits for it (`trust`),
         draws (`proxy_sample`) or changes the proxies (`proxy_space` "projected") is left out, and so are steps whose
-        graph of gradients somebody watches: activation checkpointing, saved tensors on the CPU, anomaly detection.
+        autograd graph is observed: activation checkpointing, saved tensors on the CPU, anomaly detection.
         """
         return (
             type(embeddings) is Tensor

@@ -54,7 +54,7 @@ class Method:
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
-        """How it was published, by data set and backbone; see `recipe_for`."""
+        """The published recipes, one for each data set and backbone; see `recipe_for`."""
         return read_recipes(self.recipe_file) if self.recipe_file else ()
 
     def recipe_for(self, dataset: str | None, backbone: str | None) -> PublishedRecipe | None:

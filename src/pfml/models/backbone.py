@@ -31,7 +31,7 @@ class Backbone(nn.Module, ABC):
         return None
 
     def new_parameters(self) -> list[nn.Parameter]:
-        """Those that no published weights exist for."""
+        """The parameters that no published weights exist for."""
         return []
 
     def parameter_layers(self) -> list[list[nn.Parameter]]:

@@ -74,7 +74,7 @@ class BNInception(Backbone):
         return features
 
     def stem(self, images: Tensor) -> Tensor:
-        """What the first module gets, (B, 192, height / 8, width / 8)."""
+        """The input of the first module, (B, 192, height / 8, width / 8)."""
         features = F.max_pool2d(self._convolve("conv1_7x7_s2", images), 3, 2, ceil_mode=True)
         features = self._convolve("conv2_3x3", self._convolve("conv2_3x3_reduce", features))
         return F.max_pool2d(features, 3, 2, ceil_mode=True)
@@ -86,7 +86,7 @@ class BNInception(Backbone):
         return torch.cat([*parts, self._chain(projection, self.pooled(module, features))], 1)
 
     def pooled(self, module: Inception, features: Tensor) -> Tensor:
-        """What the last branch of a module starts from."""
+        """The input of the last branch of a module."""
         if module.projection:
             pool = F.avg_pool2d if module.pool == "avg" else F.max_pool2d
             return pool(features, 3, 1, padding=1)

@@ -164,7 +164,7 @@ class Embedder(nn.Module):
         for parameter in self.frozen_parameters():
             parameter.requires_grad_(False)
         if backbone is None:  # one's own network stays as it is until it trains
-            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # fastest for convolutions
+            self.to(memory_format=torch.channels_last)  # fastest for convolutions
 
     @classmethod
     def wrap(
@@ -219,10 +219,10 @@ class Embedder(nn.Module):
         return self.head(self.backbone(self.preprocessing.normalize(images)))
 
     def features(self, images: Tensor, poolings: Sequence[str] | None = None) -> Tensor:
-        """What the head's linear layer gets for images as in `forward`, (B, F) in float32.
+        """The input of the head's linear layer for images as in `forward`, (B, F) in float32.
 
-        With `poolings` it is what it would get with each of them, side by side, from one pass of the backbone. Features
-        are returned as they are.
+        With `poolings`, the inputs by each of them, concatenated, from one pass of the backbone. Features are returned
+        as they are.
         """
         if images.ndim == 2 and poolings is None:
             return images
@@ -289,7 +289,7 @@ class Embedder(nn.Module):
         self._taken.add(image_size)
 
     def set_image_size(self, image_size: int) -> None:
-        """See crops of another height and width from now on, at the same ratio to the resized image.
+        """Take crops of another height and width from now on, at the same ratio to the resized image.
 
         Crops that are larger than those of training find more as a rule: random crops show objects larger than whole
         images do (Touvron et al., 2019).
@@ -476,7 +476,7 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
 
 
 def learned_by(folder: str | Path) -> TrainedOn | None:
-    """What the model of `folder` has learned from, by its model.json alone; None if that does not say it."""
+    """The `TrainedOn` of the model in `folder`, from its model.json alone; None if it has none."""
     path = model_folder(Path(folder)) / "model.json"
     try:
         return _trained_on(read_manifest(path, EMBEDDER)["trained_on"])
@@ -513,7 +513,7 @@ def _pixels(image: str | Path | Image.Image | Tensor, index: int) -> Tensor:
         if not image.is_floating_point():
             raise TypeError(f"a tensor must be uint8 or floats in [0, 1], got {image.dtype} at index {index}")
         low, high = image.min().item(), image.max().item()
-        if not (low >= -0.5 and high <= 1.5):  # what a resize overshoots is let pass
+        if not (low >= -0.5 and high <= 1.5):  # a resize may overshoot
             raise ValueError(f"a tensor of floats must lie in [0, 1], got {low:.3g} to {high:.3g} at index {index}")
         return image.cpu().float() * 255.0
     if isinstance(image, str | Path):

@@ -81,7 +81,7 @@ class ClosedFormHeads:
         return self._whitenings[strength]
 
     def _directions_of(self, strength: float) -> Tensor:
-        """Those in which whitened features differ, most first, (F, r)."""
+        """The directions in which whitened features differ, most first, (F, r)."""
         if strength not in self._directions:
             matrix = self._whitening(strength)
             if len(self._centered) < len(matrix):
@@ -165,7 +165,7 @@ def _principal_axes(points: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _axes_of_products(products: Tensor) -> tuple[Tensor, Tensor]:
-    """The same from the products of the points, (F, F)."""
+    """Principal axes, from the products of the points (F, F)."""
     squares, axes = _descending(products)
     return _without_none(axes, squares)
 

@@ -74,7 +74,7 @@ class TimmBackbone(Backbone):
         return published is not None and bool(published.fixed_input_size)
 
     def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.network.forward_features(images)  # type: ignore[operator]
+        features: Tensor = self.network.forward_features(images)
         channels_last = features.ndim == 4 and getattr(self.network, "output_fmt", "NCHW") == "NHWC"
         return features.permute(0, 3, 1, 2) if channels_last else features
 

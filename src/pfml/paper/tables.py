@@ -200,7 +200,7 @@ def paper_tables() -> tuple[Table, ...]:
 
 
 def result_tables() -> list[Table]:
-    """Those that runs can fill: all but the table of hyper-parameters."""
+    """The tables that runs can fill: all but that of hyper-parameters."""
     return [table for table in paper_tables() if table.kind != "settings"]
 
 

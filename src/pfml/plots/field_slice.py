@@ -167,7 +167,7 @@ def plot_field_slice(field: FieldSlice, names: dict[int, str], theme: Theme, *, 
     bar = figure.colorbar(contours, ax=axes, orientation="horizontal", shrink=0.94, aspect=40, pad=0.02)
     ticks = scale.ticks()
     bar.set_ticks(scale.height(torch.tensor(ticks)).tolist(), labels=[f"{tick:g}" for tick in ticks])
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     bar.ax.tick_params(colors=theme.muted, labelsize=8, length=0)
     text = f"potential felt by {names[field.classes[0]]}: blue attracts, red repels"
     bar.set_label(text, fontsize=8.5, color=theme.ink)

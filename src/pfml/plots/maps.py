@@ -77,7 +77,7 @@ def project(
 def _projected(points: Tensor, method: Method, perplexity: float, threads: int | None, seed: int) -> Tensor:
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+    from threadpoolctl import threadpool_limits
 
     if points.shape[1] < 2:
         points = torch.cat([points, torch.zeros_like(points)], dim=1)

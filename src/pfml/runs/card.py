@@ -171,7 +171,7 @@ def _front_matter(data: RetrievalData, method: str, entry: dict[str, Any], name:
 
 
 def _without_folders(value: Any) -> Any:
-    """The same values; of an absolute path its last part, since a card is for others to read."""
+    """`value` with the last part of each absolute path alone, since a card is for others to read."""
     if isinstance(value, dict):
         return {key: _without_folders(item) for key, item in value.items()}
     if isinstance(value, list):

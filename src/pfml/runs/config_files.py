@@ -254,10 +254,9 @@ def refuse_code(content: Any, where: str, at: str = "") -> None:
 
 
 def refuse_code_in_text(text: str, where: str, at: str = "") -> None:
-    """The same for YAML or JSON that is yet to be read; YAMLError if it cannot be, or is not plain.
+    """`refuse_code` for YAML or JSON that is yet to be parsed; YAMLError if it cannot be, or is not plain.
 
-    The parser reads YAML with a program of its own, and what two programs make of one text may differ: both are looked
-    at.
+    The parser of configurations may read a text otherwise than `plain_yaml`: both readings are checked.
     """
     from jsonargparse import get_loader
 

@@ -72,7 +72,9 @@ def load_listed(config: DataConfig) -> RetrievalData:
 def load_checked(
     config: DataConfig, track: Track | None = None, *, storage: StorageConfig | None = None
 ) -> RetrievalData:
-    """The same without unreadable files, if these are skipped; no validation classes set apart, labels unchanged.
+    """The data of `load_listed` without unreadable files, if these are skipped.
+
+    No validation classes are set apart yet, and labels are as they were given.
 
     Args:
         config: Which images.

@@ -34,7 +34,7 @@ __all__ = ["RUN", "ReadOnlyRunFolder", "RunFolder", "free_folder", "of_model", "
 RUN = Format("run", 1, "start a new run")
 #: The format of results.json.
 RESULTS = Format("results of a run", 1, "train it again")
-#: Name of the checksum in a line of the log, which has so many digits of it.
+#: Name of the checksum in a line of the log, and its number of digits.
 SEAL, DIGITS = "sha256", 16
 
 
@@ -99,7 +99,7 @@ class RunFolder:
         return [entry for entry in self._lines() if entry["kind"] == kind]
 
     def _lines(self) -> list[dict[str, Any]]:
-        """All entries; a line that is none is passed over, with a warning unless a kill may have left it: the last."""
+        """All entries. Other lines are skipped, with a warning unless it is a last one that was cut off."""
         lines = self.log.read_bytes().split(b"\n") if self.log.exists() else []
         entries = [_parsed(line) for line in lines]
         for number, (line, entry) in enumerate(zip(lines[:-1], entries, strict=False), start=1):
@@ -114,7 +114,7 @@ class RunFolder:
         write_manifest(self.results, results, RESULTS)
 
     def read_results(self) -> dict[str, Any]:
-        """What results.json says, after comparing its checksum.
+        """The results in results.json, after comparing its checksum.
 
         Raises:
             DamagedFileError: If it is not what was written.
@@ -125,7 +125,7 @@ class RunFolder:
         return results
 
     def track(self, names: Sequence[str], config: dict[str, Any]) -> None:
-        """Let these trackers (`pfml.runs.trackers`) have the numbers of the log from now on.
+        """Send the numbers of the log to these trackers (`pfml.runs.trackers`) from now on.
 
         Args:
             names: Keys of `TRACKERS`.
@@ -164,7 +164,7 @@ def free_folder(parent: Path, name: str) -> Path:
 def summarize(
     history: list[dict[str, Any]], *, select_by: str = "recall_at_1", protocol: str = "classes"
 ) -> dict[str, Any]:
-    """The evaluations to report, by name, and by which protocol they are (`pfml.data.PROTOCOLS`).
+    """The evaluations to report, by name, and by which protocol they are (`pfml.data.image_set.PROTOCOLS`).
 
     "best_on_test" is the habit of the literature, and an optimistic one: it chooses on the classes that it reports.
     "validation_selected" chose on other classes; it is None without validation. Where nothing was held out, "last" has
@@ -201,10 +201,7 @@ def _sealed(entry: dict[str, Any]) -> str:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """A line of the log without its checksum; None for what is none, or is not what was written.
-
-    A kill may leave half a line.
-    """
+    """The entry of a line of the log, without its checksum; None for a line that is damaged or cut off."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):

@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["merged", "with_changes"]
+__all__ = ["flattened", "merged", "with_changes"]
+
+
+def flattened(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> value, without the groups.
+
+    Example:
+        >>> flattened({"epochs": 8, "model": {"backbone": "resnet50"}})
+        {'epochs': 8, 'model.backbone': 'resnet50'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        found |= flattened(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, the second where both have a value; groups are merged likewise.
+    """The values of both, those of `above` where both have one; so within groups.
 
     Example:
         >>> merged({"epochs": 8, "model": {"backbone": "resnet50"}}, {"model": {"image_size": 256}})
@@ -23,7 +36,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def with_changes(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for the content of a configuration: options of a loss make no sense for another one.
+    """`content` of a configuration below `changes`; the options of a loss are dropped with that loss.
 
     Example:
         >>> with_changes({"loss": {"name": "pfml", "options": {"delta": 0.5}}}, {"loss": {"name": "proxy-anchor"}})

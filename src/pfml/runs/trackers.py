@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pfml.packages import require_packages
+from pfml.runs.layers import flattened
 from pfml.storage.files import writing
 from pfml.typos import did_you_mean
 
@@ -113,7 +114,7 @@ class MLflow:
             return
         tags = {"pfml_run": identity, "mlflow.runName": folder.name}
         self._run = self._client.create_run(experiment, tags=tags).info.run_id
-        params = [Param(name, str(value)[:500]) for name, value in _flat(config)]
+        params = [Param(name, str(value)[:500]) for name, value in flattened(config).items()]
         for first in range(0, len(params), MLFLOW_BATCH):
             self._client.log_batch(self._run, params=params[first : first + MLFLOW_BATCH])
 
@@ -239,11 +240,3 @@ class Trackers:
 def _identity(folder: Path) -> str:
     """What a run is called by trackers, so that a resumed run continues its own curves."""
     return hashlib.sha256(str(folder.absolute()).encode(errors="surrogateescape")).hexdigest()[:16]
-
-
-def _flat(config: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Options by their names with dots, and their values."""
-    found: list[tuple[str, Any]] = []
-    for name, value in config.items():
-        found += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
-    return found

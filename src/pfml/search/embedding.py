@@ -21,7 +21,16 @@ from pfml.models.own_network import OwnNetwork
 from pfml.storage.file_state import FileState
 from pfml.storage.files import SpecialFileError
 
-__all__ = ["EmbeddedFiles", "Engine", "LocalEngine", "OnePass", "OpenedFiles", "embed_files", "open_files"]
+__all__ = [
+    "EmbeddedFiles",
+    "Engine",
+    "LocalEngine",
+    "OnePass",
+    "OpenedFiles",
+    "described",
+    "embed_files",
+    "open_files",
+]
 
 #: Images from which it pays to fold BatchNorm into convolutions, which takes as long as embedding some hundred.
 FOLDED_FROM = 512
@@ -130,19 +139,21 @@ class LocalEngine:
         """The embeddings of each list of files, in their order; see `Engine`."""
         for number, paths in enumerate(lists):
             label = f"embedding shard {number + 1:,} of {len(lists):,}" if len(lists) > 1 else "embedding"
-            shown = None if track is None else _labeled(track, label)
+            shown = None if track is None else described(track, label)
             yield number, embed_files(embedder, paths, batch_size=batch_size, workers=workers, track=shown)
 
 
-def _labeled(track: Track, label: str) -> Track:
+def described(track: Track, description: str) -> Track:
+    """`track` with this description in place of the one that it is called with."""
+
     def tracked(items: Iterable[Any], _: str, total: int) -> Iterable[Any]:
-        return track(items, label, total)
+        return track(items, description, total)
 
     return tracked
 
 
 def _for_many(embedder: Embedder, images: int) -> Embedder:
-    """What embeds so many images soonest: on a CPU, of many, a copy whose convolutions carry BatchNorm.
+    """The embedder that is fastest for `images` images: many on a CPU get a copy with BatchNorm folded.
 
     Its embeddings differ by the rounding of float32, about as batches of another size do.
     """

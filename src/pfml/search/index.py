@@ -40,7 +40,7 @@ LONGEST_NAME = 200
 
 
 class ImageIndex:
-    """Vectors of images, with paths and classes, in a folder that is whole at every moment (`pfml.search.storage`).
+    """Vectors of images, with paths and classes, in a folder that is whole at every moment (`IndexFolder`).
 
     Make one by `ImageIndex.create` or `ImageIndex.open`. Searching is exact unless `backend` says otherwise, and may
     happen in several threads while another process writes; `refresh` takes up what was written since.
@@ -178,27 +178,27 @@ class ImageIndex:
         return None if row is None or row >= len(state.ids) or not state.live[row] else state.entry(row)
 
     def as_tensors(self) -> tuple[Tensor, TextColumn, Callable[[Tensor], Tensor]]:
-        """Of all entries, by their ids: the ids, the classes, and what reads the vectors of some of them.
+        """The ids and classes of all entries, in the order of ids, and a function that reads vectors of some of them.
 
-        For many entries: it makes no object for each. What reads vectors takes positions, (n,) int64, and holds on to
-        this state of the index.
+        It makes no object for each entry. The function takes positions, (n,) int64, and holds on to this state of the
+        index.
         """
         state = self._state
         rows = state.live.nonzero()[:, 0]
         return state.ids[rows], state.classes.rows(rows), lambda chosen: state.vectors(rows[chosen])
 
     def column(self, name: str, ids: Tensor) -> list[Value | None]:
-        """What a column says of some entries; None where it says nothing, or there is no such entry any more.
+        """The values of a column for some entries; None where there is no value, or no such entry any more.
 
         Args:
             name: One of `columns`.
             ids: (n,) int64.
         """
         state = self._state
-        rows = torch.searchsorted(state.ids, ids).clamp(max=max(len(state.ids) - 1, 0))
-        there = (
-            (state.ids[rows] == ids) & state.live[rows] if len(state.ids) else torch.zeros(len(ids), dtype=torch.bool)
-        )
+        if not len(state.ids):
+            return [None] * len(ids)
+        rows = torch.searchsorted(state.ids, ids).clamp(max=len(state.ids) - 1)
+        there = (state.ids[rows] == ids) & state.live[rows]
         found = iter(state.column(name, rows[there]))
         return [next(found) if is_there else None for is_there in there.tolist()]
 
@@ -235,7 +235,7 @@ class ImageIndex:
         return all(isinstance(shard.vectors, Tensor) for shard in self._state.snapshot.shards)
 
     def refresh(self, *, model: ModelIdentity | None = None) -> bool:
-        """Take up what others have written since; whether there was anything.
+        """Read what others have written since; whether there was anything.
 
         Args:
             model: What the newest state must belong to; the state before stays if it belongs to another model.
@@ -331,7 +331,7 @@ class ImageIndex:
                 self._commit([], [], state.snapshot.next_id, [new])
 
     def remove(self, *, paths: Sequence[str | Path] = (), class_names: Sequence[str] = ()) -> int:
-        """Remove images by path, or all of some classes; how many these were. What is not there is an error.
+        """Remove images by path, or all of some classes; the number of images. Unknown paths and classes are errors.
 
         They return when they are added again; `edit` leaves them out for good.
         """
@@ -383,7 +383,7 @@ class ImageIndex:
         return done
 
     def undo(self, number: int | None = None) -> Edit:
-        """Undo an edit, by default the last one; which it was. Entries that were compacted away stay away.
+        """Undo an edit, by default the last one; that edit. Entries that were compacted away stay away.
 
         Raises:
             ValueError: If there is no such edit any more, or a later one about its classes must be undone first.
@@ -416,7 +416,7 @@ class ImageIndex:
     def build_ivf(
         self, *, precision: str | None = None, if_due: bool = False, track: Track | None = None
     ) -> IvfSettings | None:
-        """Build the file of approximate search, in place of the one before; what it is. Writers need not wait.
+        """Build the file of approximate search, in place of the one before; its settings. Writers need not wait.
 
         Args:
             precision: "float32", "float16", "int8" or "pq4" (product quantization, two bits for a number); None for

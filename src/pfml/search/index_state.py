@@ -129,7 +129,7 @@ class IndexState:
         self.given_counts = {name: count for name, count in self.given_counts.items() if count}
 
     def _count(self, first_shard: int) -> None:
-        """Look at the shards from `first_shard` on."""
+        """Add the paths and classes of the shards from `first_shard` on to what is looked up."""
         given = [self._given]
         for row, shard in zip(self.first[first_shard:], self.snapshot.shards[first_shard:], strict=False):
             stored = self.stored[row : row + len(shard)].tolist()
@@ -142,7 +142,7 @@ class IndexState:
         self._given = torch.cat(given)
 
     def _by_row(self, by_path: Mapping[str, T]) -> dict[int, T]:
-        """Row -> what is said of the image, of those that are there."""
+        """Row -> value, of the paths that are in the index."""
         return {self.row_of_path[path]: said for path, said in by_path.items() if path in self.row_of_path}
 
     def _classes(self) -> TextColumn:
@@ -171,16 +171,16 @@ class IndexState:
 
     @cached_property
     def metadata(self) -> EntryMetadata:
-        """What is known of the rows."""
+        """The metadata of all rows."""
         return EntryMetadata(self.ids, self.snapshot.metadata)
 
     @cached_property
     def columns(self) -> EntryColumns:
-        """What a filter can name."""
+        """The columns that a filter can name."""
         return EntryColumns(self.metadata, self.live, self.classes, self.tags, self.snapshot.shards)
 
     def column(self, name: str, rows: Tensor) -> list[Value | None]:
-        """What a column says of these rows."""
+        """The values of a column in these rows, None where there is none."""
         if name == "class":
             return [self.classes.value(row) or None for row in rows.tolist()]
         if name == "path":
@@ -202,7 +202,7 @@ class IndexState:
         return found
 
     def searcher(self) -> Searcher:
-        """What finds the nearest rows, made at the first search."""
+        """The searcher of nearest rows, made at the first search."""
         if self._searcher is None:
             vectors = [shard.vectors for shard in self.snapshot.shards]
             file = self.choice.file

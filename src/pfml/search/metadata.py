@@ -42,7 +42,7 @@ class EntryMetadata:
             self._place[rows[here]] = here.nonzero()[:, 0]
 
     def row(self, row: int) -> Mapping[str, Value]:
-        """What is known of a row."""
+        """The metadata of a row."""
         owner = int(self._owner[row])
         return {} if owner < 0 else self.shards[owner].table.row(int(self._place[row]))
 
@@ -62,7 +62,7 @@ class EntryMetadata:
         return tuple(number for number in range(len(self.shards)) if number not in used)
 
     def table(self, rows: Tensor) -> Table:
-        """What is known of these rows, in their order."""
+        """The metadata of these rows, in their order."""
         owners, places = self._owner[rows], self._place[rows]
         tables, order = [], []
         for number in owners.unique().tolist():
@@ -143,7 +143,7 @@ def json_metadata(metadata: Mapping[str, Value]) -> dict[str, str | float | list
 
 
 def valid_text(text: str) -> str:
-    """The same text, with escapes for what is no valid Unicode, which JSON cannot carry."""
+    """`text` with escapes for what is no valid Unicode, which JSON cannot carry."""
     return text.encode("utf-8", errors="backslashreplace").decode()
 
 

@@ -230,7 +230,7 @@ class _Parts:
         return len(self.by_batch) == len(self.batches)
 
     def embedded(self) -> EmbeddedFiles:
-        """All of them, in the order of the list."""
+        """The embeddings of all files, in the order of the list."""
         rows = [self.by_batch[batch] for batch in sorted(self.by_batch)]
         facts = [json.loads(row["facts"]) for row in rows]
         failed = [each for kind in ("failures", "undecoded") for one in facts for each in one[kind]]

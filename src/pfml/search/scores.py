@@ -34,7 +34,10 @@ def _potential(near: Neighborhood, found: ClassAttraction) -> Tensor:
 
 
 def _margin(near: Neighborhood, found: ClassAttraction) -> Tensor:
-    """The same less that of the second class, of which one image at least is as near as the last neighbor."""
+    """The potential of the most attractive class less that of the second one.
+
+    The second one attracts at least as the last neighbor does: an image beyond the neighbors may be as near.
+    """
     second = torch.maximum(found.second, found.weakest)
     return _potential(near, found) - second.clamp(min=torch.finfo(torch.float64).tiny).log()
 

@@ -128,7 +128,7 @@ class Threshold:
         return float(score) >= self.class_values.get(class_name, self.value)
 
     def following(self, edits: Edits) -> Threshold:
-        """The same with the names of an index that has these edits; a merged class has the largest value of its parts.
+        """This threshold for the class names after these edits; a merged class has the largest value of its parts.
 
         So an image is accepted as the merged class only if it would be as each of the classes before.
         """

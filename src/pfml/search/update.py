@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from pfml.data.decoding import ImageError, Track, in_threads
 from pfml.models.embedder import Embedder
-from pfml.search.embedding import embed_files
+from pfml.search.embedding import described, embed_files
 from pfml.search.identity import ModelIdentity
 from pfml.search.index import Entry, ImageIndex
 from pfml.search.listing import Listing
@@ -93,49 +94,22 @@ def update_index(
     if embeddings is not None:
         made_by = ModelIdentity(embeddings.settings.model_digest, embeddings.settings.model)
         made_by.require(model, f"the embeddings {embeddings.folder}")
-    update = Update()
+    done = Update()
     with index.writing():
         index.refresh()
-        update.removed = _remove_gone(index, listing)
-        listing, update.kept_out = _without_left_out(index, listing)
-        update.with_new_metadata = _describe(index, listing)
-        row_of = {path: row for row, path in enumerate(listing.paths)}
-
-        def metadata_of(paths: Sequence[str]) -> Table:
-            """What is known of images, by the listing, or else as it was."""
-            if listing.metadata is not None:
-                return listing.metadata.rows(torch.tensor([row_of[path] for path in paths], dtype=torch.int64))
-            return Table.of([{} if (entry := index.find(path)) is None else entry.metadata for path in paths])
-
-        pending = _pending(index, listing, model, update, metadata_of, workers, track)
+        done.removed = _remove_gone(index, listing)
+        listing, done.kept_out = _without_left_out(index, listing)
+        done.with_new_metadata = _describe(index, listing)
+        updater = _Updater(index, embedder, model, listing, embeddings, batch_size, workers, track, done)
+        pending = updater.pending()
         for first in range(0, len(pending), shard_images):
             some = pending[first : first + shard_images]
-            stop = first + len(some)
-
-            def tracked(
-                items: Iterable[Any], _: str, total: int, first: int = first, stop: int = stop
-            ) -> Iterable[Any]:
-                label = f"embedding {first + 1:,} to {stop:,} of {len(pending):,}"
-                return items if track is None else track(items, label, total)
-
-            _add(
-                index,
-                embedder,
-                model,
-                listing.source,
-                some,
-                metadata_of,
-                embeddings,
-                update,
-                batch_size,
-                workers,
-                tracked,
-            )
-    return update
+            updater.add(some, f"embedding {first + 1:,} to {first + len(some):,} of {len(pending):,}")
+    return done
 
 
 def _remove_gone(index: ImageIndex, listing: Listing) -> int:
-    """Remove what the source no longer lists, and what lay in its folder and is gone; how many these were."""
+    """Remove what the source no longer lists, and files of its folder that are gone; the number of images."""
     listed = set(listing.paths)
     around = Path(listing.source)
     gone = []
@@ -149,7 +123,7 @@ def _remove_gone(index: ImageIndex, listing: Listing) -> int:
 
 
 def _without_left_out(index: ImageIndex, listing: Listing) -> tuple[Listing, int]:
-    """The listing without what a person has left out of the index, and how many images that were."""
+    """The listing without what a person has left out of the index, and the number of these images."""
     classes = index.edits.classes_of(listing.paths, listing.class_names)
     kept = [row for row, name in enumerate(classes) if name is not None]
     left_out = len(listing.paths) - len(kept)
@@ -157,7 +131,7 @@ def _without_left_out(index: ImageIndex, listing: Listing) -> tuple[Listing, int
 
 
 def _describe(index: ImageIndex, listing: Listing) -> int:
-    """Write what the listing says of images of the index that is not what is known of them; how many these are."""
+    """Write the metadata of the listing where the index has other values; the number of images."""
     if listing.metadata is None:
         return 0
     changed = []
@@ -171,94 +145,100 @@ def _describe(index: ImageIndex, listing: Listing) -> int:
     return len(changed)
 
 
-def _pending(
-    index: ImageIndex,
-    listing: Listing,
-    model: ModelIdentity,
-    update: Update,
-    metadata_of: Callable[[Sequence[str]], Table],
-    workers: int,
-    track: Track | None,
-) -> list[tuple[str, str]]:
-    """Paths and classes that must be embedded; entries that only have another class are written again here."""
+@dataclass(frozen=True, eq=False)
+class _Updater:
+    """The images of a listing that an index lacks, written to it; `done` counts them. See `update_index`."""
 
-    def unchanged_entry(path: str) -> Entry | None:
-        entry = index.find(path)
-        return entry if entry is not None and entry.file.is_of(path) else None
+    index: ImageIndex
+    embedder: Embedder
+    model: ModelIdentity
+    listing: Listing
+    embeddings: EmbeddedImages | None
+    batch_size: int
+    workers: int
+    track: Track | None
+    done: Update
 
-    same: Iterable[Entry | None] = in_threads(unchanged_entry, listing.paths, workers)
-    if track is not None:
-        same = track(same, "comparing files", len(listing.paths))
-    pending: list[tuple[str, str]] = []
-    other_class: list[tuple[Entry, str]] = []
-    for path, name, entry in zip(listing.paths, listing.class_names, same, strict=True):
-        if entry is None:
-            pending.append((path, name))
-        elif entry.given_class != name:
-            other_class.append((entry, name))
-        else:
-            update.unchanged += 1
-    if other_class:
-        entries = [entry for entry, _ in other_class]
-        paths = [entry.path for entry in entries]
-        index.add(
-            index.vectors([entry.id for entry in entries]),
+    def pending(self) -> list[tuple[str, str]]:
+        """Paths and classes that must be embedded; entries that only have another class are written again here."""
+        index, listing = self.index, self.listing
+
+        def unchanged_entry(path: str) -> Entry | None:
+            entry = index.find(path)
+            return entry if entry is not None and entry.file.is_of(path) else None
+
+        same: Iterable[Entry | None] = in_threads(unchanged_entry, listing.paths, self.workers)
+        if self.track is not None:
+            same = self.track(same, "comparing files", len(listing.paths))
+        pending: list[tuple[str, str]] = []
+        other_class: list[tuple[Entry, str]] = []
+        for path, name, entry in zip(listing.paths, listing.class_names, same, strict=True):
+            if entry is None:
+                pending.append((path, name))
+            elif entry.given_class != name:
+                other_class.append((entry, name))
+            else:
+                self.done.unchanged += 1
+        if other_class:
+            entries = [entry for entry, _ in other_class]
+            vectors = index.vectors([entry.id for entry in entries])
+            named = [(entry.path, name) for entry, name in other_class]
+            self._write(vectors, named, [entry.file for entry in entries])
+            self.done.relabeled = len(entries)
+        return pending
+
+    def add(self, some: Sequence[tuple[str, str]], description: str) -> None:
+        """Write images as one shard, embedded unless `embeddings` has them; unreadable ones are noted, and leave it."""
+        paths = [path for path, _ in some]
+        stored = self._stored(paths)
+        new = [path for path in paths if path not in stored]
+        track = None if self.track is None else described(self.track, description)
+        found = embed_files(self.embedder, new, batch_size=self.batch_size, workers=self.workers, track=track)
+        self.done.failures += found.failures
+        self.done.taken += len(stored)
+        file_of = {**stored, **dict(zip(found.paths, found.files, strict=True))}
+        written = [(path, name) for path, name in some if path in file_of]
+        vectors = torch.empty(len(written), self.index.dimension)
+        is_stored = torch.tensor([path in stored for path, _ in written], dtype=torch.bool)
+        vectors[~is_stored] = found.vectors
+        if self.embeddings is not None:
+            vectors[is_stored] = self.embeddings.vectors([path for path, _ in written if path in stored]).float()
+        before = {path for path in paths if self.index.find(path) is not None}
+        self._write(vectors, written, [file_of[path] for path, _ in written])
+        self.index.remove(paths=sorted(before - file_of.keys()))
+        self.done.replaced += len(before & file_of.keys())
+        self.done.added += len(file_of.keys() - before)
+
+    def _write(self, vectors: Tensor, named: Sequence[tuple[str, str]], files: Sequence[FileState]) -> None:
+        """Add images by path and class to the index, with their metadata."""
+        paths = [path for path, _ in named]
+        self.index.add(
+            vectors,
             paths,
-            [name for _, name in other_class],
-            model=model,
-            sources=[listing.source] * len(entries),
-            files=[entry.file for entry in entries],
-            metadata=metadata_of(paths),
+            [name for _, name in named],
+            model=self.model,
+            sources=[self.listing.source] * len(paths),
+            files=files,
+            metadata=self._metadata(paths),
         )
-        update.relabeled = len(entries)
-    return pending
 
+    @cached_property
+    def _row_of(self) -> dict[str, int]:
+        """Path -> its row in the listing."""
+        return {path: row for row, path in enumerate(self.listing.paths)}
 
-def _add(
-    index: ImageIndex,
-    embedder: Embedder,
-    model: ModelIdentity,
-    source: str,
-    some: Sequence[tuple[str, str]],
-    metadata_of: Callable[[Sequence[str]], Table],
-    embeddings: EmbeddedImages | None,
-    update: Update,
-    batch_size: int,
-    workers: int,
-    track: Track,
-) -> None:
-    """Write images as one shard, embedded unless `embeddings` has them; unreadable ones are noted, and leave it."""
-    paths = [path for path, _ in some]
-    stored = {} if embeddings is None else _stored(embeddings, paths, workers)
-    new = [path for path in paths if path not in stored]
-    found = embed_files(embedder, new, batch_size=batch_size, workers=workers, track=track)
-    update.failures += found.failures
-    update.taken += len(stored)
-    file_of = {**stored, **dict(zip(found.paths, found.files, strict=True))}
-    written = [(path, name) for path, name in some if path in file_of]
-    vectors = torch.empty(len(written), index.dimension)
-    is_stored = torch.tensor([path in stored for path, _ in written], dtype=torch.bool)
-    vectors[~is_stored] = found.vectors
-    if embeddings is not None:
-        vectors[is_stored] = embeddings.vectors([path for path, _ in written if path in stored]).float()
-    before = {path for path in paths if index.find(path) is not None}
-    index.add(
-        vectors,
-        [path for path, _ in written],
-        [name for _, name in written],
-        model=model,
-        sources=[source] * len(written),
-        files=[file_of[path] for path, _ in written],
-        metadata=metadata_of([path for path, _ in written]),
-    )
-    index.remove(paths=sorted(before - file_of.keys()))
-    update.replaced += len(before & file_of.keys())
-    update.added += len(file_of.keys() - before)
+    def _metadata(self, paths: Sequence[str]) -> Table:
+        """The metadata of images in the listing, or what the index has if the listing has none."""
+        if self.listing.metadata is not None:
+            return self.listing.metadata.rows(torch.tensor([self._row_of[path] for path in paths], dtype=torch.int64))
+        return Table.of([{} if (entry := self.index.find(path)) is None else entry.metadata for path in paths])
 
-
-def _stored(embeddings: EmbeddedImages, paths: Sequence[str], workers: int) -> dict[str, FileState]:
-    """Path -> state of its file, of those images that were embedded as they are now."""
-    known = [path for path in paths if path in embeddings]
-    files = [embeddings.file(path) for path in known]
-    same = in_threads(lambda pair: pair[0].is_of(pair[1]), zip(files, known, strict=True), workers)
-    return {path: file for path, file, is_same in zip(known, files, same, strict=True) if is_same}
+    def _stored(self, paths: Sequence[str]) -> dict[str, FileState]:
+        """Path -> state of its file, of those images that `embeddings` has as they are now."""
+        embeddings = self.embeddings
+        if embeddings is None:
+            return {}
+        known = [path for path in paths if path in embeddings]
+        files = [embeddings.file(path) for path in known]
+        same = in_threads(lambda pair: pair[0].is_of(pair[1]), zip(files, known, strict=True), self.workers)
+        return {path: file for path, file, is_same in zip(known, files, same, strict=True) if is_same}

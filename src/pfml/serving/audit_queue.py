@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import io
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from pfml.audit.decisions import DECISION_COLUMNS, DECISIONS, DecisionName
 from pfml.serving.gallery import Gallery, RunFileError
-from pfml.storage.files import write_atomically
+from pfml.storage.files import write_csv
 from pfml.storage.lock import locked_folder
 from pfml.typos import did_you_mean
 
@@ -198,7 +197,7 @@ class AuditQueue:
         return {path: replace(one, label=names[one.label] or "") for path, one in found.items()}
 
     def _read_decisions(self) -> dict[str, Decision]:
-        """The same, with the classes of the audit."""
+        """Path -> decision, with the class names of the audit."""
         if not self.decisions_file.is_file():
             return {}
         return {row["path"]: _decision(self.decisions_file, row) for row in _rows(self.decisions_file)}
@@ -244,11 +243,8 @@ class AuditQueue:
             decided.pop(path, None)  # so that the newest is the last row
             if decision is not None:
                 decided[path] = decision
-            text = io.StringIO()
-            table = csv.writer(text, lineterminator="\n")
-            table.writerow(DECISION_COLUMNS)
-            table.writerows((name, one.decision, one.label) for name, one in decided.items())
-            write_atomically(self.decisions_file, text.getvalue().encode(errors="surrogateescape"))
+            rows = ((name, one.decision, one.label) for name, one in decided.items())
+            write_csv(self.decisions_file, [DECISION_COLUMNS, *rows])
 
     @contextmanager
     def _locked_file(self) -> Iterator[None]:

@@ -25,7 +25,7 @@ class TrustedProxies:
 
     @cached_property
     def networks(self) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
-        """The same, parsed."""
+        """The networks that `names` describe."""
         try:
             return tuple(ipaddress.ip_network(name) for name in self.names)
         except ValueError as error:

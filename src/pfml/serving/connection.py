@@ -87,7 +87,7 @@ class Connections:
         """`app` behind an application that reports requests to their connections."""
 
         async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
-            connection = self.by_client.get(tuple(scope.get("client") or ()))  # type: ignore[arg-type]
+            connection = self.by_client.get(tuple(scope.get("client") or ()))
             if scope["type"] != "http" or connection is None:
                 await app(scope, receive, send)
             elif self.most is not None and len(self.by_client) > self.most:

@@ -75,7 +75,7 @@ class Crop:
             raise ValueError(f"a crop must lie within the image, 0 to 1, and not be empty, got {astuple(self)}")
 
     def stored(self, orientation: int) -> Crop:
-        """The same part of the image as it is stored, which an EXIF orientation (1 to 8) says how to show."""
+        """This crop of the image as it is stored, before its EXIF orientation (1 to 8) is applied."""
         x, y, width, height = self.x, self.y, self.width, self.height
         if orientation in (2, 3, 6, 7):  # shown from right to left
             x = 1 - x - width

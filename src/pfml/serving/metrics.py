@@ -86,8 +86,8 @@ class Metrics:
             return generate_latest(self.registry), CONTENT_TYPE_LATEST
         # a process that starts, or was killed as it started, has an empty file, which the library cannot read
         files = [str(file) for file in Path(os.environ[FOLDER_VARIABLE]).glob("*.db") if not _is_empty(file)]
-        merged = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
-        return generate_latest(SimpleNamespace(collect=lambda: merged)), CONTENT_TYPE_LATEST  # type: ignore[arg-type]
+        merged = MultiProcessCollector.merge(files)
+        return generate_latest(SimpleNamespace(collect=lambda: merged)), CONTENT_TYPE_LATEST
 
 
 def _is_empty(file: Path) -> bool:
@@ -101,7 +101,7 @@ def forget_process(folder: Path, pid: int) -> None:
     """Drop the gauges of a process that has ended; its counters stay."""
     from prometheus_client.multiprocess import mark_process_dead
 
-    mark_process_dead(pid, str(folder))  # type: ignore[no-untyped-call]
+    mark_process_dead(pid, str(folder))
 
 
 def resident_bytes() -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import errno
 import hashlib
+import io
 import os
 import shutil
 import stat
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
@@ -36,6 +37,7 @@ __all__ = [
     "save_tensors",
     "sha256_of",
     "write_atomically",
+    "write_csv",
     "writing",
 ]
 
@@ -106,6 +108,13 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+def write_csv(path: Path, rows: Iterable[Iterable[object]]) -> None:
+    """Write rows as a table, the first of them its header; names of files that are not UTF-8 keep their bytes."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_atomically(Path(path), text.getvalue().encode(errors="surrogateescape"))
 
 
 @contextmanager

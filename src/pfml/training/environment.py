@@ -54,7 +54,7 @@ def compiled(network: nn.Module, device: torch.device) -> Callable[[Tensor], Ten
     of images is compiled for itself: code for all sizes takes minutes to compile, where a second network has another.
     """
     if device.type != "cuda":
-        return torch.compile(network, dynamic=False)  # type: ignore[no-any-return]
+        return torch.compile(network, dynamic=False)
     graphs = torch.compile(network, mode="reduce-overhead", dynamic=False)
 
     def outputs(pixels: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from pfml.data import NeighborBatches, RetrievalData, Windows
 from pfml.data.cached_features import CachedFeatures
 from pfml.data.crop_transforms import transform_crops
+from pfml.data.decoding import Track
 from pfml.data.image_source import ImageSource
 from pfml.data.pinned_memory import to_device
 from pfml.data.seeding import generator_for
@@ -183,7 +184,7 @@ class Training:
                 self.initialize_head()
                 self.initialize_proxies()
             if self.teachers is not None and self.state.epoch < self.config.epochs:
-                self.reduce_teachers(self.config.teacher_dims)
+                self.reduce_teachers()
             self.monitor.start(self.config.epochs, len(self.batches), self.step)
             try:
                 with self.writer:
@@ -237,10 +238,10 @@ class Training:
         self.stop_if_requested()
 
     def start_epoch(self) -> None:
-        """Show all training images to a loss that looks at them before every epoch, as evaluation embeds them."""
-        look = getattr(loss_of_all(self.loss), "start_epoch", None)
-        if look is not None and self.state.position == 0:
-            look(self.embeddings("train").to(self.device), self.labels)
+        """Give embeddings of all training images to a loss that wants them, and nearest classes to the sampler."""
+        start_epoch = getattr(loss_of_all(self.loss), "start_epoch", None)
+        if start_epoch is not None and self.state.position == 0:
+            start_epoch(self.embeddings("train").to(self.device), self.labels)
         if isinstance(self.batches, NeighborBatches):
             self.batches.nearest = nearest_classes(loss_of_all(self.loss), self.batches.classes_per_batch - 1)
 
@@ -253,8 +254,13 @@ class Training:
         if stop := self.world.all_reduce_max(self.shutdown.number):
             raise self.interrupted(stop)
 
+    @property
+    def track(self) -> Track | None:
+        """How long passes over images are shown and stopped; None on several ranks, which must stop together."""
+        return self.stoppable if self.world.size == 1 else None
+
     def stoppable(self, items: Iterable[T], description: str, total: int) -> Iterator[T]:
-        """The same items until a shutdown is requested. For one process only: ranks must stop together."""
+        """The items, until a shutdown is requested: a `Track` of one process."""
         for item in items:
             yield item
             if self.shutdown.received:
@@ -319,7 +325,7 @@ class Training:
         return self.inputs.crops(pixels, self.data.train.labels[batch.indices], generator, self.world)
 
     def targets(self, batch: Batch, pixels: Tensor) -> Callable[[], Tensor]:
-        """What gives the targets of this rank's shard of a batch: labels, or the teachers' embeddings of its crops."""
+        """A function that returns the targets of this rank's shard: labels, or embeddings of its crops by teachers."""
         if self.teachers is not None:
             return self.teachers.begin(pixels)
         mine = batch.indices[self.world.shard(len(batch.indices))]
@@ -379,12 +385,7 @@ class Training:
     def fail(self, batch: Batch, reason: str) -> NoReturn:
         """Stop the run before the update, and list the images of the batch in failed_batch.json."""
         names = [self.data.train.name_of(int(k)) for k in batch.indices]
-        record = {
-            "step": batch.step,
-            "epoch": batch.epoch,
-            "reason": reason,
-            "images": names,
-        }
+        record = {"step": batch.step, "epoch": batch.epoch, "reason": reason, "images": names}
         if self.world.is_first:
             write_atomically(self.folder.failed_batch, json.dumps(record, indent=1).encode())
         raise NonFiniteLossError(
@@ -402,9 +403,10 @@ class Training:
                 self.monitor.remark(f"{role}: {known[id(source)].description}")
         self.sources = {role: known[id(source)] for role, source in self.sources.items()}
 
-    def reduce_teachers(self, dims: int | Literal["auto"] | None) -> None:
-        """Let the student follow its teachers in the dimensions in which they tell training images apart best."""
+    def reduce_teachers(self) -> None:
+        """Reduce the teachers to `config.teacher_dims` principal dimensions of the training images."""
         assert self.teachers is not None
+        dims = self.config.teacher_dims
         if dims == "auto":
             teachers = [each.embedding_dim for each in self.teachers.networks]
             dims = usual_dims(teachers, self.embedder.embedding_dim)
@@ -414,10 +416,10 @@ class Training:
         batches = torch.arange(len(source.sizes)).split(self.config.batch.size)
         full = batches if len(batches) == 1 else [each for each in batches if len(each) == len(batches[0])]
         crops = source.crops([self.embedder.preprocessing.windows(indices, source.sizes) for indices in full])
-        seen = crops if self.world.size > 1 else self.stoppable(crops, "embedding by teachers", len(full))
+        seen = crops if self.track is None else self.track(crops, "embedding by teachers", len(full))
         kept = self.teachers.reduce(dims, (to_device(each, self.device) for each in seen))
         assert self.teachers.basis is not None
-        self.world.broadcast([self.teachers.basis])  # rounding may turn the directions of another rank around
+        self.world.broadcast([self.teachers.basis])  # rounding may flip the sign of a direction on another rank
         self.monitor.remark(f"teachers: {dims} dimensions, which hold {kept:.0%} of their variance")
 
     def initialize_head(self) -> None:
@@ -496,14 +498,14 @@ class Training:
                 test_source=self.sources[role],
                 gallery_source=self.sources.get("gallery") if role == "test" else None,
                 autocast=precision(self.config.autocast),
-                track=self.stoppable if self.world.size == 1 else None,
+                track=self.track,
                 world=self.world,
             )
         return metrics.as_dict()
 
     @contextmanager
     def at_test_size(self) -> Iterator[None]:
-        """Within the block the embedder sees images as the model will, once it is trained."""
+        """Within the block the embedder has the image size of the trained model, `config.test_image_size`."""
         before = self.embedder.config, self.embedder.preprocessing
         if self.config.test_image_size is not None:
             self.embedder.set_image_size(self.config.test_image_size)
@@ -514,10 +516,14 @@ class Training:
 
     def embeddings(self, role: str, *, features: bool = False) -> Tensor:
         """Embeddings (or features) of all images of a role, from crops in the middle."""
-        mixed = precision(self.config.autocast)
-        track = self.stoppable if self.world.size == 1 else None
-        world = self.world
-        return embed(self.embedder, self.sources[role], autocast=mixed, track=track, world=world, features=features)
+        return embed(
+            self.embedder,
+            self.sources[role],
+            autocast=precision(self.config.autocast),
+            track=self.track,
+            world=self.world,
+            features=features,
+        )
 
     def finish(self) -> dict[str, Any]:
         """Save embedder and loss, measure how well proxies fit their data, write the results.
@@ -581,7 +587,7 @@ class Training:
         return EmbeddedTest(self.embeddings("test"), self.data.test.labels, items, gallery.labels)
 
     def written(
-        self, loss: Any, train: Tensor | None, results: dict[str, Any], held_out: EmbeddedTest | None = None
+        self, loss: Any, train: Tensor | None, results: dict[str, Any], held_out: EmbeddedTest | None
     ) -> dict[str, Any]:
         """The results, after writing all that a run ends with.
 

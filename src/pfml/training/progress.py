@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class Monitor:
-    """What hears of a run while it trains: silence, of which each method may be overridden.
+    """Receives the events of a run while it trains. This one ignores them; override the methods that you need.
 
     Methods are called in the process of the first rank, between steps, and what they raise ends the run, whose state is
-    that of its last checkpoint. `step` hears of a step on a GPU one step later.
+    that of its last checkpoint. On a GPU, `step` is called one step late.
 
     Example:
         >>> class StopEarly(Monitor):
@@ -33,7 +33,7 @@ class Monitor:
         """A sentence for the user."""
 
     def track(self, items: Iterable[T], description: str, total: int) -> Iterable[T]:
-        """The same items, with progress shown while they are taken."""
+        """The items, with progress shown while they are taken."""
         return items
 
     def start(self, epochs: int, steps_per_epoch: int, steps_done: int) -> None:

@@ -82,7 +82,17 @@ def run(
         changed = f"{corruption.wrong:,} of {len(images.train):,} training labels"
         monitor.remark(f"{changed} are wrong on purpose, listed in {RunFolder(out).noise}")
     return _train(
-        embedder, images, config, out, resume, config.storage, monitor, corruption, world, start, sources=sources
+        embedder,
+        images,
+        config,
+        out,
+        resume=resume,
+        storage=config.storage,
+        sources=sources,
+        monitor=monitor,
+        world=world,
+        corruption=corruption,
+        start=start,
     )
 
 
@@ -94,7 +104,7 @@ def _evaluate_untrained(
     monitor: Monitor,
     world: World,
     *,
-    resume: bool = False,
+    resume: bool,
 ) -> dict[str, Any]:
     """Evaluate the embedder as it is; the results, as those of a run, of epoch 0.
 
@@ -207,6 +217,7 @@ def _require_known_classes(embedder: Embedder, data: RetrievalData, config: RunC
 
 
 def _matching(embedder: Embedder, config: RunConfig) -> Embedder:
+    """`embedder`, which must be the one that `config.model` describes."""
     if embedder.config != config.model:
         raise ValueError(
             f"the embedder must be the one of config.model, {config.model}, got {embedder.config}: "
@@ -254,8 +265,8 @@ def train(
             one of runs/NAME-1, runs/NAME-2, ...
         resume: Resume from the checkpoint in `out`.
         storage: Where images wait for their turn.
-        monitor: What hears of the run, one or several (see `pfml.Monitor`); None for silence, `pfml.ProgressMonitor()`
-            for a progress bar.
+        monitor: Receives the events of the run, one or several (see `pfml.Monitor`); None for silence,
+            `pfml.ProgressMonitor()` for a progress bar.
         world: The ranks that train together, see `pfml.distributed.open_world`; all of them call this, the first one
             writes and shows, and all get the results. None for one process by itself.
 
@@ -276,12 +287,14 @@ def train(
     folder = Path(out or world.by_first(lambda: str(free_folder(Path("runs"), Path(images.name).stem))))
     several = [monitor] if isinstance(monitor, Monitor) else monitor or ()
     watch = Monitors(several) if world.is_first else Monitor()
-    results = _train(embedder, images, config, folder, resume, storage, watch, None, world, loss=loss)
+    results = _train(
+        embedder, images, config, folder, resume=resume, storage=storage, monitor=watch, world=world, loss=loss
+    )
     return results if out is not None else {**results, "run": str(folder)}
 
 
 def _named_loss(loss: nn.Module, config: TrainConfig) -> LossConfig:
-    """What a run calls a loss of its author's own, which must be one that can be stored."""
+    """The name of a loss of one's own in the configuration of its run; a loss that cannot be stored is refused."""
     if not isinstance(loss, nn.Module):
         raise TypeError(f"loss must be a torch.nn.Module, got {type(loss).__name__}")
     if config.loss != LossConfig() and config.loss.name != reference_to(loss):
@@ -295,16 +308,17 @@ def _train(
     data: RetrievalData,
     config: TrainConfig,
     out: Path,
+    *,
     resume: bool,
     storage: StorageConfig,
     monitor: Monitor,
-    corruption: Corruption | None,
     world: World,
+    corruption: Corruption | None = None,
     start: Start | None = None,
     loss: nn.Module | None = None,
     sources: dict[str, ImageSource] | None = None,
 ) -> dict[str, Any]:
-    """Open the images, then train; the folder is taken only when nothing more can be wrong with what was asked for."""
+    """Open the images, then train; the results. A mistake in the arguments leaves no folder behind."""
     if loss is None:
         require_loss_packages(config.loss)
     folder = RunFolder(out) if world.is_first else ReadOnlyRunFolder(out)
@@ -341,7 +355,7 @@ def _train(
 
 
 def _describe(folder: RunFolder, config: TrainConfig, corruption: Corruption | None, resume: bool) -> None:
-    """Write down what the run is, unless that is done."""
+    """Write the configuration and the label noise of a run, unless they were written before it was resumed."""
     if not resume:
         write_config(folder.config, _with_own_corrections(config, folder), sealed=True)
     if corruption is not None and not has_checkpoint(folder.checkpoints):

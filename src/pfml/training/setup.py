@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +19,8 @@ from pfml.methods import METHODS, LossConfig, create_loss
 from pfml.models import Embedder, TrainedOn
 from pfml.models.adapters import add_adapters
 from pfml.models.freezing import batch_norms
-from pfml.runs.config import TrainConfig
+from pfml.runs.config import StorageConfig, TrainConfig
 from pfml.training.progress import Monitor
-
-if TYPE_CHECKING:
-    from pfml.runs.config import StorageConfig
 
 __all__ = [
     "create_batches",
@@ -39,7 +36,7 @@ __all__ = [
 
 def on_device(embedder: Embedder, device: torch.device) -> Embedder:
     """The embedder on `device`, with channels last in memory, as its convolutions are fastest."""
-    return embedder.to(memory_format=torch.channels_last).to(device)  # type: ignore[no-any-return,call-overload]
+    return embedder.to(memory_format=torch.channels_last).to(device)
 
 
 def prepare_backbone(embedder: Embedder, config: TrainConfig) -> None:

@@ -1,4 +1,4 @@
-"""The teachers of a student: trained embedders that see the student's crops, and what they say together."""
+"""The teachers of a student: trained embedders, whose embeddings of the student's crops are its targets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Forward = Callable[[dict[str, Tensor], Tensor], Tensor]
 
 
 class Teachers:
-    """Embeddings of a batch by several trained embedders, side by side (`pfml.losses.distillation.combined`).
+    """Several trained embedders, whose embeddings of a batch are concatenated (`pfml.losses.distillation.combined`).
 
     BatchNorm is folded into the convolutions. On a GPU the backbones compute in bfloat16, those of `resnet50_he` by
     fused convolutions, and all forward passes are one CUDA graph for each shape of a batch, since Python launches a
@@ -43,7 +43,7 @@ class Teachers:
     their weights.
 
     Args:
-        embedders: Left as they are.
+        embedders: Not changed.
         device: Where to compute.
         compiling: Whether torch.compile compiles forward passes that are not fused, which takes half a minute.
     """
@@ -75,10 +75,10 @@ class Teachers:
 
     @torch.no_grad()
     def reduce(self, dims: int, batches: Iterable[Tensor]) -> float:
-        """From now on return `dims` dimensions alone, and tell which share of the variance they have.
+        """Reduce embeddings to `dims` dimensions from now on; the fraction of the variance that these keep.
 
-        They are the principal ones of all that the teachers say of these batches of crops. Distances are scaled, so
-        that the mean of their squares stays.
+        They are the principal dimensions of the teachers' embeddings of these batches of crops. Distances are scaled,
+        so that the mean of their squares stays.
         """
         width = sum(each.embedding_dim for each in self.networks)
         require_fewer(dims, width)
@@ -89,38 +89,38 @@ class Teachers:
 
     @torch.no_grad()
     def __call__(self, crops: Tensor) -> Tensor:
-        """(n, sum of D), or (n, dims) after `reduce`, in float32 of RGB crops (n, 3, side, side) in [0, 1].
+        """Embeddings (n, sum of D), or (n, dims) after `reduce`, in float32 of RGB crops (n, 3, side, side) in [0, 1].
 
-        Crops are resized for teachers of another size.
+        Crops are resized for teachers that take another size.
         """
         return self._replayed(crops) if crops.is_cuda else self.embeddings(crops)
 
     def begin(self, crops: Tensor) -> Callable[[], Tensor]:
-        """Begin to embed crops; what is returned gives the embeddings, once it is called.
+        """Start to embed crops; the function that is returned waits for the embeddings.
 
-        A GPU embeds them beside the work that is launched meanwhile: neither the student nor a teacher fills it alone.
-        Only the first batch of a shape is embedded before: the student's kernels are chosen by their times then.
+        A GPU embeds them while it does the work that is launched meanwhile: neither the student nor a teacher fills it
+        alone. The first batch of a shape is embedded before that work, since the student's kernels are timed then.
         """
         beside = self._beside
         if beside is None or not crops.is_cuda or crops.shape not in self._graphs:
-            answer = self(crops)
-            return lambda: answer
+            embeddings = self(crops)
+            return lambda: embeddings
         beside.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(beside):
-            answer = self(crops)
+            embeddings = self(crops)
         crops.record_stream(beside)
 
         def finished() -> Tensor:
             here = torch.cuda.current_stream(self.device)
             here.wait_stream(beside)
-            answer.record_stream(here)
-            return answer
+            embeddings.record_stream(here)
+            return embeddings
 
         return finished
 
     @torch.no_grad()
     def embeddings(self, crops: Tensor) -> Tensor:
-        """The same, operation by operation."""
+        """What a call returns, computed without a CUDA graph."""
         return self._reduced([self._embedded(number, crops) for number in range(len(self))])
 
     def _reduced(self, outputs: Sequence[Tensor]) -> Tensor:
@@ -135,7 +135,7 @@ class Teachers:
             return self._forwards[number](self._weights[number], seen).float()
 
     def _side_by_side(self, crops: Tensor) -> Tensor:
-        """The same, each teacher on a stream of its own, while a graph is captured."""
+        """What `embeddings` returns, each teacher on a stream of its own; for a graph that is being captured."""
         here = torch.cuda.current_stream(self.device)
         for stream in self._streams:
             stream.wait_stream(here)
@@ -148,14 +148,15 @@ class Teachers:
         return self._reduced(outputs)
 
     def _prepared(self, embedder: Embedder) -> Embedder:
+        """A copy for inference, with BatchNorm folded, on the device and in its precision."""
         side = embedder.preprocessing.crop
         device = next(embedder.parameters()).device
         example = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(0)).to(device)
         network = folded(embedder, example)
         assert isinstance(network, Embedder)
-        network.config = replace(network.config, flip_test=False)  # it is asked about this crop, in half of the time
+        network.config = replace(network.config, flip_test=False)  # the target is the embedding of this crop alone
         if self.device.type == "cuda":
-            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            network.to(memory_format=torch.channels_last)
         network.to(self.device)
         network.backbone.to(self.precision)
         if self._is_fused(network):
@@ -166,6 +167,7 @@ class Teachers:
         return self.device.type == "cuda" and isinstance(network.backbone, ResNet50He)
 
     def _replayed(self, crops: Tensor) -> Tensor:
+        """What `embeddings` returns, by a CUDA graph if one could be recorded for this shape."""
         if is_switched_off():
             return self.embeddings(crops)
         if crops.shape not in self._graphs:
@@ -179,11 +181,11 @@ class Teachers:
         return result.clone()  # the next batch is written to the same memory
 
     def _recorded(self, crops: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor] | None:
-        """The graph of batches of this shape, and where their crops and embeddings lie; None if memory runs out."""
+        """The graph of batches of this shape, with the memory of their crops and embeddings; None if it fails."""
         given = crops.clone()
         aside = torch.cuda.Stream(self.device)
         aside.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(aside):  # kernels are chosen before they are recorded
+        with torch.cuda.stream(aside):  # kernels are chosen by their times before they are recorded
             for _ in range(3):
                 self.embeddings(given)
         torch.cuda.current_stream(self.device).wait_stream(aside)
@@ -198,10 +200,10 @@ class Teachers:
 def load_teachers(
     config: TrainConfig, data: RetrievalData, student: Embedder, device: torch.device, steps: int
 ) -> Teachers | None:
-    """The teachers of a run of so many steps, None without any; what they have learned from is noted at the student.
+    """The teachers of a run of `steps` steps, None without any; the student's `trained_on` gets their classes.
 
     Raises:
-        SeenClassError: A teacher has learned from a class that the student is evaluated on.
+        SeenClassError: A teacher was trained on a class that the student is evaluated on.
     """
     if not config.teachers:
         if isinstance(config.teacher_dims, int):
@@ -219,10 +221,14 @@ def load_teachers(
 
 
 def usual_dims(teachers: Sequence[int], student: int) -> int | None:
-    """To how many dimensions teachers of so many each are reduced, for a student of so many; None for all of them.
+    """The dimensions that teachers are reduced to where `teacher_dims` is "auto"; None to keep all.
 
-    What several teachers agree on takes fewer than one of them has, and a small student cannot follow many: these
-    were the best of those tried on validation classes of CUB and on glyphs (docs/STUDENTS.md).
+    What several teachers agree on takes fewer dimensions than one of them has, and a small student cannot follow many:
+    these were the best of those tried on validation classes of CUB and on glyphs (docs/STUDENTS.md).
+
+    Args:
+        teachers: Dimensions of each teacher.
+        student: Dimensions of the student.
     """
     dims = min(sum(teachers) // len(teachers) // 2, 2 * student)
     return dims if len(teachers) > 1 and dims > 0 else None
@@ -235,14 +241,14 @@ def require_fewer(dims: int, width: int) -> None:
 
 
 def teacher_digests(config: TrainConfig) -> list[str]:
-    """A checksum of each teacher of a run: of its model.json, which has those of the weights."""
+    """The sha256 of the model.json of each teacher of a run, which in turn has those of its weights."""
     return [
         hashlib.sha256((model_folder(Path(each)) / "model.json").read_bytes()).hexdigest() for each in config.teachers
     ]
 
 
 def require_unseen(teachers: Sequence[Embedder], data: RetrievalData) -> None:
-    """Refuse teachers that have learned from classes which the student is evaluated on."""
+    """Refuse teachers that were trained on classes that the student is evaluated on."""
     for teacher in teachers:
         if teacher.trained_on is None:
             continue

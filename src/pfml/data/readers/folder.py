@@ -67,7 +67,7 @@ def image_files(roots: Sequence[Path]) -> list[Path]:
 
 
 def image_paths(roots: Sequence[Path]) -> Iterator[str]:
-    """The same one by one, as texts: of millions, a list of `Path` takes several times the memory of their names."""
+    """The paths of `image_files`, one by one, as texts: millions of `Path` take several times the memory."""
     is_any = False
     for root in roots:
         if not root.exists():
