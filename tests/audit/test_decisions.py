@@ -116,6 +116,16 @@ def test_accept_takes_the_label_that_the_person_saw(judged, tmp_path):
     assert corrections_of(judged, policy="keep", decisions=table).labels == {first: seen}
 
 
+def test_decisions_by_absolute_paths_are_about_a_folder_that_was_typed_as_a_relative_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    points, images, _ = clusters()
+    files = tuple(Path("photos", f"{k}.png") for k in range(len(images)))
+    found = audit(points, ImageSet(files, images.labels, images.class_names))
+    lines = [f"{(tmp_path / files[3]).absolute()},drop,", f"{tmp_path}/../{tmp_path.name}/photos/4.png,drop,"]
+    Path("decisions.csv").write_text("\n".join(["path,decision,label", *lines, "photos/5.png,drop,"]) + "\n")
+    assert read_decisions(Path("decisions.csv"), found) == {3: None, 4: None, 5: None}
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
