@@ -450,7 +450,7 @@ def test_calibration_takes_the_corrected_labels_of_the_run(workspace, capsys, mo
         data = DataConfig(str(workspace / "photos"), split="none", corrections=corrections)
         write_config(workspace / "run/config.yaml", RunConfig(data=data, model=model, loss=LossConfig("pfml", {})))
         printed = said(capsys, "calibrate", "run", "--false-accept-rate=0.2")
-        remark = f"{table} gives 1 images another label and leaves 1 out"
+        remark = f"{table} gives 1 image another label and leaves 1 out"
         assert (remark in printed) == (corrections is not None)
     given, corrected = used
     assert {name: given.count(name) for name in "pqrs"} == {"p": 6, "q": 6, "r": 6, "s": 6}
