@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import sys
 from dataclasses import replace
 from io import StringIO
@@ -156,10 +157,10 @@ def test_json_holds_the_distances_and_verdicts(workspace, capsys, model):
         assert (verdict["of"], verdict["score"]) == (5, pytest.approx(0.0, abs=1e-5))
         assert verdict["potential"] == pytest.approx(1.0, abs=1e-3)
     printed = said(capsys, "search", "run", files[0], "--k=3")
-    assert f"{files[0]}: known, a, 2 of 5, potential 1.00\n" in printed
-    assert (
-        "unknown: distance below -0.0001; measured false accept rate 1.00% (1 of 100; 95 %: 0.00% to 5.00%)" in printed
-    )
+    [score] = re.findall(rf"{re.escape(str(files[0]))}: known, a, 2 of 5, potential 1.00, score (\S+)\n", printed)
+    assert float(score) == pytest.approx(0.0, abs=1e-5)
+    assert "an image is unknown if its score (distance) is below -0.0001; measured false accept rate 1.00%" in printed
+    assert "(1 of 100; 95 %: 0.00% to 5.00%)" in printed
     assert "asked 0.01" in printed
 
 
