@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shlex
 import sys
 from dataclasses import replace
 from io import StringIO
@@ -54,6 +55,18 @@ def test_index_says_what_it_did_each_time(workspace, capsys):
     assert "bad.png: is not an image" in printed
     assert "4 images of 2 classes in 1 shard, 1 removed that --compact" in printed
     assert "4 images of 2 classes in 1 shard\n" in said(capsys, "index", "run", "--compact")
+
+
+def test_index_names_a_folder_that_was_moved_and_how_to_take_its_images_out(workspace, capsys):
+    assert "is gone" not in said(capsys, "index", "run", "images")
+    (workspace / "images").rename(workspace / "my images")
+    printed = said(capsys, "index", "run", "my images")
+    assert "10 images of 2 classes" in printed, "the old ones are there, too"
+    gone = re.search(r"warning: .*/images is gone, and its 5 images are still found: pfml (.*) takes them out", printed)
+    printed = said(capsys, *shlex.split(gone[1]))
+    assert "5 removed" in printed
+    assert "5 images of 2 classes" in printed
+    assert "is gone" not in printed
 
 
 @pytest.fixture
