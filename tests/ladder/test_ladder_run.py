@@ -355,6 +355,18 @@ def test_ctrl_c_in_the_ladder_says_how_to_resume(photos, tmp_path, capsys, where
     assert f"interrupted; {advice.format(out=out)}\n" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("_small_pretrained")
+def test_with_too_few_classes_to_validate_the_command_says_what_would_be_enough(photos, tmp_path, capsys):
+    for k in range(3):
+        shutil.copytree(photos / f"class {k}", tmp_path / "few" / f"class {k}")
+    given = ("train", "--data", str(tmp_path / "few"), "--effort=seconds")
+    main([*given, "--out", str(tmp_path / "run")])
+    enough = "8 classes in all are enough, --data.split images needs 2"
+    assert f"validation needs 4 training classes or more, got 1 ({enough}): the backbone" in capsys.readouterr().out
+    main([*given, "--data.split=images", "--out", str(tmp_path / "divided")])
+    assert "validation needs" not in capsys.readouterr().out
+
+
 def test_a_folder_that_cannot_train_is_refused_before_a_plan_is_printed(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     for name, message in (("empty", "must have at least 2 folders"), ("nowhere", "no such folder or file")):
