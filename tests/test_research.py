@@ -280,14 +280,16 @@ def test_a_student_may_follow_its_teachers_in_fewer_dimensions(bench):
 
 
 @pytest.mark.slow
-def test_a_model_is_also_tested_on_larger_images_and_their_mirror_images(bench):
-    transfer = bench.transfer
-    (line,) = bench(transfer.Task("teachers", ("pa-0",), 0, 0.0), views=(16, 20))
+def test_a_student_is_also_tested_on_larger_images_and_their_mirror_images(bench):
+    transfer, name = bench.transfer, "1 rc, 2 teachers"
+    two = transfer.Task("teachers", transfer.STUDENTS[name].teachers, 0, 0.0)
+    *teachers, line = bench(two, transfer.Task("students", (name,), 0, 0.0), views=(16, 20))
+    assert not any("views" in each for each in teachers)
     assert list(line["views"]) == ["16", "16, flip test", "20", "20, flip test"]
     recalls, last = [each["map_at_r"] for each in line["views"].values()], line["history"][-1]["test"]
     assert recalls[0] == last["map_at_r"]
     assert len(set(recalls)) == 4
-    assert "| teacher teacher pa, seen at 20, flip test | 0 % | 1 |" in transfer.table(bench.folder / "new.jsonl")
+    assert f"| student {name}, seen at 20, flip test | 0 % | 1 |" in transfer.table(bench.folder / "new.jsonl")
 
 
 @pytest.mark.slow
@@ -317,7 +319,7 @@ def test_what_ends_before_its_line_is_made_again(bench, monkeypatch):
 
     for task, lines in ((two, 2), (student, 3)):
         with monkeypatch.context() as patch:
-            patch.setattr(transfer, "views", fails)
+            patch.setattr(transfer, "header", fails)
             before = len(bench(task))
         for failed in bench.folder.glob("*.failed"):
             failed.unlink()  # as a new call does

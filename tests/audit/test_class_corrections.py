@@ -213,7 +213,7 @@ def test_decisions_about_images_come_before_the_names_of_classes(made, index, tm
     decisions = tmp_path / "decisions.csv"
     decisions.write_text(f"path,decision,label\n{made.parent / 'red-1.png'},relabel,blue\n")
     main(["audit", str(made), "--no-faults", "--apply", "--decisions", str(decisions), str(made / "index")])
-    assert "1 images relabeled, 0 left out, 1 class renamed or merged, 1 class left out" in capsys.readouterr().out
+    assert "1 image relabeled, 0 left out, 1 class renamed or merged, 1 class left out" in capsys.readouterr().out
     train = prepared(made, made / "audit" / "corrections.csv").train
     assert classes_of(train) == {"navy": EACH + 1, "green": EACH}
     main(["audit", str(made), "--no-faults", "--apply", "--decisions", str(decisions)])

@@ -116,6 +116,16 @@ def test_accept_takes_the_label_that_the_person_saw(judged, tmp_path):
     assert corrections_of(judged, policy="keep", decisions=table).labels == {first: seen}
 
 
+def test_decisions_by_absolute_paths_are_about_a_folder_that_was_typed_as_a_relative_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    points, images, _ = clusters()
+    files = tuple(Path("photos", f"{k}.png") for k in range(len(images)))
+    found = audit(points, ImageSet(files, images.labels, images.class_names))
+    lines = [f"{(tmp_path / files[3]).absolute()},drop,", f"{tmp_path}/../{tmp_path.name}/photos/4.png,drop,"]
+    Path("decisions.csv").write_text("\n".join(["path,decision,label", *lines, "photos/5.png,drop,"]) + "\n")
+    assert read_decisions(Path("decisions.csv"), found) == {3: None, 4: None, 5: None}
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
@@ -197,7 +207,7 @@ def test_a_run_knows_its_truth_also_after_corrections(noisy_run, tmp_path):
     config = DataConfig(data_path(noisy_run), noise=LabelNoise(rate=0.2), corrections=tmp_path / "list.csv")
     corrected, _ = prepare_data(config)
     assert len(corrected.train) == len(data.train) - 1
-    assert any("1 images another label and leaves 1 out" in remark for remark in corrected.remarks)
+    assert any("1 image another label and leaves 1 out" in remark for remark in corrected.remarks)
 
 
 def data_path(folder):
@@ -303,6 +313,27 @@ def test_the_command_counts_suspects_and_names_what_it_cannot_judge(labeled_imag
     page = (tmp_path / "run" / "audit" / "audit.html").read_text()
     assert "black.png" in page
     assert f"{labeled_images.parent}/" not in page, "suspects are named without the folders that all images share"
+
+
+@pytest.mark.usefixtures("without_plots")
+def test_the_command_says_how_to_review_what_apply_is_not_sure_of(noisy_run, labeled_images, tmp_path, capsys):
+    options = ["--apply", "--precision", "1", "--no-faults"]
+    main(["audit", str(noisy_run), *options, "--out-dir", str(tmp_path / "audit")])
+    printed = capsys.readouterr().out
+    assert "0 labels; left for review: 2 suspects" in printed
+    decided = noisy_run / "audit" / "decisions.csv"  # where the page writes them
+    assert f"pfml serve {noisy_run}, view Audit; then pfml audit {noisy_run} --apply --decisions {decided}" in printed
+    assert "below the line: mislabeled with less than 50% probability" in printed
+    rows = list(csv.DictReader(labeled_images.read_text().splitlines()))
+    rows[0]["label"], rows[12]["label"] = rows[12]["label"], rows[0]["label"]
+    lines = [f"{labeled_images.parent / row['path']},{row['label']}" for row in rows]
+    table = tmp_path / "photos.csv"
+    table.write_text("\n".join(["path,label", *lines]) + "\n")
+    main(["audit", str(table), *options, "--top", "2", "--out-dir", str(tmp_path / "page")])
+    printed = capsys.readouterr().out
+    assert "below the line" not in printed, "all that is shown is listed, or nothing"
+    page = tmp_path / "page" / "audit.html"
+    assert f"by {page} write the columns path, decision and label to a CSV; then pfml audit {table} --apply" in printed
 
 
 def test_what_apply_does_needs_apply(noisy_run, tmp_path, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 from contextlib import redirect_stdout
 from io import StringIO
 from unittest import mock
@@ -18,7 +19,7 @@ from torch.distributed import HashStore
 from pfml.cli import main
 from pfml.data.file_images import FileImages
 from pfml.ladder.ladder import RUNGS
-from pfml.ladder.run import run_ladder
+from pfml.ladder.run import _conclusion, run_ladder
 from pfml.models import EmbedderConfig, load_embedder
 from pfml.pages.run_analysis import analyze_run
 from pfml.runs.config import DataConfig, RunConfig
@@ -335,3 +336,55 @@ def test_known_classes_work_up_the_ladder_too(photos, tmp_path, request, split):
     assert [rung["name"] for rung in results["ladder"]["rungs"]] == ["pretrained", "views", "closed form"]
     assert results["ladder"]["kept"]["name"] in {"pretrained", "views", "closed form"}
     assert (out / "report.html").is_file()
+
+
+@pytest.mark.usefixtures("_small_pretrained")
+@pytest.mark.parametrize(
+    ("where", "advice"),
+    [
+        ("_features", "nothing is stored yet: the same command begins again"),
+        ("write_untrained", "resume with: pfml train --resume '{out}'"),
+    ],
+)
+def test_ctrl_c_in_the_ladder_says_how_to_resume(photos, tmp_path, capsys, where, advice):
+    out = tmp_path / "a run"
+    stop = mock.patch(f"pfml.ladder.run.{where}", side_effect=lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    with stop, pytest.raises(SystemExit) as ended:
+        main(["train", "--data", str(photos), "--effort", "seconds", "--out", str(out)])
+    assert ended.value.code == 130
+    assert f"interrupted; {advice.format(out=out)}\n" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("_small_pretrained")
+def test_with_too_few_classes_to_validate_the_command_says_what_would_be_enough(photos, tmp_path, capsys):
+    for k in range(3):
+        shutil.copytree(photos / f"class {k}", tmp_path / "few" / f"class {k}")
+    given = ("train", "--data", str(tmp_path / "few"), "--effort=seconds")
+    main([*given, "--out", str(tmp_path / "run")])
+    enough = "8 classes in all are enough, --data.split images needs 2"
+    assert f"validation needs 4 training classes or more, got 1 ({enough}): the backbone" in capsys.readouterr().out
+    main([*given, "--data.split=images", "--out", str(tmp_path / "divided")])
+    assert "validation needs" not in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_train_is_refused_before_a_plan_is_printed(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    for name, message in (("empty", "must have at least 2 folders"), ("nowhere", "no such folder or file")):
+        with pytest.raises(SystemExit, match=message):
+            main(["train", "--data", str(tmp_path / name)])
+        assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("after", "is_chance"), [(0.724, True), (0.6, False), (0.763, False)])
+def test_the_last_line_says_whether_the_difference_may_be_chance(after, is_chance):
+    kept, base = mock.Mock(candidate="no head"), mock.Mock()
+    scores = [
+        mock.Mock(
+            recall={1: recall}, num_queries=152, as_dict=lambda recall=recall: {"recall_at_1": recall, "map_at_r": 0.3}
+        )
+        for recall in (0.763, after)
+    ]
+    found = mock.Mock(rungs=[base, kept], chosen=kept, before=scores[0], after=scores[1])
+    said = _conclusion(found, mock.Mock(protocol="classes"))
+    assert said.endswith(f"R@1 {after:.1%}, MAP@R 30.0% after") is not is_chance
+    assert said.endswith(", though with 152 images the difference of R@1 may be chance") is is_chance

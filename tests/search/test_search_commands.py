@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+import shlex
 import sys
 from dataclasses import replace
 from io import StringIO
@@ -53,6 +55,18 @@ def test_index_says_what_it_did_each_time(workspace, capsys):
     assert "bad.png: is not an image" in printed
     assert "4 images of 2 classes in 1 shard, 1 removed that --compact" in printed
     assert "4 images of 2 classes in 1 shard\n" in said(capsys, "index", "run", "--compact")
+
+
+def test_index_names_a_folder_that_was_moved_and_how_to_take_its_images_out(workspace, capsys):
+    assert "is gone" not in said(capsys, "index", "run", "images")
+    (workspace / "images").rename(workspace / "my images")
+    printed = said(capsys, "index", "run", "my images")
+    assert "10 images of 2 classes" in printed, "the old ones are there, too"
+    gone = re.search(r"warning: .*/images is gone, and its 5 images are still found: pfml (.*) takes them out", printed)
+    printed = said(capsys, *shlex.split(gone[1]))
+    assert "5 removed" in printed
+    assert "5 images of 2 classes" in printed
+    assert "is gone" not in printed
 
 
 @pytest.fixture
@@ -156,10 +170,10 @@ def test_json_holds_the_distances_and_verdicts(workspace, capsys, model):
         assert (verdict["of"], verdict["score"]) == (5, pytest.approx(0.0, abs=1e-5))
         assert verdict["potential"] == pytest.approx(1.0, abs=1e-3)
     printed = said(capsys, "search", "run", files[0], "--k=3")
-    assert f"{files[0]}: known, a, 2 of 5, potential 1.00\n" in printed
-    assert (
-        "unknown: distance below -0.0001; measured false accept rate 1.00% (1 of 100; 95 %: 0.00% to 5.00%)" in printed
-    )
+    [score] = re.findall(rf"{re.escape(str(files[0]))}: known, a, 2 of 5, potential 1.00, score (\S+)\n", printed)
+    assert float(score) == pytest.approx(0.0, abs=1e-5)
+    assert "an image is unknown if its score (distance) is below -0.0001; measured false accept rate 1.00%" in printed
+    assert "(1 of 100; 95 %: 0.00% to 5.00%)" in printed
     assert "asked 0.01" in printed
 
 
@@ -450,7 +464,7 @@ def test_calibration_takes_the_corrected_labels_of_the_run(workspace, capsys, mo
         data = DataConfig(str(workspace / "photos"), split="none", corrections=corrections)
         write_config(workspace / "run/config.yaml", RunConfig(data=data, model=model, loss=LossConfig("pfml", {})))
         printed = said(capsys, "calibrate", "run", "--false-accept-rate=0.2")
-        remark = f"{table} gives 1 images another label and leaves 1 out"
+        remark = f"{table} gives 1 image another label and leaves 1 out"
         assert (remark in printed) == (corrections is not None)
     given, corrected = used
     assert {name: given.count(name) for name in "pqrs"} == {"p": 6, "q": 6, "r": 6, "s": 6}

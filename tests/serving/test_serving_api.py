@@ -4,6 +4,7 @@ import asyncio
 import csv
 import io
 import math
+import shutil
 import threading
 from dataclasses import replace
 from unittest import mock
@@ -20,6 +21,8 @@ from running_server import wait_until
 
 from pfml.audit import audit_run, read_decisions
 from pfml.energy import class_potential
+from pfml.field import PowerLaw
+from pfml.runs.saved_loss import load_field
 from pfml.search import ImageIndex, Threshold, verdict_of
 from pfml.serving import Limits, create_app
 from pfml.serving.gallery import Gallery
@@ -221,6 +224,22 @@ def test_the_terms_of_why_are_those_of_the_equations(app, gallery):
     assert order == sorted(order), "strongest first, of equal ones the nearest"
     nearest = answer["attracting"][0]
     assert nearest["potential"] == pytest.approx(float(gallery.law.attraction(torch.tensor(nearest["distance"]))))
+
+
+def test_without_a_law_of_the_run_why_takes_the_calibrated_one(small_run):
+    def law():
+        gallery = Gallery.open(small_run, device="cpu")
+        gallery.refresh()  # reads the threshold
+        return gallery.law
+
+    calibrated, of_run = Threshold.load(small_run).scoring.law, load_field(small_run).law
+    assert law() == of_run != calibrated
+    for name in ("loss", "checkpoints"):
+        shutil.rmtree(small_run / name)
+    assert law() == calibrated
+    assert got(application(small_run), "/api/why", id=3)["law"] == str(calibrated)
+    (small_run / "threshold.json").unlink()
+    assert law() == PowerLaw()
 
 
 @pytest.mark.parametrize("top", [1, 3, 100])

@@ -122,9 +122,10 @@ def read_decisions(path: Path, audit: Audit) -> dict[int, int | None]:
     index_of = _positions(audit)
     decided: dict[int, int | None] = {}
     for where, image, decision, label in _exported(path) if path.suffix == ".json" else _rows(path):
-        if image not in index_of:
+        name = image if image in index_of else str(plain_path(Path(image)))
+        if name not in index_of:
             raise ValueError(f"{where} must name an image of the audit, got {image!r}")
-        index = index_of[image]
+        index = index_of[name]
         decided[index] = _decided(where, audit, index, decision, label)
     return decided
 
@@ -168,14 +169,20 @@ def _decided(where: str, audit: Audit, index: int, decision: str, label: str) ->
 
 
 def _positions(audit: Audit) -> dict[str, int]:
-    """Position of each image by its whole name, by its short one, and by that among its part, as in RUN/noise.csv."""
+    """Position of each image by its whole name, its absolute path, its short name, and that among its part.
+
+    An audit of a folder names images as the folder was typed, that of a run by absolute paths; RUN/noise.csv has names
+    among the part.
+    """
     images = audit.images
     of_part: dict[str, int] = {}
     for role in reversed(tuple(dict.fromkeys(audit.roles))):
         own = [k for k, other in enumerate(audit.roles) if other == role]
         of_part |= dict(zip(images.subset(own).short_names(), own, strict=True))
     short = {name: k for k, name in enumerate(images.short_names())}
-    return {**of_part, **short, **{images.name_of(k): k for k in range(len(images))}}
+    files = images.images if isinstance(images.images, tuple) else ()
+    absolute = {str(plain_path(file)): k for k, file in enumerate(files)}
+    return {**of_part, **short, **absolute, **{images.name_of(k): k for k in range(len(images))}}
 
 
 def write_suspects(path: Path, suspects: list[Suspect], listed: Tensor) -> None:

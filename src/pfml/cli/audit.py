@@ -72,7 +72,7 @@ def audit(
     found, data, loaded = _audited(console, run, track, law=law, **options)
     listed = found.listed(threshold)
     shown = found.suspects(found.ranked(top), neighbors=neighbors)
-    _print_suspects(console, found, shown, len(listed))
+    _print_suspects(console, found, shown, len(listed), threshold)
     if found.detections:
         _print_detections(console, found)
     everyone = found.suspects(found.ranked(max(top, len(listed))), neighbors=neighbors)
@@ -93,10 +93,12 @@ def audit(
         _print_faults(console, folder, found, others)
     _hand_over(console, folder, found, everyone, to)
     if apply:
-        corrections = _corrections(console, found, policy, precision, threshold, decisions)
+        corrections, rest = _corrections(console, found, policy, precision, threshold, decisions)
         if is_run and not any(map(is_index, decisions)):
             _hint_at_edits(console, run / "index")
         _apply(console, run if is_run else None, folder, data, loaded, corrections, out)
+        if rest and not decisions:
+            print_line(console, _about_review(run, is_run, folder))
     if as_json:
         names = ("image", "part", "given", "suggested", "score", "confidence")
         ranked = [{name: getattr(one, name) for name in names} for one in shown]
@@ -246,13 +248,14 @@ def _corrections(
     precision: float,
     threshold: float,
     decisions: Sequence[Path],
-) -> Corrections:
-    """The corrections to apply; prints how many suspects are left for review."""
+) -> tuple[Corrections, int]:
+    """The corrections to apply, and how many suspects are left for review; prints a line on both."""
     from pfml.audit import corrections_of
 
     chosen = policy or ("keep" if decisions else "relabel")
     corrections = corrections_of(found, policy=chosen, precision=precision, decisions=decisions)
     corrections.apply(found.images)  # before anything is written: a class that would lose all its images is refused
+    rest: list[int] = []
     if chosen != "keep":
         sure = {*found.sure(precision).tolist()}
         rest = [index for index in found.suspicious(threshold).tolist() if index not in sure]
@@ -261,7 +264,17 @@ def _corrections(
             f"surely noise, with a precision of at least {precision:.0%} by the lower end of the estimate: "
             f"{_counted(len(sure), 'label')}; left for review: {_counted(len(rest), 'suspect')}",
         )
-    return corrections
+    return corrections, len(rest)
+
+
+def _about_review(run: Path, is_run: bool, folder: Path) -> str:
+    """How a person decides on the suspects that are left, and applies it."""
+    if is_run:  # the page writes there, wherever the audit goes
+        on, table = f"pfml serve {shell_words(str(run))}, view Audit", run / "audit" / "decisions.csv"
+    else:
+        page = folder / "audit.html"
+        on, table = f"by {page} write the columns path, decision and label to a CSV", Path("FILE.csv")
+    return f"review these: {on}; then pfml audit {shell_words(str(run), '--apply', '--decisions', str(table))}"
 
 
 def _hint_at_edits(console: Console, index: Path) -> None:
@@ -318,7 +331,7 @@ def _apply(
         split = () if data.protocol == "classes" else ("--data.split", data.protocol)
         split = () if run is None and data.protocol == "none" else split
         table = shell_words(str(out), *split)
-        changed = _described(corrections).replace("images ", "")
+        changed = _described(corrections).replace("images ", "").replace("image ", "")
         print_line(
             console, f"{out}: all images with their corrected labels, {changed}, for pfml train --data.name {table}"
         )
@@ -329,12 +342,12 @@ def _described(corrections: Corrections) -> str:
     relabeled, dropped = len(corrections) - corrections.dropped, corrections.dropped
     deleted = sum(now is None for now in corrections.classes.values())
     named = len(corrections.classes) - deleted
-    text = f"{relabeled:,} images relabeled, {dropped:,} left out"
+    text = f"{_counted(relabeled, 'image')} relabeled, {dropped:,} left out"
     text += f", {named:,} class{'' if named == 1 else 'es'} renamed or merged" if named else ""
     return text + (f", {deleted:,} class{'' if deleted == 1 else 'es'} left out" if deleted else "")
 
 
-def _print_suspects(console: Console, found: Audit, shown: list[Suspect], listed: int) -> None:
+def _print_suspects(console: Console, found: Audit, shown: list[Suspect], listed: int, threshold: float) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -343,17 +356,17 @@ def _print_suspects(console: Console, found: Audit, shown: list[Suspect], listed
         title = f"the most suspicious of {len(found.images):,} images ({described_rate(found)})"
     has_parts = len({*found.roles}) > 1
     columns = ("image", *(("part",) if has_parts else ()), "given", "suggested", "score", "confidence", "neighbors")
-    table = Table(*columns, title=title)
+    less = f"below the line: mislabeled with less than {threshold:.0%} probability" if 0 < listed < len(shown) else None
+    table = Table(*columns, title=title, caption=less)
     table.columns[0].overflow = "fold"  # the end of a path tells more than its beginning
     names = found.images.short_names()
-    for one in shown:
+    for rank, one in enumerate(shown, 1):
         counts = Counter(other.label for other in one.neighbors).most_common()
         counted = ", ".join(f"{count} {label}" for label, count in counts)
         numbers = f"{one.score:.2f}", f"{one.confidence:.2f}"
         cells = (names[one.index], *((one.part,) if has_parts else ()), one.given, one.suggested, *numbers, counted)
-        table.add_row(
-            *(Text(readable(cell)) for cell in cells)
-        )  # names may hold brackets, which rich would read as markup
+        # names may hold brackets, which rich would read as markup
+        table.add_row(*(Text(readable(cell)) for cell in cells), end_section=rank == listed)
     console.print(table)
     if not listed:
         pulled = int((found.scores.score > 0).sum())

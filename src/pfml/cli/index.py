@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from pfml.cli.console import create_console, preferred_run, print_json, print_mo
 from pfml.cli.input_images import end_with_unreadable, print_unreadable, refuse_images_first, unreadable_content
 from pfml.cli.parser import add_device_option, add_json_option, add_quiet_option
 from pfml.packages import pip_install
-from pfml.terminal import print_line, readable
+from pfml.terminal import print_line, readable, shell_words
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -106,6 +107,8 @@ def index(
     else:
         found = ImageIndex.open(folder)
     removed = _edit(console, found, remove or [], edits)
+    for line in _about_gone(found, run, out):
+        print_line(console, line)
     if compact:
         found.compact()
     _print_index(console, found)
@@ -205,6 +208,18 @@ def _edit(console: Console, index: ImageIndex, paths: list[Path], edits: list[Ed
     if leave_out or any(edit.kind == "delete" for edit in edits):
         print_line(console, f"{count:,} removed")
     return count
+
+
+def _about_gone(index: ImageIndex, run: Path, out: Path | None) -> list[str]:
+    """A line on each indexed folder that is gone: if it was moved, its images are in the index twice from now on."""
+    counts = Counter(entry.source for entry in index.entries() if Path(entry.source) in Path(entry.path).parents)
+    where = () if out is None else ("--out", str(out))
+    return [
+        f"warning: {readable(source)} is gone, and its {count:,} images are still found: "
+        f"{shell_words('pfml', 'index', str(run), *where, '--remove', source)} takes them out"
+        for source, count in counts.items()
+        if source and not Path(source).exists()
+    ]
 
 
 def _about_kept_out(update: Update) -> str:

@@ -167,7 +167,7 @@ def _about(threshold: Threshold | None, index: ImageIndex, run: Path, is_measure
     images, asked = threshold.searched_in, threshold.false_accept_rate
     own = f"; {len(threshold.class_values):,} classes have their own threshold" if threshold.class_values else ""
     text = (
-        f"unknown: {threshold.scoring.name} below {threshold.value:.4g}{own}; "
+        f"an image is unknown if its score ({threshold.scoring.name}) is below {threshold.value:.4g}{own}; "
         f"measured false accept rate {threshold.false_accepts}, asked {asked:g}"
     )
     if len(index) > LARGER * images:
@@ -292,12 +292,13 @@ def _print_hits(console: Console, query: str, verdict: Verdict, hits: list[Hit])
 
 
 def _said(verdict: Verdict) -> str:
-    """The verdict in words, such as "known, Bengal, 18 of 24, potential 0.83"."""
+    """The verdict in words, such as "known, Bengal, 18 of 24, potential 0.83, score 2.1"."""
     words = {True: ["known"], False: ["unknown"], None: []}[verdict.is_known]
     if verdict.class_name is None:
         return ", ".join([*words, "no class among the nearest"])
     likely = verdict.class_name if verdict.is_known is not False else f"most like {verdict.class_name}"
-    return ", ".join([*words, likely, f"{verdict.votes} of {verdict.of}", f"potential {verdict.potential:.2f}"])
+    score = [] if verdict.score is None else [f"score {verdict.score + 0.0:.4g}"]  # -0.0 has a sign
+    return ", ".join([*words, likely, f"{verdict.votes} of {verdict.of}", f"potential {verdict.potential:.2f}", *score])
 
 
 def _short(path: str) -> str:

@@ -103,7 +103,8 @@ def train(
         config, shape = read_ensemble(resume) if is_ensemble(resume) else (read_config(resume / "config.yaml"), None)
         out = resume
     elif given is not None:
-        config = _with_suggestions(config, given, console, prepared, out=out)
+        loads_first = config.effort is not None and not print_config
+        config = _with_suggestions(config, given, console, prepared, out=out, loads_first=loads_first)
         # other teachers follow the suggestions too
         shape = _shape(config, ensemble, student_epochs, student_options, correct_labels)
     if print_config:
@@ -128,7 +129,7 @@ def train(
             results = _run(config, out, resume is not None, console, world, shape, prepared)
     except Interrupted as interrupt:
         with suppress(OSError):  # the terminal may be gone, whose end is SIGHUP
-            print_line(console, f"{interrupt}; resume with: pfml train --resume {shell_words(str(out))}")
+            print_line(console, f"{interrupt}; {_about_resuming(out)}")
         sys.exit(128 + interrupt.signal)
     except FailedElsewhereError as error:
         is_there = out is not None and RunFolder(out).config.is_file()
@@ -347,6 +348,16 @@ def _refuse_combinations(
         raise ValueError("a run resumes with its own configuration: give --resume alone, without other options")
 
 
+def _about_resuming(out: Path | None) -> str:
+    """How an interrupted run goes on."""
+    from pfml.ensemble import is_ensemble
+    from pfml.runs.folder import RunFolder
+
+    if out is not None and (RunFolder(out).config.is_file() or is_ensemble(out)):
+        return f"resume with: pfml train --resume {shell_words(str(out))}"
+    return "nothing is stored yet: the same command begins again"
+
+
 def is_restarted(config: RunConfig, out: Path | None, launch: Launch) -> bool:
     """Whether torchrun has restarted all ranks, and the run in `out` is the one that they have begun."""
     from pfml.distributed.launch import decided_by_first
@@ -404,10 +415,15 @@ def _with_suggestions(
     *,
     out: Path | None = None,
     split: str | None = None,
+    loads_first: bool = False,
 ) -> RunConfig:
-    """`config` with what suits one's own images in place of what is not given; prints the reasons."""
+    """`config` with what suits one's own images in place of what is not given; prints the reasons.
+
+    `loads_first` lists and checks the images even if no suggestion needs them: what is wrong with them is said first.
+    """
     from pfml.data.own_images import is_own
     from pfml.distributed.launch import Launch, decided_by_first
+    from pfml.runs.data import load_checked
     from pfml.runs.folder import RunFolder
     from pfml.suggest.folder import suggest_for_folder
     from pfml.suggest.suggestion import with_values
@@ -418,6 +434,10 @@ def _with_suggestions(
     # torchrun's later starts find the run that its first one has begun
     if out is not None and not Launch.of_process().restarts:
         RunFolder(out).refuse_run()
+    if loads_first:
+        prepared.data = load_checked(config.resolved().data, ProgressMonitor(console).track, storage=config.storage)
+        for remark in prepared.data.remarks:
+            print_line(console, remark)
 
     def suggested() -> dict[str, Any]:
         suggestion = suggest_for_folder(config, given, prepared, ProgressMonitor(console), split=split)
@@ -547,8 +567,10 @@ def _run_ladder(
     from pfml.ladder.run import run_ladder
     from pfml.pages.run import contents_of, write_run_page
     from pfml.runs.folder import RunFolder
+    from pfml.training.shutdown import interruptible
 
-    done = run_ladder(config, out, data=data, resume=resume, monitor=monitor)
+    with interruptible("interrupted"):
+        done = run_ladder(config, out, data=data, resume=resume, monitor=monitor)
     untrained = RunFolder(out).entries("untrained")
     print_results(console, done.results, before=untrained[-1]["test"] if untrained else None)
     print_line(console, done.conclusion)

@@ -514,7 +514,8 @@ def too_few(labels: Tensor, protocol: str) -> str | None:
     counts = torch.bincount(labels)
     classes = int((counts > 0).sum())
     if protocol == "classes" and classes < FEWEST_CLASSES:
-        return f"validation needs {FEWEST_CLASSES} training classes or more to divide, and there are {classes}"
+        enough = f"{2 * FEWEST_CLASSES} classes in all are enough, --data.split images needs 2"
+        return f"validation needs {FEWEST_CLASSES} training classes or more, got {classes} ({enough})"
     if protocol == "classes" and int(counts.max()) < 2:
         return "validation needs a class with two training images or more, and each has one"
     if protocol == "images" and (classes < 2 or int(counts.max()) < 2):

@@ -26,7 +26,7 @@ from pfml.runs.config_files import plain, read_config, write_config
 from pfml.runs.data import PreparedData, load_checked, prepare_data
 from pfml.runs.folder import RunFolder, of_model
 from pfml.runs.layers import flattened
-from pfml.suggest.comparison import untrained_embedder
+from pfml.suggest.comparison import about_chance, untrained_embedder
 from pfml.suggest.preview import distances_of
 from pfml.suggest.suggestion import suggest_loss
 from pfml.training.environment import precision, resolve_device
@@ -276,7 +276,9 @@ def _conclusion(found: Climb, data: RetrievalData) -> str:
     before, after = (summary(scores.as_dict()) for scores in (found.before, found.after))
     if is_base:
         return f"kept: {what}; {PROTOCOLS[data.protocol]}: {before}"
-    return f"kept: {what}; {PROTOCOLS[data.protocol]}: {before} before, {after} after"
+    first, last = (round(scores.recall[1], 3) for scores in (found.before, found.after))
+    chance = about_chance(first, last, found.after.num_queries)
+    return f"kept: {what}; {PROTOCOLS[data.protocol]}: {before} before, {after} after{chance}"
 
 
 def _about(results: dict[str, Any]) -> str:

@@ -112,7 +112,8 @@ def prepare_data(
         return PreparedData(data, corruption)
     corrections = Corrections.read(config.corrections, data.train)
     relabeled = len(corrections) - corrections.dropped
-    remark = f"{config.corrections} gives {relabeled:,} images another label and leaves {corrections.dropped:,} out"
+    images = "image" if relabeled == 1 else "images"
+    remark = f"{config.corrections} gives {relabeled:,} {images} another label and leaves {corrections.dropped:,} out"
     if corrections.classes:
         remark += f"; {len(corrections.classes):,} classes have another name or are left out"
     parts = {"train": corrections.apply(data.train)}

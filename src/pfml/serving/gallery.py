@@ -229,7 +229,14 @@ class Gallery:
 
     @property
     def law(self) -> DecayLaw:
-        """The decay law of the field: that of the run if it decays with the distance, else that of the paper."""
+        """The decay law of the field: that of the run if it decays, else the calibrated one, else that of the paper.
+
+        The paper's is made for trained embeddings: at the distances of a pretrained backbone all images pull alike.
+        """
+        if self.field is not None and self.field.has_own_law and self.field.law.decays:
+            return self.field.law
+        if self.threshold is not None:
+            return self.threshold.scoring.law
         law = PowerLaw() if self.field is None else self.field.law
         return law if law.decays else PowerLaw(delta=law.contact)
 

@@ -21,7 +21,7 @@ from pfml.terminal import shell_words
 from pfml.training.environment import precision, resolve_device, seeded
 from pfml.training.progress import Monitor
 
-__all__ = ["Untrained", "comparison", "untrained_command", "untrained_embedder", "untrained_scores"]
+__all__ = ["Untrained", "about_chance", "comparison", "untrained_command", "untrained_embedder", "untrained_scores"]
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,7 @@ def comparison(untrained: Untrained, results: dict[str, Any], config: RunConfig)
         f"{protocol}, {labels[0]} {before[0]:.1%} before {what}{at} and {after[0]:.1%} after{when}, "
         f"{labels[1]} {before[1]:.1%} and {after[1]:.1%}"
     )
-    queries = entry["test"]["num_queries"]
-    chance = ""
-    if before[0] != after[0] and _may_be_chance(before[0], after[0], queries):
-        chance = f", though with {queries:,} images the difference of {labels[0]} may be chance"
+    chance = about_chance(before[0], after[0], entry["test"]["num_queries"])
     recall, precision_ = (new - old for old, new in zip(before, after, strict=True))
     if recall > 0 and precision_ > 0:
         return f"{numbers}: {what} has helped{chance}"
@@ -120,10 +117,13 @@ def comparison(untrained: Untrained, results: dict[str, Any], config: RunConfig)
     )
 
 
-def _may_be_chance(before: float, after: float, queries: float) -> bool:
-    """Whether two shares of so many images differ by less than one standard error of independent samples.
+def about_chance(before: float, after: float, queries: float) -> str:
+    """The end of a sentence on R@1 of so many images before and after, where the difference may be chance; else "".
 
-    The same images are queried twice, which makes it about two standard errors of the difference.
+    It is within one standard error of independent samples. The same images are queried twice, which makes it about two
+    standard errors of the difference.
     """
     share = (before + after) / 2
-    return abs(after - before) < math.sqrt(2 * share * (1 - share) / max(queries, 1))
+    if before == after or abs(after - before) >= math.sqrt(2 * share * (1 - share) / max(queries, 1)):
+        return ""
+    return f", though with {queries:,.0f} images the difference of {metric_label(HEADLINE[0])} may be chance"

@@ -56,7 +56,7 @@ export function start({ status, classes, edits, showFacts, openClass }) {
   // The hits as cards; those of an unknown query are behind one divider.
   function cardsOf({ hits, unknown }) {
     const cards = hits.map((hit) => card(hit, hit));
-    return hits.length && unknown ? [element("li", { class: "divider" }, "beyond the threshold: the nearest, but not near"), ...cards] : cards;
+    return hits.length && unknown ? [element("li", { class: "divider" }, "below the threshold: the nearest images, probably of other classes"), ...cards] : cards;
   }
 
   function showGrid(cards, title, note, emptyText) {
