@@ -372,6 +372,30 @@ def test_a_state_dict_of_other_hyper_parameters_is_refused_by_name_before_anythi
         loss.load_state_dict({"proxies": before, "_extra_state": torch.zeros(3, dtype=torch.uint8)})
 
 
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_loss_made_on_the_meta_device_has_the_classes_of_its_proxies_once_it_is_loaded(assign):
+    embeddings, labels = batch()
+    stored = make(proxy_init="samples")
+    stored.initialize_proxies(*batch(40))
+    with torch.device("meta"):
+        loss = make(proxy_init="samples")
+    if not assign:
+        loss.to_empty(device="cpu").proxy_labels.fill_(-7)  # as memory that nobody has written
+    loss.load_state_dict(stored.state_dict(), assign=assign)
+    assert torch.equal(loss.proxy_labels, stored.proxy_labels)
+    assert torch.equal(loss(embeddings, labels), stored(embeddings, labels))
+
+
+def test_a_loss_made_on_the_meta_device_starts_like_any_other():
+    with torch.device("meta"):
+        loss = make()
+    loss.to_empty(device="cpu").proxy_labels.fill_(-7)
+    torch.manual_seed(1)
+    loss.reset_parameters()
+    assert torch.equal(loss.proxies, make().proxies)
+    assert torch.equal(loss.proxy_labels, make().proxy_labels)
+
+
 def test_it_fits_where_a_loss_of_pytorch_metric_learning_is_called():
     losses = pytest.importorskip("pytorch_metric_learning.losses", reason="needs the extra methods")
     embeddings, labels = batch()

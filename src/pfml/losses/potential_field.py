@@ -175,11 +175,15 @@ class PotentialFieldLoss(nn.Module):
         self.trust = float(trust)
 
         self.proxies = nn.Parameter(torch.empty(num_classes, proxies_per_class, embedding_dim))
-        labels = torch.arange(num_classes).repeat_interleave(proxies_per_class)
-        self.register_buffer("proxy_labels", labels, persistent=False)
-        self.proxies_ready = proxy_init == "normal" or proxies_per_class == 0
-        self._set_proxies(normal_proxies(num_classes, proxies_per_class, embedding_dim))
+        self.register_buffer("proxy_labels", self._classes_of_proxies(), persistent=False)
+        self.reset_parameters()
         self.register_load_state_dict_pre_hook(_check_hyperparameters)
+
+    def reset_parameters(self) -> None:
+        """Draw the proxies anew, as when the loss was made; for one of the device "meta", after `to_empty`."""
+        self.proxy_labels.copy_(self._classes_of_proxies())
+        self.proxies_ready = self.proxy_init == "normal" or self.proxies_per_class == 0
+        self._set_proxies(normal_proxies(self.num_classes, self.proxies_per_class, self.embedding_dim))
 
     def forward(
         self,
@@ -384,6 +388,8 @@ class PotentialFieldLoss(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """Restore the state that `get_extra_state` of an equal loss returned (hyper-parameters are compared before)."""
         self.proxies_ready = _extra_state(state)["proxies_ready"]
+        # no state_dict holds them, and on the device "meta" they had no values that `to_empty` could keep
+        self.proxy_labels = self._classes_of_proxies()
 
     def hyperparameters(self) -> dict[str, Any]:
         """Everything that a stored loss must share with the one that loads it, and `MAY_DIFFER`."""
@@ -415,6 +421,9 @@ class PotentialFieldLoss(nn.Module):
         samples = Charges(widened(embeddings, wide), labels, on_sphere=self.normalize_embeddings)
         points = widened(proxies, wide).flatten(0, 1)
         return samples, Charges(points, self.proxy_labels, on_sphere=self.proxy_space != "free")
+
+    def _classes_of_proxies(self) -> Tensor:
+        return torch.arange(self.num_classes, device=self.proxies.device).repeat_interleave(self.proxies_per_class)
 
     def _require_proxies(self) -> None:
         if not self.proxies_ready:
