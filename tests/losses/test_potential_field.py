@@ -111,6 +111,47 @@ def test_every_option_changes_the_loss_and_its_gradients(option):
         assert relative_error(other_on_proxies, on_proxies) > 1e-3
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"delta": 0.3},
+        {"alpha": 2.0},
+        {"delta_rep": 0.6},
+        {"normalization": "log"},
+        {"proxy_attraction": 0.5},
+        {"proxy_repulsion": False},
+        {"sample_sample": False},
+    ],
+    ids=str,
+)
+def test_an_option_that_is_set_during_training_is_that_of_a_new_loss(option):
+    ((name, value),) = option.items()
+    loss, expected = make(), make(**option)
+    embeddings, labels = batch()
+    for one in (loss, expected):
+        crowd_proxies(one)
+    loss(embeddings, labels)
+    setattr(loss, name, value)
+    assert getattr(loss, name) == getattr(expected, name) == value
+    assert torch.equal(loss(embeddings, labels), expected(embeddings, labels))
+    assert loss.hyperparameters() == expected.hyperparameters()
+
+
+def test_an_option_that_does_not_fit_cannot_be_set_either():
+    loss = make(proxy_sample=4)
+    for name, value, message in (
+        ("delta", -1.0, "delta must be a positive number, got -1.0"),
+        ("normalization", "logs", "normalization must be one of"),
+        ("normalization", "anchor", "proxy_sample needs proxies that are anchors"),
+        ("proxy_attraction", -1, "proxy_attraction must not be negative or infinite, got -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            setattr(loss, name, value)
+    with pytest.raises(AttributeError, match="delta must be an option of the decay law, and Yukawa has none"):
+        make(potential=Yukawa()).delta = 0.3
+    assert loss.hyperparameters() == make(proxy_sample=4).hyperparameters()
+
+
 def test_reductions_divide_by_ordered_pairs_and_by_points():
     embeddings, labels = batch()
     n = len(labels) + C * 3
