@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 
 import pytest
 import torch
@@ -519,7 +520,8 @@ def test_bad_options_are_refused_by_name():
         ({"reduction": "mean"}, r"reduction must be one of \('sum', 'pairs', 'points'\), got 'mean'"),
         ({"proxy_space": "sphere"}, "proxy_space must be one of"),
         ({"proxy_init": "zeros"}, "proxy_init must be one of"),
-        ({"proxy_init_norm": 0.0}, "proxy_init_norm must be positive, got 0.0"),
+        ({"proxy_init_norm": 0.0}, "proxy_init_norm must be positive and finite, got 0.0"),
+        ({"proxy_init_norm": math.inf}, "proxy_init_norm must be positive and finite, got inf"),
         ({"potential": "coulomb"}, "potential must be 'pfml', 'cpml' or a DecayLaw, got 'coulomb'"),
         ({"potential": Yukawa(), "delta": 0.3}, "set them in your own law"),
         ({"normalization": "softmax"}, "normalization must be one of"),

@@ -184,8 +184,10 @@ class PotentialFieldLoss(nn.Module):
         ):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
-        if not proxy_init_norm > 0:
-            raise ValueError(f"proxy_init_norm must be positive, got {proxy_init_norm}")
+        if not isinstance(proxy_init_norm, int | float) or isinstance(proxy_init_norm, bool):
+            raise TypeError(f"proxy_init_norm must be an int or a float, got {proxy_init_norm!r}")
+        if not 0 < proxy_init_norm < math.inf:
+            raise ValueError(f"proxy_init_norm must be positive and finite, got {proxy_init_norm}")
         for name, choice, choices in (
             ("reduction", reduction, tuple(REDUCTIONS)),
             ("proxy_space", proxy_space, PROXY_SPACES),
