@@ -186,6 +186,20 @@ def test_bad_arguments_are_named():
         potential_energy(points, labels[1:])
     with pytest.raises(TypeError, match="labels must be integers"):
         class_potential(points, 0, points, labels.float())
+    for call in (potential_energy, forces):
+        with pytest.raises(TypeError, match="points must be a tensor, got ndarray"):
+            call(points.numpy(), labels)
+        with pytest.raises(TypeError, match="labels must be a tensor, got list"):
+            call(points, labels.tolist())
+    with pytest.raises(TypeError, match=r"classes must be integers, got torch\.float32"):
+        class_potential(points, 0.5, points, labels)
+    with pytest.raises(ValueError, match=r"classes must be one, or \(19,\) like the locations, got shape \(18,\)"):
+        class_potential(points, labels[1:], points, labels)
+
+
+def test_points_of_integers_have_the_forces_of_the_same_floats():
+    points, labels = torch.tensor([[0, 0], [0, 1], [1, 1]]), torch.tensor([0, 0, 1])
+    assert torch.equal(forces(points, labels), forces(points.float(), labels))
 
 
 def test_no_points_have_no_energy():
@@ -200,6 +214,11 @@ def test_points_that_are_not_finite_and_locations_that_do_not_fit_are_named():
     for call in (potential_energy, forces):
         with pytest.raises(ValueError, match="points must be finite, got NaN or Inf in 1 rows, the first is 3"):
             call(points, labels)
+    good, _ = crowd()
+    with pytest.raises(ValueError, match="points must be finite, got NaN or Inf in 1 rows, the first is 3"):
+        class_potentials(good, points, labels, 3)
+    with pytest.raises(ValueError, match="locations must be finite, got NaN or Inf in 1 rows, the first is 3"):
+        class_potentials(points, good, labels, 3)
     points, labels = crowd()
     with pytest.raises(ValueError, match=r"locations must be \(n, 4\) like the points, got \(19, 3\)"):
         class_potentials(points[:, :3], points, labels, 3)

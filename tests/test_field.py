@@ -1,6 +1,7 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -126,6 +127,15 @@ def test_radii_and_decay_rates_must_be_positive_and_finite(bad):
             make(delta_rep=bad)
     with pytest.raises(ValueError, match="alpha must be a positive number"):
         PowerLaw(alpha=bad)
+
+
+@pytest.mark.parametrize("bad", ["0.2", True, torch.tensor(0.2), np.float32(0.2)], ids=str)
+def test_radii_and_decay_rates_must_be_numbers_that_can_be_stored(bad):
+    for law, name in ((PowerLaw, "delta"), (ContrastiveLaw, "delta_rep"), (PowerLaw, "alpha")):
+        with pytest.raises(TypeError, match=f"{name} must be an int or a float, got "):
+            law(**{name: bad})
+    with pytest.raises(TypeError, match="delta must be an int or a float, got None"):
+        PowerLaw(delta=None)
 
 
 @pytest.mark.parametrize("name", LAWS)

@@ -96,7 +96,8 @@ def forces(points: Tensor, labels: Tensor, *, law: DecayLaw | None = None, backe
         tensor([[ 2.],
                 [-2.]])
     """
-    moving = points.detach().requires_grad_()
+    _check_points(points, labels)
+    moving = (points.detach() if points.is_floating_point() else points.float()).requires_grad_()
     with torch.enable_grad():
         energy = potential_energy(moving, labels, law=law, form="shifted", backend=backend)
     (gradient,) = torch.autograd.grad(energy, moving)
@@ -112,7 +113,7 @@ def class_potential(
 
     Args:
         locations: Where to measure, (n, D).
-        classes: The class j of each location, (n,), or one class for all.
+        classes: The class j of each location, (n,) integers, or one class for all.
         points: The charges that create the field (samples and proxies), (m, D).
         labels: Their classes, (m,).
         law: The decay law; the paper's `PowerLaw()` if None.
@@ -126,7 +127,14 @@ def class_potential(
     _check_locations(locations, points)
     wide = torch.promote_types(torch.promote_types(locations.dtype, points.dtype), torch.float32)
     locations, points = locations.to(wide), points.to(wide)
-    classes = torch.as_tensor(classes, device=points.device).expand(len(locations))
+    classes = torch.as_tensor(classes, device=points.device)
+    if classes.is_floating_point() or classes.dtype == torch.bool:
+        raise TypeError(f"classes must be integers, got {classes.dtype}")
+    if classes.shape not in ((), locations.shape[:1]):
+        raise ValueError(
+            f"classes must be one, or ({len(locations)},) like the locations, got shape {tuple(classes.shape)}"
+        )
+    classes = classes.expand(len(locations))
     r = torch.cdist(locations, points, compute_mode="donot_use_mm_for_euclid_dist")  # (n, m)
     same_class = classes[:, None] == labels[None, :]  # (n, m)
     attracting = attraction(law, shifted=False).potential(r)  # Eq. 4, a term per charge
@@ -152,6 +160,7 @@ def class_potentials(
     _check_points(points, labels)
     _check_locations(locations, points)
     _check_finite(points)
+    _check_finite(locations, "locations")
     outside = ((labels < 0) | (labels >= num_classes)).nonzero().flatten()
     if len(outside):
         first = int(outside[0])
@@ -169,6 +178,9 @@ def class_potentials(
 
 
 def _check_points(points: Tensor, labels: Tensor) -> None:
+    for name, value in (("points", points), ("labels", labels)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
     if points.dim() != 2:
         raise ValueError(f"points must be (n, D), got shape {tuple(points.shape)}")
     if labels.shape != points.shape[:1]:
@@ -177,10 +189,10 @@ def _check_points(points: Tensor, labels: Tensor) -> None:
         raise TypeError(f"labels must be integers, got {labels.dtype}")
 
 
-def _check_finite(points: Tensor) -> None:
+def _check_finite(points: Tensor, name: str = "points") -> None:
     bad_rows = (~torch.isfinite(points)).any(dim=1).nonzero().flatten().tolist()
     if bad_rows:
-        raise ValueError(f"points must be finite, got NaN or Inf in {len(bad_rows)} rows, the first is {bad_rows[0]}")
+        raise ValueError(f"{name} must be finite, got NaN or Inf in {len(bad_rows)} rows, the first is {bad_rows[0]}")
 
 
 def _check_locations(locations: Tensor, points: Tensor) -> None:

@@ -90,6 +90,14 @@ CORE_FRACTION = 20
 LARGEST_GROWTH = 1e27
 
 
+def _require_positive(name: str, value: object, hint: str = "") -> None:
+    """Refuse what a stored run could not hold, such as a tensor, and numbers that are no radius or rate."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int or a float, got {value!r}")
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be a positive number, got {value}{hint}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class _TwoRadii(DecayLaw):
     """A law whose attraction stops inside delta and whose repulsion stops outside delta_rep (default: delta)."""
@@ -98,9 +106,9 @@ class _TwoRadii(DecayLaw):
     delta_rep: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("delta", self.delta), ("delta_rep", self.delta_rep)):
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} must be a positive number, got {value}")
+        _require_positive("delta", self.delta)
+        if self.delta_rep is not None:
+            _require_positive("delta_rep", self.delta_rep)
 
     @property
     def contact(self) -> float:  # type: ignore[override]
@@ -138,8 +146,7 @@ class PowerLaw(_TwoRadii):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise ValueError(f"alpha must be a positive number, got {self.alpha}; for alpha = 0 use LogarithmicLaw")
+        _require_positive("alpha", self.alpha, "; for alpha = 0 use LogarithmicLaw")
 
     @property
     def core(self) -> float:  # type: ignore[override]

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 
 import pytest
 import torch
@@ -109,6 +110,47 @@ def test_every_option_changes_the_loss_and_its_gradients(option):
         assert relative_error(other_on_embeddings, on_embeddings) > 1e-3
     if "sample_sample" not in option and "proxies_per_class" not in option:
         assert relative_error(other_on_proxies, on_proxies) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"delta": 0.3},
+        {"alpha": 2.0},
+        {"delta_rep": 0.6},
+        {"normalization": "log"},
+        {"proxy_attraction": 0.5},
+        {"proxy_repulsion": False},
+        {"sample_sample": False},
+    ],
+    ids=str,
+)
+def test_an_option_that_is_set_during_training_is_that_of_a_new_loss(option):
+    ((name, value),) = option.items()
+    loss, expected = make(), make(**option)
+    embeddings, labels = batch()
+    for one in (loss, expected):
+        crowd_proxies(one)
+    loss(embeddings, labels)
+    setattr(loss, name, value)
+    assert getattr(loss, name) == getattr(expected, name) == value
+    assert torch.equal(loss(embeddings, labels), expected(embeddings, labels))
+    assert loss.hyperparameters() == expected.hyperparameters()
+
+
+def test_an_option_that_does_not_fit_cannot_be_set_either():
+    loss = make(proxy_sample=4)
+    for name, value, message in (
+        ("delta", -1.0, "delta must be a positive number, got -1.0"),
+        ("normalization", "logs", "normalization must be one of"),
+        ("normalization", "anchor", "proxy_sample needs proxies that are anchors"),
+        ("proxy_attraction", -1, "proxy_attraction must not be negative or infinite, got -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            setattr(loss, name, value)
+    with pytest.raises(AttributeError, match="delta must be an option of the decay law, and Yukawa has none"):
+        make(potential=Yukawa()).delta = 0.3
+    assert loss.hyperparameters() == make(proxy_sample=4).hyperparameters()
 
 
 def test_reductions_divide_by_ordered_pairs_and_by_points():
@@ -372,6 +414,30 @@ def test_a_state_dict_of_other_hyper_parameters_is_refused_by_name_before_anythi
         loss.load_state_dict({"proxies": before, "_extra_state": torch.zeros(3, dtype=torch.uint8)})
 
 
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_loss_made_on_the_meta_device_has_the_classes_of_its_proxies_once_it_is_loaded(assign):
+    embeddings, labels = batch()
+    stored = make(proxy_init="samples")
+    stored.initialize_proxies(*batch(40))
+    with torch.device("meta"):
+        loss = make(proxy_init="samples")
+    if not assign:
+        loss.to_empty(device="cpu").proxy_labels.fill_(-7)  # as memory that nobody has written
+    loss.load_state_dict(stored.state_dict(), assign=assign)
+    assert torch.equal(loss.proxy_labels, stored.proxy_labels)
+    assert torch.equal(loss(embeddings, labels), stored(embeddings, labels))
+
+
+def test_a_loss_made_on_the_meta_device_starts_like_any_other():
+    with torch.device("meta"):
+        loss = make()
+    loss.to_empty(device="cpu").proxy_labels.fill_(-7)
+    torch.manual_seed(1)
+    loss.reset_parameters()
+    assert torch.equal(loss.proxies, make().proxies)
+    assert torch.equal(loss.proxy_labels, make().proxy_labels)
+
+
 def test_it_fits_where_a_loss_of_pytorch_metric_learning_is_called():
     losses = pytest.importorskip("pytorch_metric_learning.losses", reason="needs the extra methods")
     embeddings, labels = batch()
@@ -454,7 +520,8 @@ def test_bad_options_are_refused_by_name():
         ({"reduction": "mean"}, r"reduction must be one of \('sum', 'pairs', 'points'\), got 'mean'"),
         ({"proxy_space": "sphere"}, "proxy_space must be one of"),
         ({"proxy_init": "zeros"}, "proxy_init must be one of"),
-        ({"proxy_init_norm": 0.0}, "proxy_init_norm must be positive, got 0.0"),
+        ({"proxy_init_norm": 0.0}, "proxy_init_norm must be positive and finite, got 0.0"),
+        ({"proxy_init_norm": math.inf}, "proxy_init_norm must be positive and finite, got inf"),
         ({"potential": "coulomb"}, "potential must be 'pfml', 'cpml' or a DecayLaw, got 'coulomb'"),
         ({"potential": Yukawa(), "delta": 0.3}, "set them in your own law"),
         ({"normalization": "softmax"}, "normalization must be one of"),

@@ -154,6 +154,13 @@ def test_an_empty_batch_has_the_loss_of_the_proxies_alone():
     assert make()(*empty).item() > 0
 
 
+def test_a_loss_made_on_the_meta_device_knows_the_classes_of_its_proxies():
+    with torch.device("meta"):
+        loss = make()
+    loss.to_empty(device="cpu").load_state_dict(make().state_dict())
+    assert loss(*batch()) == make()(*batch())
+
+
 def test_a_single_class_in_all_has_nothing_to_tell_apart():
     assert ProxyGMLLoss(1, D)(torch.randn(3, D), torch.zeros(3, dtype=torch.int64)).item() == 0
 

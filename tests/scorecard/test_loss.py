@@ -104,8 +104,14 @@ def test_06_float_and_bool_labels_are_type_errors(make, device, dtype):
     embeddings, labels = batch(device)
     with pytest.raises(TypeError, match="labels must be integers"):
         make()(embeddings, labels.to(dtype))
-    with pytest.raises(TypeError, match="labels must be a tensor, got list"):
+    with pytest.raises(TypeError, match="labels must be a tensor, got list; torch.as_tensor makes one of integers"):
         make()(embeddings, labels.tolist())
+
+
+def test_06_embeddings_of_8_bits_are_type_errors(make, device):
+    embeddings, labels = batch(device)
+    with pytest.raises(TypeError, match="embeddings must be of 16 bits or more, got torch.float8_e4m3fn"):
+        make()(embeddings.to(torch.float8_e4m3fn), labels)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.uint8, torch.int64])

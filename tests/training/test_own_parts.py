@@ -199,6 +199,11 @@ def test_a_bare_network_and_swapped_arguments_are_explained(tmp_path):
         pfml.train(few_glyphs(), Embedder.wrap(network(), SMALL), resume=True)
 
 
+def test_a_loss_that_is_no_scalar_is_one_sentence_for_the_command_line(tmp_path):
+    with pytest.raises(ValueError, match="must return a scalar tensor"):  # the kind that becomes a sentence there
+        trained(tmp_path / "run", loss=Unlucky(8, 8))
+
+
 @pytest.fixture
 def folder_with_code(tmp_path, monkeypatch):
     (tmp_path / "parts_of_mine.py").write_text(

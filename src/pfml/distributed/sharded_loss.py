@@ -122,8 +122,7 @@ class ShardedPotentialFieldLoss(nn.Module):
         self._set_options(whole, proxies_per_class, float(trust), model_gradients)
         self.digest = _require_equal(self.communicator, self._settings())
         self.proxies = nn.Parameter(torch.empty(self.proxy_sizes[self.communicator.rank], embedding_dim))
-        labels = torch.arange(self.rows.start, self.rows.stop) // max(proxies_per_class, 1)
-        self.register_buffer("proxy_labels", labels, persistent=False)
+        self.register_buffer("proxy_labels", self._classes_of_proxies(), persistent=False)
         self._set_proxies(unit(normal_rows(sum(self.proxy_sizes), embedding_dim, self.rows)))
         self.register_load_state_dict_pre_hook(_check_shard)
 
@@ -244,10 +243,15 @@ class ShardedPotentialFieldLoss(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """Take over what `get_extra_state` of an equal shard gave (it was compared before)."""
         self.proxies_ready = json.loads(bytes(state.tolist()))["proxies_ready"]
+        self.proxy_labels = self._classes_of_proxies()  # as PotentialFieldLoss does
 
     def extra_repr(self) -> str:
         settings = ", ".join(f"{name}={value}" for name, value in self._settings().items())
         return f"rank {self.communicator.rank} of {self.communicator.world}, {settings}"
+
+    def _classes_of_proxies(self) -> Tensor:
+        rows = torch.arange(self.rows.start, self.rows.stop, device=self.proxies.device)
+        return rows // max(self.proxies_per_class, 1)
 
     def _settings(self) -> dict[str, Any]:
         """All that must be equal on all ranks."""

@@ -73,14 +73,19 @@ def check_batch(embeddings: Tensor, labels: Tensor, proxies: Tensor) -> Tensor:
         ValueError: Wrong shapes, labels outside [0, C), or NaN or Inf anywhere.
     """
     num_classes, _, embedding_dim = proxies.shape
-    for name, value in (("embeddings", embeddings), ("labels", labels)):
+    for name, value, hint in (
+        ("embeddings", embeddings, ""),
+        ("labels", labels, "; torch.as_tensor makes one of integers, pfml.LabelMap of any values"),
+    ):
         if not isinstance(value, Tensor):
             error = ValueError if value is None else TypeError
-            raise error(f"{name} must be a tensor, got {type(value).__name__}")
+            raise error(f"{name} must be a tensor, got {type(value).__name__}{hint}")
     if embeddings.dim() != 2 or embeddings.shape[1] != embedding_dim:
         raise ValueError(f"embeddings must be (batch, {embedding_dim}), got shape {tuple(embeddings.shape)}")
     if not embeddings.is_floating_point():
         raise ValueError(f"embeddings must be floating-point of width {embedding_dim}, got {embeddings.dtype}")
+    if embeddings.element_size() < 2:
+        raise TypeError(f"embeddings must be of 16 bits or more, got {embeddings.dtype}")
     if labels.dim() != 1 or labels.shape[0] != embeddings.shape[0]:
         raise ValueError(
             f"labels must be ({embeddings.shape[0]},), one for each embedding, got shape {tuple(labels.shape)}"

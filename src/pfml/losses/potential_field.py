@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -44,6 +44,49 @@ MAY_DIFFER = frozenset({"proxy_sample"})
 _GRAPHS: WeakKeyDictionary[nn.Module, GraphCache] = WeakKeyDictionary()
 
 
+def _of_law(name: str) -> Any:
+    """An option that is part of the decay law: set it, and the next step has another law."""
+
+    def get(loss: PotentialFieldLoss) -> Any:
+        return getattr(loss.field.law, name)
+
+    def put(loss: PotentialFieldLoss, value: Any) -> None:
+        law = loss.field.law
+        if not hasattr(law, name):
+            raise AttributeError(f"{name} must be an option of the decay law, and {type(law).__name__} has none")
+        loss.field = replace(loss.field, law=replace(law, **{name: value}))  # type: ignore[type-var]
+
+    return property(get, put)
+
+
+def _normalization() -> Any:
+    """That of the field: set it, and the next step has another."""
+
+    def get(loss: PotentialFieldLoss) -> str:
+        return loss.field.normalization
+
+    def put(loss: PotentialFieldLoss, value: str) -> None:
+        interact = bool(loss.proxy_attraction or loss.proxy_repulsion)
+        _check_proxy_sample(loss.proxy_sample, loss.proxies_per_class, interact, value)
+        loss.field = replace(loss.field, normalization=value)
+
+    return property(get, put)
+
+
+def _of_weights(name: str) -> Any:
+    """The weight of a kind of pair: set it, and the next step has another."""
+
+    def get(loss: PotentialFieldLoss) -> float:
+        weight: float = getattr(loss.weights, name)
+        return weight
+
+    def put(loss: PotentialFieldLoss, value: Any) -> None:
+        _check_weight(name, value)
+        loss.weights = replace(loss.weights, **{name: float(value)})
+
+    return property(get, put)
+
+
 class PotentialFieldLoss(nn.Module):
     """Total potential energy (Eq. 6) of a batch and of `proxies_per_class` learned proxies per class.
 
@@ -52,6 +95,9 @@ class PotentialFieldLoss(nn.Module):
     figures. The value leaves out constants that exert no force (they are in `literal_energy`). The loss computes in
     float32 (float64 if given float64), also under autocast. A `GradientOverflowWarning` says what to do where forces
     of close pairs overflow float16.
+
+    `delta`, `alpha`, `delta_rep`, `normalization` and the weights of pairs are also attributes. Set one during
+    training, and it acts from the next step on.
 
     Example:
         >>> loss = PotentialFieldLoss(num_classes=100, embedding_dim=64)
@@ -101,6 +147,12 @@ class PotentialFieldLoss(nn.Module):
     proxies: nn.Parameter  # (C, M, D)
     proxy_labels: Tensor  # (C * M,)
 
+    # As plain attributes these would be ignored where a schedule sets them.
+    delta, alpha, delta_rep = _of_law("delta"), _of_law("alpha"), _of_law("delta_rep")
+    normalization = _normalization()
+    sample_sample = _of_weights("sample_sample")
+    proxy_attraction, proxy_repulsion = _of_weights("proxy_attraction"), _of_weights("proxy_repulsion")
+
     def __init__(
         self,
         num_classes: int,
@@ -132,8 +184,10 @@ class PotentialFieldLoss(nn.Module):
         ):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")
-        if not proxy_init_norm > 0:
-            raise ValueError(f"proxy_init_norm must be positive, got {proxy_init_norm}")
+        if not isinstance(proxy_init_norm, int | float) or isinstance(proxy_init_norm, bool):
+            raise TypeError(f"proxy_init_norm must be an int or a float, got {proxy_init_norm!r}")
+        if not 0 < proxy_init_norm < math.inf:
+            raise ValueError(f"proxy_init_norm must be positive and finite, got {proxy_init_norm}")
         for name, choice, choices in (
             ("reduction", reduction, tuple(REDUCTIONS)),
             ("proxy_space", proxy_space, PROXY_SPACES),
@@ -141,15 +195,13 @@ class PotentialFieldLoss(nn.Module):
         ):
             if choice not in choices:
                 raise ValueError(f"{name} must be one of {choices}, got {choice!r}")
-        for name, weight in (
-            ("proxy_attraction", proxy_attraction),
-            ("proxy_repulsion", proxy_repulsion),
-            ("sample_sample", sample_sample),
-        ):
-            if not isinstance(weight, int | float):
-                raise TypeError(f"{name} must be True, False or a number, got {weight!r}")
-            if not 0 <= weight < math.inf:
-                raise ValueError(f"{name} must not be negative or infinite, got {weight}")
+        weights = {
+            "sample_sample": sample_sample,
+            "proxy_attraction": proxy_attraction,
+            "proxy_repulsion": proxy_repulsion,
+        }
+        for name, weight in weights.items():
+            _check_weight(name, weight)
         if not isinstance(normalize_embeddings, bool):
             raise TypeError(f"normalize_embeddings must be True or False, got {normalize_embeddings!r}")
         resolve_backend(backend, 0)
@@ -163,11 +215,7 @@ class PotentialFieldLoss(nn.Module):
         self.proxy_init = proxy_init
         self.proxy_init_norm = proxy_init_norm
         self.proxy_space = proxy_space
-        self.weights = PairWeights(
-            sample_sample=float(sample_sample),
-            proxy_attraction=float(proxy_attraction),
-            proxy_repulsion=float(proxy_repulsion),
-        )
+        self.weights = PairWeights(**{name: float(weight) for name, weight in weights.items()})
         self.normalize_embeddings = normalize_embeddings
         self.backend = backend
         self.proxy_sample = proxy_sample
@@ -175,11 +223,15 @@ class PotentialFieldLoss(nn.Module):
         self.trust = float(trust)
 
         self.proxies = nn.Parameter(torch.empty(num_classes, proxies_per_class, embedding_dim))
-        labels = torch.arange(num_classes).repeat_interleave(proxies_per_class)
-        self.register_buffer("proxy_labels", labels, persistent=False)
-        self.proxies_ready = proxy_init == "normal" or proxies_per_class == 0
-        self._set_proxies(normal_proxies(num_classes, proxies_per_class, embedding_dim))
+        self.register_buffer("proxy_labels", self._classes_of_proxies(), persistent=False)
+        self.reset_parameters()
         self.register_load_state_dict_pre_hook(_check_hyperparameters)
+
+    def reset_parameters(self) -> None:
+        """Draw the proxies anew, as when the loss was made; for one of the device "meta", after `to_empty`."""
+        self.proxy_labels.copy_(self._classes_of_proxies())
+        self.proxies_ready = self.proxy_init == "normal" or self.proxies_per_class == 0
+        self._set_proxies(normal_proxies(self.num_classes, self.proxies_per_class, self.embedding_dim))
 
     def forward(
         self,
@@ -384,6 +436,8 @@ class PotentialFieldLoss(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         """Restore the state that `get_extra_state` of an equal loss returned (hyper-parameters are compared before)."""
         self.proxies_ready = _extra_state(state)["proxies_ready"]
+        # no state_dict holds them, and on the device "meta" they had no values that `to_empty` could keep
+        self.proxy_labels = self._classes_of_proxies()
 
     def hyperparameters(self) -> dict[str, Any]:
         """Everything that a stored loss must share with the one that loads it, and `MAY_DIFFER`."""
@@ -416,6 +470,9 @@ class PotentialFieldLoss(nn.Module):
         points = widened(proxies, wide).flatten(0, 1)
         return samples, Charges(points, self.proxy_labels, on_sphere=self.proxy_space != "free")
 
+    def _classes_of_proxies(self) -> Tensor:
+        return torch.arange(self.num_classes, device=self.proxies.device).repeat_interleave(self.proxies_per_class)
+
     def _require_proxies(self) -> None:
         if not self.proxies_ready:
             raise RuntimeError(
@@ -444,6 +501,13 @@ def _law(potential: str | DecayLaw, delta: float, alpha: float, delta_rep: float
     if (delta, alpha, delta_rep) != (0.2, 3.0, None):
         raise ValueError("delta, alpha and delta_rep belong to 'pfml' and 'cpml'; set them in your own law instead")
     return potential
+
+
+def _check_weight(name: str, weight: Any) -> None:
+    if not isinstance(weight, int | float):
+        raise TypeError(f"{name} must be True, False or a number, got {weight!r}")
+    if not 0 <= weight < math.inf:
+        raise ValueError(f"{name} must not be negative or infinite, got {weight}")
 
 
 def _check_proxy_sample(

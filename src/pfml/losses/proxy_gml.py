@@ -50,7 +50,6 @@ class ProxyGMLLoss(nn.Module):
     """
 
     proxies: nn.Parameter  # (C, M, D)
-    proxy_labels: Tensor  # (C * M,)
 
     def __init__(
         self,
@@ -87,8 +86,11 @@ class ProxyGMLLoss(nn.Module):
         bound = 1 / math.sqrt(num_classes * proxies_per_class)
         shape = (num_classes, proxies_per_class, embedding_dim)
         self.proxies = nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
-        labels = torch.arange(num_classes).repeat_interleave(proxies_per_class)
-        self.register_buffer("proxy_labels", labels, persistent=False)
+
+    @property
+    def proxy_labels(self) -> Tensor:
+        """The class of each proxy, (C * M,)."""
+        return torch.arange(self.num_classes, device=self.proxies.device).repeat_interleave(self.proxies_per_class)
 
     @property
     def num_kept(self) -> int:

@@ -340,7 +340,7 @@ class Training:
             self.blame(error, embeddings, batch)
         if not isinstance(loss, Tensor) or loss.ndim:
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise TypeError(f"the loss {self.config.loss.name} must return a scalar tensor, got {got}")
+            raise ValueError(f"the loss {self.config.loss.name} must return a scalar tensor, got {got}")
         return loss
 
     def judge(self, outcomes: Iterable[Outcome]) -> None:
