@@ -349,7 +349,7 @@ def _refuse_combinations(
 
 
 def _about_resuming(out: Path | None) -> str:
-    """How an interrupted run goes on."""
+    """How to resume an interrupted run."""
     from pfml.ensemble import is_ensemble
     from pfml.runs.folder import RunFolder
 
