@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from pfml.audit import audit, detection, precision_recall
-from pfml.audit.noise_rate import estimate_noise
+from pfml.audit.noise_rate import GROUPS, NEAREST, _center_distances, _Model, _summarized, estimate_noise
 from pfml.audit.scores import LabelScores, cleanlab_scores, field_scores, knn_scores, knn_votes
 from pfml.data import ImageSet, LabelNoise, corrupt
-from pfml.evaluation.class_attraction import ALPHAS, class_attractions, fitted_law
+from pfml.evaluation.class_attraction import ALPHAS, class_attractions, fitted_law, steepness
 from pfml.field import ContrastiveLaw, PowerLaw
+from pfml.sphere import unit
 
 CLASSES, EACH, DIM = 6, 30, 8
 LAW = PowerLaw(delta=0.2, alpha=3.0)
@@ -230,19 +231,33 @@ def test_quality_is_what_its_definition_says():
         detection(scores, labels, labels)
 
 
-def scored_clusters(**options):
-    """Scores, attractions, labels and which labels are noise, of clusters."""
-    points, images, true = clusters(**options)
-    law = fitted_law(points, images.labels, CLASSES)
-    attractions = class_attractions(points, images.labels, CLASSES, law=law)
-    return field_scores(attractions, images.labels).score, attractions, images.labels, images.labels != true
+def scored(points, images):
+    """What `estimate_noise` takes: scores, attractions, points, labels and law."""
+    law = fitted_law(points, images.labels, images.num_classes)
+    attractions = class_attractions(points, images.labels, images.num_classes, law=law)
+    return field_scores(attractions, images.labels).score, attractions, points, images.labels, law
+
+
+def pairs_of_classes(*, rate, apart, seed=0):
+    """Points of six pairs of similar classes, and labels of which some are those of the other class of the pair."""
+    random = torch.Generator().manual_seed(seed)
+    true = torch.arange(12).repeat_interleave(EACH)
+    centers = torch.randn(6, 16, generator=random).repeat_interleave(2, dim=0)
+    centers = unit(unit(centers) + apart * unit(torch.randn(12, 16, generator=random)))
+    points = unit(centers[true] + 0.6 * torch.randn(len(true), 16, generator=random) / 4)
+    moved = torch.randperm(len(true), generator=random)[: round(rate * len(true))]
+    given = true.clone()
+    given[moved] = true[moved] ^ 1
+    images = ImageSet(torch.zeros(len(true), 3, 2, 2, dtype=torch.uint8), given, tuple("abcdefghijkl"))
+    return points, images, true
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.2, 0.35])
 @pytest.mark.parametrize("spread", [0.35, 0.6])
 def test_the_noise_rate_is_estimated_with_an_interval(rate, spread):
-    *scored, wrong = scored_clusters(rate=rate, spread=spread)
-    estimate = estimate_noise(*scored)
+    points, images, true = clusters(rate=rate, spread=spread)
+    wrong = images.labels != true
+    estimate = estimate_noise(*scored(points, images))
     low, high = estimate.interval
     assert estimate.rate == pytest.approx(rate, abs=0.04)
     assert low <= rate <= high
@@ -253,28 +268,108 @@ def test_the_noise_rate_is_estimated_with_an_interval(rate, spread):
     assert float(listed[wrong].double().mean()) > 0.8
 
 
+@pytest.mark.parametrize("rate", [0.1, 0.2])
+def test_confusions_of_similar_classes_are_noise_too(rate):
+    points, images, true = pairs_of_classes(rate=rate, apart=0.6)
+    wrong = images.labels != true
+    found = audit(points, images, true_labels=true)
+    assert found.noise_rate == pytest.approx(rate, abs=0.04)
+    assert found.noise_interval[0] <= rate <= found.noise_interval[1]
+    listed = found.listed()
+    assert float(wrong[listed].double().mean()) > 0.8
+    assert len(listed) > 0.6 * int(wrong.sum())
+
+
+def test_similar_classes_without_noise_have_a_rate_of_0():
+    points, images, _ = pairs_of_classes(rate=0.0, apart=0.4)
+    found = audit(points, images)
+    assert int((found.scores.score > 0).sum()) > 10, "some images are nearer to the other class"
+    assert found.noise_rate == 0.0
+    assert not len(found.listed())
+
+
+def test_the_likelihood_is_that_of_the_loops():
+    points, images, _ = clusters(spread=0.8)
+    _, attractions, _, labels, law = scored(points, images)
+    distances = _center_distances(points, labels)
+    b, e, g, rate = 9.0, 0.8, 2.0, 0.15
+    numbers = torch.tensor([math.log(b), math.log(e), math.log(g), math.log(rate / (1 - rate))], dtype=torch.float64)
+    model = _Model.of(attractions, labels, distances, law.alpha)
+    found, mislabeled = model.log_likelihoods(numbers).exp(), model.mislabeled(numbers)
+    for i in (0, 50, 179):
+        x = [math.log(float(attractions[i].max() / pull)) / law.alpha for pull in attractions[i]]
+        right = [math.exp(-((b * each) ** e)) for each in x]
+        right = [each / sum(right) for each in right]
+        k = int(labels[i])
+        noise = 0.0
+        for c in range(CLASSES):
+            reached = [0.0 if other == c else math.exp(-g * float(distances[c, other])) for other in range(CLASSES)]
+            noise += right[c] * reached[k] / sum(reached)
+        whole = (1 - rate) * right[k] + rate * noise
+        assert float(found[i]) == pytest.approx(whole)
+        assert float(mislabeled[i]) == pytest.approx(1 - (1 - rate) * right[k] / whole)
+
+
+def test_class_centers_do_not_move_to_where_noise_comes_from():
+    points, _, true = clusters(rate=0.0, spread=0.3)
+    clean = _center_distances(points, true)
+    noisy = true.clone()
+    noisy[(true == 0).nonzero()[:8, 0]] = 1
+    moved = _center_distances(points, noisy)
+    assert float(moved[0, 1]) == pytest.approx(float(clean[0, 1]), rel=0.1)
+    assert moved.diagonal().isinf().all()
+
+
+def test_many_classes_are_summed_in_groups():
+    random = torch.Generator().manual_seed(0)
+    distances = torch.rand(400, 400, generator=random, dtype=torch.float64) + 0.5
+    distances.fill_diagonal_(torch.inf)
+    around, sizes = _summarized(distances)
+    assert around.shape == (400, NEAREST + GROUPS)
+    assert float(sizes.sum()) == 399
+    for g in (0.0, 3.0):
+        exact = (-g * distances.fill_diagonal_(1e9 if g else 0.0)).exp().sum(dim=1) - (0 if g else 1)
+        assert ((sizes * (-g * around).exp()).sum(dim=1) / exact).tolist() == pytest.approx([1.0] * 400, rel=1e-3)
+
+
+def test_the_steepness_of_a_law_is_its_exponent():
+    assert steepness(PowerLaw(delta=0.5, alpha=12.0)) == pytest.approx(12.0)
+    assert steepness(PowerLaw(delta=1.0, alpha=3.0)) == pytest.approx(3.0)
+
+
 def test_clean_labels_have_a_noise_rate_of_0():
-    *scored, _ = scored_clusters(rate=0.0, spread=1.2)
-    assert int((scored[0] > 0).sum()) > 0, "some images are nearer to another class"
-    estimate = estimate_noise(*scored)
-    assert (estimate.rate, estimate.interval) == (0.0, (0.0, 0.0))
-    assert float(estimate.probability.max()) < 0.5
-    assert float(estimate.lower_precision.max()) < 0.5
+    points, images, _ = clusters(rate=0.0, spread=1.2)
+    values = scored(points, images)
+    assert int((values[0] > 0).sum()) > 0, "some images are nearer to another class"
+    estimate = estimate_noise(*values)
+    assert estimate.rate == estimate.interval[0] == 0.0
+    assert estimate.interval[1] < 0.03
+    assert float(estimate.probability.max()) == float(estimate.lower_precision.max()) == 0.0
 
 
-def test_a_higher_score_is_no_less_suspicious_and_what_is_not_judged_has_no_probability():
-    scores, attractions, labels, _ = scored_clusters(spread=0.8)
+def test_what_is_not_judged_has_no_probability():
+    points, images, _ = clusters(spread=0.8)
+    scores, *rest = scored(points, images)
     scores = scores.clone()
     lost = int(scores.argmax())
     scores[lost] = -torch.inf
-    estimate = estimate_noise(scores, attractions, labels)
-    in_order = estimate.probability[scores.argsort(descending=True)]
-    assert (in_order.diff() <= 0).all()
+    estimate = estimate_noise(scores, *rest)
     assert float(estimate.probability[lost]) == float(estimate.lower_precision[lost]) == 0
+    assert float(estimate.probability[int(scores.argmax())]) > 0.9
+
+
+def test_classes_without_images_change_nothing():
+    points, images, _ = clusters(spread=0.6)
+    found = audit(points, images)
+    more = ImageSet(images.images, images.labels, (*images.class_names, "g", "h"), images.sources)
+    again = audit(points, more)
+    assert again.noise_rate == pytest.approx(found.noise_rate)
+    torch.testing.assert_close(again.confidence, found.confidence)
 
 
 def test_of_few_images_no_rate_is_estimated():
-    estimate = estimate_noise(torch.ones(9), torch.ones(9, 2), torch.tensor([0, 1] * 4 + [0]))
+    labels = torch.tensor([0, 1] * 4 + [0])
+    estimate = estimate_noise(torch.ones(9), torch.ones(9, 2), unit(torch.ones(9, 3)), labels, LAW)
     assert (estimate.rate, estimate.interval) == (0.0, (0.0, 1.0))
 
 

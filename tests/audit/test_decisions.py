@@ -320,7 +320,7 @@ def test_the_command_says_how_to_review_what_apply_is_not_sure_of(noisy_run, lab
     options = ["--apply", "--precision", "1", "--no-faults"]
     main(["audit", str(noisy_run), *options, "--out-dir", str(tmp_path / "audit")])
     printed = capsys.readouterr().out
-    assert "0 labels; left for review: 2 suspects" in printed
+    assert "0 labels; left for review: 7 suspects" in printed
     decided = noisy_run / "audit" / "decisions.csv"  # where the page writes them
     assert f"pfml serve {noisy_run}, view Audit; then pfml audit {noisy_run} --apply --decisions {decided}" in printed
     assert "below the line: mislabeled with less than 50% probability" in printed

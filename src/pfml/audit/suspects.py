@@ -250,7 +250,7 @@ def audit(
     if true_labels is not None and bool((true_labels != labels)[judged].any()):
         both = labels[judged], true_labels[judged]
         detections = {name: detection(one.of(judged), *both) for name, one in {"field": scores, **compared}.items()}
-    noise = estimate_noise(scores.score, attractions, labels)
+    noise = estimate_noise(scores.score, attractions, points, labels, chosen)
     return Audit(
         images=images,
         points=points,

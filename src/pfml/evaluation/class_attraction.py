@@ -15,7 +15,7 @@ from pfml.energy import DISTANCES_AT_ONCE
 from pfml.evaluation.nearest_neighbors import nearest
 from pfml.field import DecayLaw, PowerLaw, attraction
 
-__all__ = ["ALPHAS", "class_attractions", "fitted_law", "most_attractive", "strength"]
+__all__ = ["ALPHAS", "class_attractions", "fitted_law", "most_attractive", "steepness", "strength"]
 
 #: Rates of decay that `fitted_law` chooses from.
 ALPHAS = (3.0, 6.0, 12.0, 24.0, 48.0)
@@ -26,6 +26,12 @@ SAMPLE = 1024
 def strength(r: Tensor, law: DecayLaw) -> Tensor:
     """-psi_att(r): how strongly a charge attracts its own class at distance r."""
     return -attraction(law, shifted=False).potential(r)
+
+
+def steepness(law: DecayLaw) -> float:
+    """The exponent with which the strength of `law` falls from distance 1 to 2: alpha of a power law."""
+    near, far = strength(torch.tensor([1.0, 2.0], dtype=torch.float64), law).tolist()
+    return max(math.log(near / far) / math.log(2), 1e-3)
 
 
 def class_attractions(
