@@ -4,7 +4,8 @@
     python research/audit_folders.py --table results/audit.jsonl
 
 Folders are drawn from classes 101 to 200; --choose takes classes 1 to 100, by which rules were chosen. In each folder a
-part of the labels is changed, and copies of some images are added, some of them to another class. All images pass
+part of the labels is changed, at random or to similar classes. Copies of some images are added, some of them to another
+class. All images pass
 through the backbone once; their embeddings and the copies are kept in the cache.
 """
 
@@ -33,6 +34,8 @@ from pfml.storage.files import load_tensors, save_tensors
 
 #: Classes, images of each and label noise of the folders.
 FOLDERS = ((20, 20, 0.12), (20, 40, 0.12), (40, 20, 0.12), (40, 40, 0.12), (30, 30, 0.0), (30, 30, 0.05), (30, 30, 0.2))
+#: Label noise that confuses a class has one of so many others, those whose images have the most similar means.
+SIMILAR = 3
 CLASSES, IMAGES = 40, 40
 #: Classes and images of each of the folders with copies, and copies of each kind in them.
 COPY_FOLDERS = ((20, 40), (40, 40))
@@ -139,22 +142,38 @@ def drawn(pool: Pool, classes: int, each: int, random: torch.Generator) -> Tenso
     return torch.cat([own[torch.randperm(len(own), generator=random)[:each]] for own in rows])
 
 
-def measure_labels(pool: Pool, classes: int, each: int, rate: float, seed: int) -> dict[str, Any]:
+def confused(images: ImageSet, points: Tensor, rate: float, seed: int) -> ImageSet:
+    """The images, some of them with the label of a similar class."""
+    sums = torch.zeros(images.num_classes, points.shape[1]).index_add(0, images.labels, points)
+    means = unit(sums)
+    similar = (means @ means.T).fill_diagonal_(-2.0).topk(SIMILAR).indices
+    random = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(images), generator=random)[: round(rate * len(images))]
+    labels = images.labels.clone()
+    labels[chosen] = similar[labels[chosen], torch.randint(SIMILAR, (len(chosen),), generator=random)]
+    return images.with_labels(labels)
+
+
+def measure_labels(pool: Pool, classes: int, each: int, rate: float, seed: int, noise: str) -> dict[str, Any]:
     """Label noise of one folder: how well it is ranked, estimated and corrected; no copies."""
     some = pool.subset(drawn(pool, classes, each, torch.Generator().manual_seed(seed)))
     images = some.images.of_classes(some.images.labels.unique().tolist())
-    given, _ = corrupt(images, LabelNoise(rate=rate, seed=seed))
+    if noise == "similar":
+        given = confused(images, some.points, rate, seed)
+    else:
+        given, _ = corrupt(images, LabelNoise(rate=rate, seed=seed))
     names = ["k-NN disagreement", *(["cleanlab on k-NN"] if find_spec("cleanlab") else [])]
     found = audit(some.points, given, true_labels=images.labels, compare=names if rate else [])
     wrong = given.labels != images.labels
     sure, listed = found.sure(), found.listed()
     right = found.scores.suggested == images.labels
     return {
-        "kind": "labels", "classes": classes, "images": len(images), "rate": rate, "seed": seed,
+        "kind": "labels", "classes": classes, "images": len(images), "rate": rate, "noise": noise, "seed": seed,
         "true_rate": float(wrong.double().mean()), "estimate": found.noise_rate, "interval": found.noise_interval,
         "average_precision": {name: one.average_precision for name, one in found.detections.items()},
         "suggestions": {name: one.suggestion_accuracy for name, one in found.detections.items()},
         "noisy": int(wrong.sum()), "listed": len(listed), "listed_noisy": int(wrong[listed].sum()),
+        "listed_corrected": int((wrong & right)[listed].sum()),
         "sure": len(sure), "sure_noisy": int(wrong[sure].sum()), "sure_corrected": int((wrong & right)[sure].sum()),
     }  # fmt: skip
 
@@ -233,7 +252,7 @@ def table(path: Path) -> str:
         ranks = [line["average_precision"].get(name) for name in ("field", "k-NN disagreement", "cleanlab on k-NN")]
         lists = [(line[f"{name}_noisy"], line[name]) for name in ("listed", "sure")]
         cells = [
-            f"{line['classes']} classes, {line['images']:,} images, seed {line['seed']}",
+            f"{line['classes']} classes, {line['images']:,} images, {line['noise']} noise, seed {line['seed']}",
             f"{rates[0]:.1f}",
             "{:.1f} [{:.1f}, {:.1f}]".format(*rates[1:]),
             *("" if each is None else f"{100 * each:.1f}" for each in ranks),
@@ -261,7 +280,12 @@ def main() -> None:
     pool = load_pool(options)
     with options.out.open("a", encoding="utf-8") as file:
         for seed in options.seeds:
-            lines = [measure_labels(pool, *folder, seed) for folder in FOLDERS]
+            lines = [
+                measure_labels(pool, *folder, seed, noise)
+                for noise in ("random", "similar")
+                for folder in FOLDERS
+                if folder[2] or noise == "random"
+            ]
             lines += [measure_copies(pool, *size, seed) for size in COPY_FOLDERS]
             lines += [measure_classes(pool, *size, seed) for size in COPY_FOLDERS]
             file.writelines(json.dumps(line | {"commit": options.commit}) + "\n" for line in lines)
