@@ -5,8 +5,7 @@
 
 Folders are drawn from classes 101 to 200; --choose takes classes 1 to 100, by which rules were chosen. In each folder a
 part of the labels is changed, at random or to similar classes. Copies of some images are added, some of them to another
-class. All images pass
-through the backbone once; their embeddings and the copies are kept in the cache.
+class. All images pass through the backbone once; their embeddings and the copies are kept in the cache.
 """
 
 from __future__ import annotations
