@@ -47,6 +47,7 @@ from pfml.runs.folder import RunFolder
 from pfml.runs.layers import with_changes
 from pfml.storage.files import DamagedFileError, write_atomically
 from pfml.storage.manifest import Format, read_manifest, write_manifest
+from pfml.terminal import shell_words
 from pfml.training.environment import precision, resolve_device
 from pfml.training.progress import Monitor
 from pfml.training.runner import create_run_embedder, run
@@ -322,7 +323,8 @@ def _start(
     """Start the folder with what the ensemble consists of; what would end it later is refused before."""
     folder = RunFolder(out)
     if is_ensemble(out):
-        raise FileExistsError(f"{out} already holds an ensemble: resume it, or choose another folder")
+        command = shell_words("pfml", "train", "--resume", str(out))
+        raise FileExistsError(f"{out} already holds an ensemble: resume it ({command}), or choose another folder")
     for group in groups[1:]:
         _require_trainable(group.config, data.train)
     embedder = create_run_embedder(student)  # whose loss and size of images no teacher has

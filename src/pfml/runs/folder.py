@@ -26,6 +26,7 @@ from typing import Any
 from pfml.runs.trackers import Trackers
 from pfml.storage.files import DamagedFileError, remove_partials, write_atomically, writing
 from pfml.storage.manifest import Format, digest_of, read_manifest, write_manifest
+from pfml.terminal import shell_words
 
 __all__ = ["RUN", "ReadOnlyRunFolder", "RunFolder", "free_folder", "of_model", "summarize"]
 
@@ -69,7 +70,8 @@ class RunFolder:
     def refuse_run(self) -> None:
         """Raise FileExistsError if the folder already holds a run."""
         if self.config.exists() or self.checkpoints.exists():
-            raise FileExistsError(f"{self.path} already holds a run: resume it, or choose another folder")
+            command = shell_words("pfml", "train", "--resume", str(self.path))
+            raise FileExistsError(f"{self.path} already holds a run: resume it ({command}), or choose another folder")
 
     def require_there(self) -> None:
         """Raise FileNotFoundError if the folder was removed during the run: what it writes now would be half a run."""
