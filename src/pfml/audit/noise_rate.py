@@ -42,8 +42,9 @@ NEAREST, GROUPS = 64, 64
 #: Where b, e, g usually are, as logarithms, and how far from there: a weak prior, for folders that do not say. Chosen
 #: on classes 1 to 100 of CUB and on glyphs (b is 30 to 60 there, and 17).
 USUAL, SPREAD = (3.5, 0.0, 0.7), (0.6, 0.2, 1.0)
-#: These logarithms count as at most so large, whatever a search tries, so that nothing overflows.
-LARGEST = torch.tensor([7.0, 1.0, 4.0], dtype=torch.float64)
+#: The least and greatest that these logarithms count as. An e below 0.8 has hard images at any distance from their
+#: class, which are noise: on clean labels e is 0.8 to 1.3. The others keep what a search tries from overflowing.
+BOUNDS = torch.tensor([[-2.0, math.log(0.8), -4.0], [7.0, 1.0, 4.0]], dtype=torch.float64)
 #: Rates and g that the search starts from, and its steps.
 STARTS, STEPS = ((0.02, 0.5), (0.02, 6.0), (0.2, 0.5), (0.2, 6.0)), 60
 #: Draws of the numbers from their distribution, and the quantiles of them that are the interval.
@@ -148,7 +149,7 @@ class _Model:
 
     def parts(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """The logs of p(given class) and of the probability that noise gives it, each (n,)."""
-        b, e, g = numbers[:3].clamp(-LARGEST, LARGEST).exp()
+        b, e, g = numbers[:3].clamp(*BOUNDS).exp()
         hardness = -torch.exp(e * (b.log() + self.gaps))
         total = hardness.logsumexp(dim=1)
         if self.rest:
