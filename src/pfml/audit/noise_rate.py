@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import hessian, jacfwd
+from torch.autograd.functional import hessian, jvp
 from torch.nn.functional import logsigmoid
 
 from pfml.evaluation.class_attraction import steepness
@@ -213,10 +213,11 @@ def _minimized(loss: Callable[[Tensor], Tensor], start: Tensor) -> tuple[float, 
 
 def _drawn(model: _Model, numbers: Tensor) -> Tensor:
     """Numbers from the distribution that they have if classes are drawn anew, (SAMPLES, 4)."""
-    each = jacfwd(model.log_likelihoods)(numbers)  # (n, 4)
+    directions = torch.eye(4, dtype=torch.float64)
+    each = torch.stack([jvp(model.log_likelihoods, numbers, one)[1] for one in directions], dim=1)  # (n, 4)
     classes = model.labels.unique(return_inverse=True)[1]
     of_classes = torch.zeros(int(classes.max()) + 1, 4, dtype=torch.float64).index_add(0, classes, each)
-    curvature = torch.linalg.pinv(hessian(model.loss)(numbers), hermitian=True)
+    curvature = torch.linalg.pinv(hessian(model.loss, numbers), hermitian=True)
     covariance = curvature @ (of_classes.T @ of_classes) @ curvature
     values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2)
     noise = torch.randn(SAMPLES, 4, dtype=torch.float64, generator=_generator())
